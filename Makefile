@@ -1,0 +1,63 @@
+# make test | train | lint | format | bench | clean
+# Each target works on a fresh clone: it makes .venv, installs the pinned requirements and builds csrc/.
+
+SHELL := /bin/bash
+PYTHON ?= python3
+CXX ?= c++
+VENV := .venv
+BIN := $(VENV)/bin
+NPROC ?= 2
+TRAIN_ARGS ?=
+TESTS ?= tests
+TEST_ARGS ?=
+NATIVE := $(wildcard csrc/kernels/* csrc/bindings/*)
+CPP := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*.cu csrc/*/*.cuh)
+
+# Several ranks share one machine here: one thread each, unless told otherwise.
+export OMP_NUM_THREADS ?= 1
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: test train lint format bench build clean
+
+test: build
+	$(BIN)/python -m pytest -q $(TESTS) $(TEST_ARGS)
+
+train: build
+	$(BIN)/torchrun --standalone --nproc_per_node $(NPROC) examples/mnist_lenet.py $(TRAIN_ARGS)
+
+bench: build
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/random_speed.py
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/clang-format --dry-run -Werror $(CPP)
+
+format: $(VENV)/installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP)
+
+build: $(VENV)/built
+
+$(VENV)/installed: requirements-dev.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo \
+	  "Python 3.11 or newer is needed, and \`$(PYTHON)\` is not that; name one: make PYTHON=python3.11" >&2; exit 1; }
+	@echo "installing the pinned requirements into $(VENV) (a minute or so)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@touch $@
+
+$(VENV)/built: $(VENV)/installed setup.py pyproject.toml $(NATIVE)
+	@command -v $(firstword $(CXX)) >/dev/null || { echo \
+	  "the C++ compiler \`$(CXX)\` was not found: install g++, or name one: make CXX=clang++" >&2; exit 1; }
+	@echo "building csrc/ (a minute or so)"
+	@CXX="$(CXX)" $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	@touch $@
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis out $(VENV)
+	find consistent mirrored tests examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	find consistent mirrored -name '*.so' -delete 2>/dev/null || true

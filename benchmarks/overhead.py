@@ -1,0 +1,238 @@
+"""What an op on a global tensor costs over plain torch, beside DTensor, measured in turn in one
+process.
+
+    python benchmarks/overhead.py
+        one process, one gloo rank: nothing is sent, so this is pure overhead
+    torchrun --nproc_per_node 2 benchmarks/overhead.py
+        each rank's shard has the plain tensor's shape
+
+Machines are shared: read the ratios, not the microseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+import consistent
+from consistent import B, S
+
+Make = Callable[[torch.Tensor, str], torch.Tensor]
+SIZE = 8
+
+
+def timed(run: Callable[[], object], seconds: float) -> float:
+    """Microseconds a call, from as many calls as fit into ``seconds``."""
+    count, spent = 1, 0.0
+    while True:
+        start = time.perf_counter()
+        for _ in range(count):
+            run()
+        spent = time.perf_counter() - start
+        if spent > seconds / 4:
+            return spent / count * 1e6
+        count = max(count + 1, int(count * seconds / max(spent, 1e-7) / 2))
+
+
+def in_turn(runs: dict[str, Callable[[], object]], rounds: int, seconds: float) -> dict[str, float]:
+    """Microseconds of each in its fastest round, measured alternately so that a drift of the
+    machine meets all alike; on a shared machine the fastest round is the least disturbed one."""
+    for run in runs.values():
+        run()
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            taken[name].append(timed(run, seconds))
+    return {name: min(times) for name, times in taken.items()}
+
+
+def ops(make: Make) -> dict[str, Callable[[], object]]:
+    """Single ops; data split over the batch dim, weights broadcast."""
+    x, y = make(torch.randn(SIZE, SIZE), "data"), make(torch.randn(SIZE, SIZE), "data")
+    w, b = make(torch.randn(SIZE, SIZE), "weight"), make(torch.randn(SIZE), "weight")
+    return {
+        "add": lambda: x + y,
+        "relu": lambda: torch.relu(x),
+        "x * 2.0": lambda: x * 2.0,
+        "matmul": lambda: x @ w,
+        "linear": lambda: F.linear(x, w, b),
+        "layer_norm": lambda: F.layer_norm(x, (SIZE,), b, b),
+        "softmax": lambda: F.softmax(x, dim=-1),
+        "view": lambda: x.view(-1, 2, SIZE // 2),
+        "transpose": lambda: x.transpose(0, 1),
+        "cat": lambda: torch.cat([x, y], dim=1),
+        "indexing": lambda: x[:, 1:3],
+    }
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block."""
+
+    def __init__(self, dim: int, heads: int):
+        super().__init__()
+        self.heads, self.scale = heads, (dim // heads) ** -0.5
+        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.up, self.down = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, s, d = x.shape
+        q, k, v = (
+            self.qkv(self.norm1(x))
+            .view(b, s, 3, self.heads, d // self.heads)
+            .permute(2, 0, 3, 1, 4)
+            .unbind(0)
+        )
+        # Written out, as DTensor has no rule for the backward of scaled_dot_product_attention on
+        # CPU.
+        a = F.softmax(q @ k.transpose(-2, -1) * self.scale, dim=-1) @ v
+        x = x + self.proj(a.transpose(1, 2).reshape(b, s, d))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+def step(module: nn.Module, x: torch.Tensor) -> Callable[[], object]:
+    """Forward and backward."""
+
+    def run() -> None:
+        module.zero_grad(set_to_none=True)
+        module(x).sum().backward()
+
+    return run
+
+
+def replace_parameters(module: nn.Module, make: Make) -> nn.Module:
+    """Every parameter of ``module`` made by ``make``."""
+    for owner in module.modules():
+        for name, value in list(owner._parameters.items()):
+            if value is not None:
+                owner._parameters[name] = nn.Parameter(make(value.detach().clone(), "weight"))
+    return module
+
+
+def models(make: Make) -> dict[str, Callable[[], object]]:
+    """Forward and backward of whole modules."""
+    torch.manual_seed(0)
+    mlp = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
+    block = Block(64, 4)
+    return {
+        "MLP fwd + bwd": step(replace_parameters(mlp, make), make(torch.randn(8, 16), "data")),
+        "block fwd + bwd": step(
+            replace_parameters(block, make), make(torch.randn(4, 32, 64), "data")
+        ),
+    }
+
+
+def fresh_shapes(make: Make, sizes: list[int]) -> dict[str, Callable[[], object]]:
+    """Each call meets the next shape; the tensors are made beforehand."""
+    xs = [make(torch.randn(n, SIZE), "data") for n in sizes]
+    w = make(torch.randn(SIZE, SIZE), "weight")
+
+    def over(op: Callable[[torch.Tensor], object]) -> Callable[[], object]:
+        position = iter(range(10**9))
+
+        def run() -> None:
+            op(xs[next(position) % len(xs)])
+
+        return run
+
+    return {
+        "add": over(lambda x: x + x),
+        "x * 2.0": over(lambda x: x * 2.0),
+        "matmul": over(lambda x: x @ w),
+        "softmax": over(lambda x: F.softmax(x, dim=-1)),
+        "view": over(lambda x: x.view(-1, 2, SIZE // 2)),
+        "indexing": over(lambda x: x[:, 1:3]),
+    }
+
+
+def fresh_times(make: Make, rounds: int, count: int, offset: int) -> dict[str, float]:
+    """Microseconds a call where every call is the first with its shape."""
+    times: dict[str, list[float]] = {}
+    for turn in range(rounds):
+        start = offset + turn * count
+        for name, run in fresh_shapes(make, [start + i for i in range(count)]).items():
+            begin = time.perf_counter()
+            for _ in range(count):
+                run()
+            times.setdefault(name, []).append((time.perf_counter() - begin) / count * 1e6)
+    return {name: min(values) for name, values in times.items()}
+
+
+def show(title: str, table: dict[str, dict[str, float]]) -> None:
+    """Print microseconds, ratios to plain, and microseconds over plain."""
+    columns = (
+        "plain us",
+        "ours us",
+        "DTensor us",
+        "ours/plain",
+        "DTensor/plain",
+        "ours - plain",
+        "DTensor - plain",
+    )
+    print(f"\n{title}\n{'':18}" + "".join(f"{name:>17}" for name in columns))
+    for name, row in table.items():
+        p, o, d = row["plain"], row["ours"], row["DTensor"]
+        cells = (p, o, d, o / p, d / p, o - p, d - p)
+        print(f"{name:18}" + "".join(f"{cell:17.2f}" for cell in cells), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=0.02, help="per measurement")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+    else:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    world = dist.get_world_size()
+    placement = consistent.placement.all("cpu")
+    mesh = init_device_mesh("cpu", (world,))
+
+    def ours(x: torch.Tensor, role: str) -> torch.Tensor:
+        if role == "data":
+            return consistent.from_local(x, placement, S(0))
+        return consistent.distribute(x, placement, B)
+
+    def dtensor(x: torch.Tensor, role: str) -> torch.Tensor:
+        if role == "data":
+            return DTensor.from_local(x, mesh, [Shard(0)], run_check=False)
+        return distribute_tensor(x, mesh, [Replicate()])
+
+    makers: dict[str, Make] = {"plain": lambda x, role: x, "ours": ours, "DTensor": dtensor}
+    head = f"torch {torch.__version__}, {world} rank(s), one thread each"
+    for title, group in ((f"Ops, same shape every call ({head})", ops), ("Modules", models)):
+        made = {name: group(make) for name, make in makers.items()}
+        table = {
+            case: in_turn(
+                {name: made[name][case] for name in makers}, options.rounds, options.seconds
+            )
+            for case in made["plain"]
+        }
+        if dist.get_rank() == 0:
+            show(title, table)
+    times = {
+        "plain": fresh_times(makers["plain"], 6, 100, 1000),
+        "ours": fresh_times(ours, 6, 100, 1000),
+        "DTensor": fresh_times(dtensor, 3, 20, 1000),
+    }
+    if dist.get_rank() == 0:
+        show(
+            "Ops, a new shape every call",
+            {c: {n: times[n][c] for n in times} for c in times["plain"]},
+        )
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""One exchange between two placements: which rank sends which box to which. Arithmetic only.
+
+A rank of the target needs the box that the target spec gives it; each part of that box comes from
+one rank that has it, from itself if it can.
+
+```
+7 rows     S(0) on ranks 0, 1      ->      S(0) on ranks 1, 2, 3
+           rank 0   rows 0-3               rank 1   rows 0-2   from 0
+           rank 1   rows 4-6               rank 2   rows 3-4   row 3 from 0, row 4 from 1
+                                           rank 3   rows 5-6   from 1
+```
+
+The ranks that differ along B axes only hold the same, so the least loaded of them sends. Of a P
+source the addends travel as they are and are summed where they arrive; ranks that differ along a B
+axis may have cut the sum in other ways, so all addends of a sum come from ranks with one place
+along the B axes. Along a P axis of the target every piece of an addend goes to one rank, to the one
+that holds it if it can, and the others hold zeros there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from ..spec import Coordinate, Placement, TensorSpec
+from .cost import exchange_seconds
+from .steps import Exchange, Transfer
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # starts and sizes in the logical tensor
+Holders = list[list[int]]  # of one box: the ranks that hold it, by addend and by replica
+
+
+@lru_cache(maxsize=1 << 14)
+def exchange(src: TensorSpec, dst: TensorSpec) -> Exchange:
+    """The exchange that takes a tensor from ``src`` to ``dst``, on another placement."""
+    transfers = tuple(_transfers(src, dst))
+    sent: Counter[int] = Counter()
+    received: Counter[int] = Counter()
+    for t in transfers:
+        sent[t.source] += t.sent_bytes(src.dtype.itemsize)
+        received[t.target] += t.sent_bytes(src.dtype.itemsize)
+    busiest = max([*sent.values(), *received.values()], default=0)
+    largest = math.prod(dst.local_shape(None)) * src.dtype.itemsize
+    seconds = exchange_seconds(busiest, largest, src.placement.type, dst.placement.type)
+    return Exchange(src, dst, transfers, max(sent.values(), default=0), sum(sent.values()), seconds)
+
+
+def _transfers(src: TensorSpec, dst: TensorSpec) -> Iterator[Transfer]:
+    """Every target's transfers, box by box, so that both sides of a message agree on the order."""
+    boxes = _holders(src)
+    ways = {box: _way(held, box, dst, k) for k, (box, held) in enumerate(boxes.items())}
+    load: Counter[int] = Counter()
+    for to in _grid(dst.placement):
+        target, wanted, slot = dst.placement.rank_at(to), dst.box(to), _partial_index(dst, to)
+        for box, held in boxes.items():
+            part, way = overlap(box, wanted), ways[box]
+            addends = [held[k] for k in range(len(held)) if way.slots[k] == slot]
+            if part is None or not addends:
+                continue
+            replica = _nearest(addends, target, load) if way.replica is None else way.replica
+            for addend, holders in enumerate(addends):
+                if holders[replica] != target:
+                    load[holders[replica]] += math.prod(part[1])
+                yield Transfer(holders[replica], target, *part, addend)
+
+
+@lru_cache(maxsize=1 << 12)
+def _holders(src: TensorSpec) -> dict[Box, Holders]:
+    """Who holds each box."""
+    found: dict[Box, Holders] = {}
+    for at in _grid(src.placement):
+        held = found.setdefault(src.box(at), [[] for _ in range(_partial_count(src))])
+        held[_partial_index(src, at)].append(src.placement.rank_at(at))
+    return dict(sorted(found.items()))
+
+
+class _Way(NamedTuple):
+    """How the addends of one box go to the target."""
+
+    slots: tuple[int, ...]  # of each addend: its place along the target's P axes
+    replica: int | None  # who sends; None where every target may choose for itself
+
+
+def _way(held: Holders, box: Box, dst: TensorSpec, turn: int) -> _Way:
+    """What nobody holds already goes in turn to the places along the target's P axes."""
+    count = _partial_count(dst)
+    if count == 1:
+        return _Way((0,) * len(held), None)
+    replicas = range(len(held[0]))
+    kept = [[_kept(holders[k], box, dst) for holders in held] for k in replicas]
+    best = max(replicas, key=lambda k: sum(size for _, size in kept[k]))
+    slots = (
+        slot if size else (turn + addend) % count for addend, (slot, size) in enumerate(kept[best])
+    )
+    return _Way(tuple(slots), None if len(held) == 1 else best)
+
+
+def _kept(rank: int, box: Box, dst: TensorSpec) -> tuple[int, int]:
+    """(place along the P axes of ``dst``, elements of ``box`` that ``rank`` needs there)."""
+    to = dst.placement.coordinate_of(rank)
+    part = None if to is None else overlap(box, dst.box(to))
+    return (0, 0) if to is None or part is None else (_partial_index(dst, to), math.prod(part[1]))
+
+
+def _nearest(addends: Holders, target: int, load: Counter[int]) -> int:
+    """The replica that sends least to ``target``, then the one that has sent least so far."""
+
+    def cost(replica: int) -> tuple[int, int]:
+        senders = [ranks[replica] for ranks in addends if ranks[replica] != target]
+        return len(senders), sum(load[rank] for rank in senders)
+
+    return min(range(len(addends[0])), key=cost)
+
+
+def overlap(a: Box, b: Box) -> Box | None:
+    """What two boxes share; None if that is empty."""
+    starts = tuple(map(max, a[0], b[0]))
+    ends = (min(i + m, j + n) for i, m, j, n in zip(*a, *b))
+    sizes = tuple(end - start for start, end in zip(starts, ends))
+    return None if any(size <= 0 for size in sizes) else (starts, sizes)
+
+
+def _partial_index(spec: TensorSpec, at: Coordinate) -> int:
+    """Which addend the rank at ``at`` holds: its place along the P axes."""
+    index = 0
+    for c, n, entry in zip(at, spec.placement.shape, spec.sbp):
+        if entry.is_partial:
+            index = index * n + c
+    return index
+
+
+def _partial_count(spec: TensorSpec) -> int:
+    return math.prod(n for n, entry in zip(spec.placement.shape, spec.sbp) if entry.is_partial)
+
+
+def _grid(placement: Placement) -> Iterator[Coordinate]:
+    return itertools.product(*map(range, placement.shape))

@@ -1,0 +1,219 @@
+"""(spec, target) -> list of moves. Arithmetic only: no tensors, no communication.
+
+Invariants:
+* a split appears, changes or goes away only on the innermost axis that splits its dim (no axis
+  after it splits the same dim), so the pieces along the moving axis always lie side by side;
+* an axis becomes P only if it is P in the target;
+* if a single axis differs and may move, that one move is the plan; otherwise the cheapest path over
+  the states;
+* every rank gets the same plan: costs are integers and ties are broken by the number of moves, then
+  by order.
+
+Between placements one exchange stands in the middle: P may be reduced on the source before it, and
+B and P may be made on the target after it, of pieces. The plan that sends the fewest bytes in all
+is taken, then the fastest, then the shortest. No rank holds the whole on the way unless its SBP
+says so at an end: what travels is split, or as the ends are.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+import torch
+
+from ..spec import B, NdSbp, P, Sbp, Split, TensorSpec
+from .cost import move_bytes, move_seconds, total_bytes, whole_sizes
+from .exchange import exchange
+from .steps import Exchange, Move, Step, kind_of
+
+
+@lru_cache(maxsize=1 << 14)
+def plan(src: TensorSpec, dst: TensorSpec) -> tuple[Step, ...]:
+    """The moves that take a tensor from ``src`` to ``dst``.
+
+    Raises:
+        ValueError: the specs differ in shape or dtype, or a bool tensor is to be P.
+    """
+    if src is dst:
+        return ()
+    _check(src, dst)
+    if src.placement != dst.placement:
+        return _between(src, dst)
+    differing = [axis for axis, e in enumerate(src.sbp) if e is not dst.sbp[axis]]
+    if len(differing) == 1:
+        (axis,) = differing
+        if _may_change(src.sbp, axis, src.sbp[axis]) and _may_change(src.sbp, axis, dst.sbp[axis]):
+            return (_move(src, src.sbp, axis, dst.sbp[axis]),)
+    return _cheapest_path(src, dst)
+
+
+def plan_bytes(moves: Sequence[Step]) -> int:
+    """Bytes that the busiest rank sends in all moves."""
+    return sum(move.nbytes for move in moves)
+
+
+def plan_cost(moves: Sequence[Step]) -> float:
+    """Estimated seconds of all moves."""
+    return sum(move.seconds for move in moves)
+
+
+def boxing_seconds(src: TensorSpec, dst: TensorSpec) -> float:
+    """Estimated seconds from ``src`` to ``dst``."""
+    return plan_cost(plan(src, dst))
+
+
+def boxing_bytes(src: TensorSpec, dst: TensorSpec) -> int:
+    """Bytes that the busiest rank sends from ``src`` to ``dst``."""
+    return plan_bytes(plan(src, dst))
+
+
+def _cheapest_path(src: TensorSpec, dst: TensorSpec) -> tuple[Move, ...]:
+    """Dijkstra over nd-sbp states, one axis a step."""
+    entries = _entries(src, dst)
+    reached: dict[NdSbp, tuple[NdSbp, Move] | None] = {}
+    serial = 0  # earlier found wins a tie, and keeps states from being compared
+    heap: list[tuple[int, int, int, NdSbp, tuple[NdSbp, Move] | None]] = [(0, 0, 0, src.sbp, None)]
+    while True:
+        cost, length, _, state, came = heapq.heappop(heap)
+        if state in reached:
+            continue
+        reached[state] = came
+        if state == dst.sbp:
+            return _trace(reached, state)
+        for axis, entry in _neighbours(state, entries):
+            after = (*state[:axis], entry, *state[axis + 1 :])
+            if after not in reached:
+                move, serial = _move(src, state, axis, entry), serial + 1
+                picoseconds = cost + round(move.seconds * 1e12)
+                heapq.heappush(heap, (picoseconds, length + 1, serial, after, (state, move)))
+
+
+def _trace(reached: dict[NdSbp, tuple[NdSbp, Move] | None], state: NdSbp) -> tuple[Move, ...]:
+    moves = []
+    while (came := reached[state]) is not None:
+        state, move = came
+        moves.append(move)
+    return tuple(reversed(moves))
+
+
+def _entries(src: TensorSpec, dst: TensorSpec) -> list[list[Sbp]]:
+    """What each axis may become on the way: B, splits of either end, one spare to make way."""
+    dims = {entry.dim for entry in (*src.sbp, *dst.sbp) if isinstance(entry, Split)}
+    spare = [dim for dim in range(src.ndim) if dim not in dims]
+    if spare:
+        dims.add(max(spare, key=lambda dim: (src.shape[dim], -dim)))
+    common: list[Sbp] = [*map(Split, sorted(dims)), B]
+    return [[*common, P] if entry is P else common for entry in dst.sbp]
+
+
+def _neighbours(state: NdSbp, entries: list[list[Sbp]]) -> Iterator[tuple[int, Sbp]]:
+    for axis, now in enumerate(state):
+        if _may_change(state, axis, now):
+            for entry in entries[axis]:
+                if entry is not now and _may_change(state, axis, entry):
+                    yield axis, entry
+
+
+def _may_change(state: NdSbp, axis: int, entry: Sbp) -> bool:
+    """Whether ``axis`` may drop or take on ``entry``: no later axis splits the same dim."""
+    return not (entry.is_split and entry in state[axis + 1 :])
+
+
+def _move(spec: TensorSpec, state: NdSbp, axis: int, entry: Sbp) -> Move:
+    grid, names = spec.placement.shape, spec.placement.axes
+    whole = whole_sizes(spec.shape, grid, state, axis)
+    now = state[axis]
+    sent, result = move_bytes(now, entry, whole, grid[axis], spec.dtype.itemsize)
+    seconds = move_seconds(sent, result, spec.placement.type)
+    label = names[axis] if names else ""
+    return Move(axis, now, entry, kind_of(now, entry), sent, label, seconds)
+
+
+# -- between placements ----------------------------------------------------------------------------
+
+
+def _between(src: TensorSpec, dst: TensorSpec) -> tuple[Step, ...]:
+    """Reduce on the source, exchange, spread on the target."""
+    sources = [(total_sent(src, plan(src, near)), near) for near in _nearer(src, dst)]
+    targets = [(total_sent(far, plan(far, dst)), far) for far in _farther(src, dst)]
+    ways = [(a + b, near, far) for (a, near), (b, far) in itertools.product(sources, targets)]
+    best: tuple[tuple[int, int, int], tuple[Step, ...]] | None = None
+    for least, near, far in sorted(ways, key=lambda way: way[0]):
+        if best is not None and least > best[0][0]:
+            break
+        middle = exchange(near, far)
+        moves = (*plan(src, near), middle, *plan(far, dst))
+        cost = least + middle.total, round(plan_cost(moves) * 1e12), len(moves)
+        if best is None or cost < best[0]:
+            best = cost, moves
+    assert best is not None
+    return best[1]
+
+
+def total_sent(src: TensorSpec, moves: Sequence[Step]) -> int:
+    """Bytes that all ranks together send in ``moves``, which change no split into another."""
+    total, state = 0, src
+    for move in moves:
+        if isinstance(move, Exchange):
+            total, state = total + move.total, move.dst
+            continue
+        grid, sbp = state.placement.shape, state.sbp
+        total += total_bytes(move.src, move.dst, move.axis, grid, sbp, state.nbytes)
+        state = state.with_sbp((*sbp[: move.axis], move.dst, *sbp[move.axis + 1 :]))
+    return total
+
+
+def _nearer(src: TensorSpec, dst: TensorSpec) -> Iterator[TensorSpec]:
+    """Before the exchange: P may be reduced, and B be cut first where that saves reducing."""
+    splits = _cuts(src, dst)
+    reduces = any(entry.is_partial for entry in src.sbp)
+    entries = [
+        [P, *splits, B] if e.is_partial else [e, *splits] if reduces and e.is_broadcast else [e]
+        for e in src.sbp
+    ]
+    for sbp in itertools.product(*entries):
+        near = src.with_sbp(sbp)
+        if _is_direct(src, near):
+            yield near
+
+
+def _farther(src: TensorSpec, dst: TensorSpec) -> Iterator[TensorSpec]:
+    """What may arrive on the target: pieces that it then gathers to B, or pads to P."""
+    splits = _cuts(dst, src)
+    for sbp in itertools.product(*([e] if e.is_split else [e, *splits] for e in dst.sbp)):
+        far = dst.with_sbp(sbp)
+        if _is_direct(far, dst):
+            yield far
+
+
+def _cuts(spec: TensorSpec, other: TensorSpec) -> list[Sbp]:
+    """Splits worth a try for P and B: of the largest dim, and those of the other end."""
+    dims = {entry.dim for entry in other.sbp if isinstance(entry, Split)}
+    dims.add(max(range(spec.ndim), key=lambda dim: (spec.shape[dim], -dim), default=0))
+    return [Split(dim) for dim in sorted(dims) if dim < spec.ndim and spec.shape[dim] > 1]
+
+
+def _is_direct(src: TensorSpec, dst: TensorSpec) -> bool:
+    """Whether each axis that differs takes one move, so that nothing larger is held on the way."""
+    differing = sum(a is not b for a, b in zip(src.sbp, dst.sbp))
+    return len(plan(src, dst)) == differing
+
+
+def _check(src: TensorSpec, dst: TensorSpec) -> None:
+    if src.shape != dst.shape or src.dtype != dst.dtype:
+        what = "shape" if src.shape != dst.shape else "dtype"
+        raise ValueError(
+            f"boxing: source and target differ in {what}, and boxing only moves data.\n"
+            f"  x is {src}, the target is {dst}.\n"
+            f"  {'Reshape' if what == 'shape' else 'Convert'} it first: "
+            f"x.{'view(...)' if what == 'shape' else 'to(dtype)'}."
+        )
+    if src.dtype is torch.bool and P in (*src.sbp, *dst.sbp):
+        raise ValueError(
+            "boxing: a bool tensor cannot be P, for its values have no sum.\n"
+            f"  x is {src}, the target is {dst}.\n"
+            "  Use B or S, or convert it to a number first: x.int()."
+        )

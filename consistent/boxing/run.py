@@ -1,0 +1,165 @@
+"""Doing a plan: each move becomes a collective, or a local copy, on the shard.
+
+Plain tensor in, plain tensor out, no autograd. A rank outside the placement holds a ``meta`` tensor
+and gets one of the new shape, without communication. Between placements the ranks of the source do
+the moves before the exchange, those of the target the moves after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+
+import torch
+from torch import Tensor
+
+from mirrored import collectives, comm
+
+from ..spec import B, Coordinate, Placement, Split, TensorSpec, piece
+from . import check
+from .plan import plan
+from .run_exchange import run_exchange
+from .steps import Exchange, Move, Step
+
+# Called with (src, dst, moves) at each boxing, on every rank; empty costs one truth test.
+observers: list[Callable[[TensorSpec, TensorSpec, tuple[Step, ...]], None]] = []
+
+_Action = Callable[[Tensor], Tensor]
+_is_alias_of = torch._C._is_alias_of  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def here(placement: Placement) -> Coordinate | None:
+    """This rank's coordinate in ``placement``; None outside it."""
+    # Kept on the placement by rank: simulated ranks share it.
+    known = placement.__dict__.setdefault("_coordinates", {})
+    rank = comm.current().rank
+    try:
+        return known[rank]
+    except KeyError:
+        made = known[rank] = placement.coordinate_of(rank)
+        return made
+
+
+def local_shape(spec: TensorSpec) -> tuple[int, ...]:
+    """Shape of this rank's shard of ``spec``."""
+    return spec.local_shape(here(spec.placement))
+
+
+def everywhere(spec: TensorSpec) -> TensorSpec:
+    """The same tensor whole on every rank of the world."""
+    placement, size = spec.placement, comm.current().size
+    if placement.size != size:
+        placement = _world(placement.type, size)
+    return TensorSpec.of(placement, (B,) * placement.ndim, spec.shape, spec.dtype)
+
+
+@lru_cache
+def _world(device_type: str, size: int) -> Placement:
+    return Placement(device_type, range(size))
+
+
+def run(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
+    """This rank's shard under ``dst``, from its shard ``local`` under ``src``.
+
+    The result is contiguous and never shares memory with ``local``, except that ``src`` to itself
+    returns ``local``.
+    """
+    if src is dst:
+        return local
+    if check.enabled:
+        check.before_boxing(local, src, dst)
+    moves = plan(src, dst)
+    for observe in observers:
+        observe(src, dst, moves)
+    x = local.detach()
+    if x._is_zerotensor():  # a gradient that torch knows to be zero has no memory to send
+        x = x.clone()
+    if src.placement == dst.placement:
+        return _run_within(x, src, dst)
+    (middle,) = (move for move in moves if isinstance(move, Exchange))
+    arrived = run_exchange(_run_within(x, src, middle.src), middle.src, middle.dst)
+    return _run_within(arrived, middle.dst, dst)
+
+
+def _run_within(x: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
+    """The same on one placement."""
+    at = here(src.placement)
+    if src is dst:
+        return x
+    if at is None:
+        return torch.empty(dst.local_shape(None), dtype=dst.dtype, device="meta")
+    out = x
+    for step in _steps(src, dst, at):
+        out = step(out)
+    # Slices and kept values are views until here, so that a plan of several copies once.
+    if _is_alias_of(out, x) or not out.is_contiguous():
+        out = out.clone(memory_format=torch.contiguous_format)
+    return out
+
+
+@lru_cache(maxsize=1 << 14)
+def _steps(src: TensorSpec, dst: TensorSpec, at: Coordinate) -> tuple[_Action, ...]:
+    """What the rank at ``at`` does, sizes and ranks filled in."""
+    steps, state = [], src
+    for move in plan(src, dst):
+        assert isinstance(move, Move)
+        steps.append(_step(state, move, at))
+        entries = list(state.sbp)
+        entries[move.axis] = move.dst
+        state = state.with_sbp(tuple(entries))
+    return tuple(steps)
+
+
+def _step(state: TensorSpec, move: Move, at: Coordinate) -> _Action:
+    axis = move.axis
+    parts, index = state.placement.shape[axis], at[axis]
+    if parts == 1:
+        return _keep
+    ranks = state.placement.axis_ranks(axis, at)
+    # What the ranks of the axis hold together: the moving axis is the innermost on its dim, so
+    # leaving it out leaves the box that its pieces make up.
+    entries = list(state.sbp)
+    entries[axis] = B
+    whole = state.with_sbp(tuple(entries)).local_shape(at)
+
+    def sizes(dim: int) -> tuple[int, ...]:
+        return tuple(piece(whole[dim], parts, k)[1] for k in range(parts))
+
+    i = move.src.dim if isinstance(move.src, Split) else -1
+    j = move.dst.dim if isinstance(move.dst, Split) else -1
+    match move.kind:
+        case "all_gather":
+            return partial(collectives.all_gather, dim=i, sizes=sizes(i), ranks=ranks)
+        case "all_reduce":
+            return partial(collectives.all_reduce, ranks=ranks)
+        case "reduce_scatter":
+            return partial(collectives.reduce_scatter, dim=j, sizes=sizes(j), ranks=ranks)
+        case "all_to_all":
+            return partial(
+                collectives.all_to_all,
+                split_dim=j, split_sizes=sizes(j), concat_dim=i, concat_sizes=sizes(i), ranks=ranks,
+            )  # fmt: skip
+        case "slice":
+            start, size = piece(whole[j], parts, index)
+            return partial(torch.narrow, dim=j, start=start, length=size)
+        case "keep_first":
+            return _keep if index == 0 else _zeros
+        case _:
+            start, _ = piece(whole[i], parts, index)
+            return partial(_pad, dim=i, start=start, total=whole[i])
+
+
+def _keep(x: Tensor) -> Tensor:
+    return x
+
+
+def _zeros(x: Tensor) -> Tensor:
+    return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+
+
+def _pad(x: Tensor, dim: int, start: int, total: int) -> Tensor:
+    shape = list(x.shape)
+    size, shape[dim] = shape[dim], total
+    out = torch.zeros(shape, dtype=x.dtype, device=x.device)
+    out.narrow(dim, start, size).copy_(x)
+    return out

@@ -1,0 +1,102 @@
+"""The documents' own API over this library, a thin face: ``import consistent.flow as flow``.
+
+What is not named here is torch's: ``flow.matmul`` is ``torch.matmul``, ``flow.float`` is
+``torch.float``.
+"""
+
+from typing import Any
+
+import torch
+
+from ..spec import sbp
+from ..tensor.global_tensor import GlobalTensor
+from . import (
+    config,
+    data,
+    distribute,
+    distributed,
+    layers,
+    losses,
+    nn,
+    optimizer,
+    scope,
+    train,
+    typing,
+)
+from .function_config import FunctionConfig, function_config
+from .initializers import (
+    constant_initializer,
+    ones_initializer,
+    random_normal_initializer,
+    random_uniform_initializer,
+    truncated_normal,
+    zeros_initializer,
+)
+from .job import Job, global_function
+from .ops import MicroBatches, pack, unpack
+from .session import clear_default_session
+from .tensors import (
+    arange,
+    empty,
+    full,
+    ones,
+    placement,
+    rand,
+    randint,
+    randn,
+    reshape,
+    to_global,
+    zeros,
+)
+from .typing import FixedTensorDef, MirroredTensorDef
+from .variables import get_variable
+
+__all__ = [
+    "FixedTensorDef",
+    "FunctionConfig",
+    "GlobalTensor",
+    "Job",
+    "MicroBatches",
+    "MirroredTensorDef",
+    "arange",
+    "clear_default_session",
+    "config",
+    "constant_initializer",
+    "data",
+    "distribute",
+    "distributed",
+    "empty",
+    "full",
+    "function_config",
+    "get_variable",
+    "global_function",
+    "layers",
+    "losses",
+    "nn",
+    "ones",
+    "ones_initializer",
+    "optimizer",
+    "pack",
+    "placement",
+    "rand",
+    "randint",
+    "randn",
+    "random_normal_initializer",
+    "random_uniform_initializer",
+    "reshape",
+    "sbp",
+    "scope",
+    "to_global",
+    "train",
+    "truncated_normal",
+    "typing",
+    "unpack",
+    "zeros",
+    "zeros_initializer",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return getattr(torch, name)

@@ -1,0 +1,84 @@
+"""config: how many devices each machine gives to the jobs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from mirrored import comm
+
+from ..spec import Placement
+
+
+@dataclass
+class _Config:
+    type: str | None = None
+    per_machine: int | None = None
+
+
+_config = _Config()
+
+
+def gpu_device_num(count: int) -> None:
+    """Jobs run on the first ``count`` GPUs of each machine."""
+    _set("cuda", count)
+
+
+def cpu_device_num(count: int) -> None:
+    """Jobs run on the first ``count`` CPU ranks of each machine."""
+    _set("cpu", count)
+
+
+def machine_num(count: int) -> None:
+    """Check that the program was started on ``count`` machines."""
+    if count != machines():
+        raise ValueError(
+            f"config.machine_num: {count} machines are asked for, and the program runs on "
+            f"{machines()}.\n"
+            "  The launcher decides on how many.\n"
+            f"  Start it on each machine with --nnodes={count} --node_rank=K."
+        )
+
+
+def reset() -> None:
+    """Forget what was set."""
+    _config.type = _config.per_machine = None
+
+
+def world_size() -> int:
+    """Ranks in the world. Under a launcher the first call starts torch.distributed."""
+    return comm.current().size
+
+
+def ranks_per_machine() -> int:
+    """Ranks that the launcher started on each machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))
+
+
+def machines() -> int:
+    """Machines that the launcher started."""
+    return world_size() // ranks_per_machine()
+
+
+def devices() -> Placement:
+    """Where a job runs that names no placement: the first ranks of each machine, on one axis."""
+    here = ranks_per_machine()
+    count = _config.per_machine or here
+    ranks = [machine * here + k for machine in range(machines()) for k in range(count)]
+    kind = _config.type or ("cuda" if torch.cuda.is_available() else "cpu")
+    return Placement(kind, range(len(ranks)) if count == here else ranks)
+
+
+def _set(kind: str, count: int) -> None:
+    name = "gpu" if kind == "cuda" else kind
+    if count < 1 or count > ranks_per_machine():
+        raise ValueError(
+            f"config.{name}_device_num: {count} devices are asked for, and the program runs on "
+            f"{ranks_per_machine()} ranks on each machine.\n"
+            "  Each device is driven by one rank, which the launcher starts.\n"
+            "  Start it with python -m consistent.flow.distributed.launch --nproc_per_node "
+            f"{max(count, 1)}."
+        )
+    _config.type, _config.per_machine = kind, count

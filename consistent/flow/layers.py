@@ -1,0 +1,86 @@
+"""layers: ops with variables of their own, shared by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.nn.functional as F
+
+from ..spec import B, Sbp
+from ..tensor.global_tensor import GlobalTensor
+from . import session
+from .initializers import Initializer
+from .ops import op
+from .variables import get_variable
+from .windows import pair, same
+
+Activation = Callable[[Any], Any]
+
+
+@op
+def dense(
+    inputs: Any,
+    units: int,
+    activation: Activation | None = None,
+    use_bias: bool = True,
+    kernel_initializer: Initializer | None = None,
+    bias_initializer: Initializer | None = None,
+    trainable: bool = True,
+    name: str | None = None,
+    model_distribute: Sbp = B,
+) -> Any:
+    """``...i, oi + o -> ...o``; ``model_distribute=distribute.split(axis=0)`` cuts its columns."""
+    make = _maker("Dense", name, inputs, trainable, model_distribute)
+    weight = make("weight", (units, inputs.shape[-1]), kernel_initializer)
+    bias = make("bias", (units,), bias_initializer) if use_bias else None
+    out = F.linear(inputs, weight, bias)
+    return out if activation is None else activation(out)
+
+
+@op
+def conv2d(
+    inputs: Any,
+    filters: int,
+    kernel_size: int | Sequence[int] = 1,
+    strides: int | Sequence[int] = 1,
+    padding: str = "VALID",
+    dilation_rate: int | Sequence[int] = 1,
+    groups: int = 1,
+    activation: Activation | None = None,
+    use_bias: bool = True,
+    kernel_initializer: Initializer | None = None,
+    bias_initializer: Initializer | None = None,
+    trainable: bool = True,
+    name: str | None = None,
+    model_distribute: Sbp = B,
+) -> Any:
+    """``nchw, oiuv + o -> noxy``."""
+    make = _maker("Conv2D", name, inputs, trainable, model_distribute)
+    kernel, stride, dilation = pair(kernel_size), pair(strides), pair(dilation_rate)
+    weight = make("weight", (filters, inputs.shape[1] // groups, *kernel), kernel_initializer)
+    bias = make("bias", (filters,), bias_initializer) if use_bias else None
+    x, pads = same(inputs, padding, kernel, stride, dilation)
+    out = F.conv2d(x, weight, bias, stride, pads, dilation, groups)
+    return out if activation is None else activation(out)
+
+
+def _maker(
+    kind: str, name: str | None, inputs: Any, trainable: bool, sbp: Sbp
+) -> Callable[[str, Sequence[int], Initializer | None], Any]:
+    """Makes the layer's variables, where its input is.
+
+    Without a name it is the k-th layer of its kind in its job.
+    """
+    if name is None:
+        run = session.running_in(f"layers.{kind.lower()} without a name")
+        name = f"{run.job}-{kind}_{run.names[kind]}"
+        run.names[kind] += 1
+    place = inputs.placement if isinstance(inputs, GlobalTensor) else None
+
+    def make(part: str, shape: Sequence[int], initializer: Initializer | None) -> Any:
+        return get_variable(
+            f"{name}-{part}", shape, None, initializer, trainable, distribute=sbp, placement=place
+        )
+
+    return make

@@ -1,0 +1,91 @@
+"""nn: torch.nn under the documents' name, with the ops of their jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn import Module, Parameter
+
+from mirrored.mirrored_tensor import MirroredTensor
+
+from ..spec import S
+from .ops import op
+from .windows import pair, same
+
+__all__ = [
+    "Graph",
+    "Module",
+    "Parameter",
+    "dropout",
+    "max_pool2d",
+    "relu",
+    "softmax",
+    "sparse_softmax_cross_entropy_with_logits",
+]
+
+
+@op
+def relu(x: Any, name: str | None = None) -> Any:
+    """max(x, 0)."""
+    return F.relu(x)
+
+
+@op
+def softmax(logits: Any, axis: int = -1, name: str | None = None) -> Any:
+    """Softmax over ``axis``."""
+    return F.softmax(logits, axis)
+
+
+@op
+def max_pool2d(
+    input: Any,  # noqa: A002  (the documents' name)
+    ksize: int | Sequence[int],
+    strides: int | Sequence[int],
+    padding: str,
+    name: str | None = None,
+) -> Any:
+    """The largest value of each window."""
+    kernel, stride = pair(ksize), pair(strides)
+    x, pads = same(input, padding, kernel, stride, value=float("-inf"))
+    return F.max_pool2d(x, kernel, stride, pads)
+
+
+@op
+def dropout(x: Any, rate: float, name: str | None = None) -> Any:
+    """Zeros with probability ``rate``, the rest scaled up.
+
+    The mask depends on the logical element only: it is the same under both views and on any number
+    of devices.
+    """
+    if not isinstance(x, MirroredTensor):
+        return F.dropout(x, rate)
+    joined = (x.shape[0] * len(x.ranks), *x.shape[1:])
+    whole: Any = F.dropout(x.to_global(S(0), shape=joined, check=False), rate)
+    return whole.to_mirrored()
+
+
+@op
+def sparse_softmax_cross_entropy_with_logits(
+    labels: Any, logits: Any, name: str | None = None
+) -> Any:
+    """The loss of each sample: ``n, nc -> n``."""
+    return F.cross_entropy(logits, labels.long(), reduction="none")
+
+
+class Graph:
+    """The place of the static graph, which comes with stages."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        raise NotImplementedError(
+            "nn.Graph: graphs and their stages are not there yet.\n"
+            "  A program over several placements runs eagerly, its backward pass included.\n"
+            "  Call the module itself, and move its tensors with x.to_global(placement=..., "
+            "sbp=...)."
+        )
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(torch.nn, name)

@@ -1,0 +1,103 @@
+"""scope: where ops run, and under which view a job sees its data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Literal
+
+from ..spec import Placement
+from ..tensor.scope import placement_scope
+from . import config
+
+ViewName = Literal["consistent", "mirrored"]
+
+_placements: list[Placement] = []
+_views: list[ViewName] = []
+
+
+class PlacementScope:
+    """``with scope.placement("cpu", "0:1"):`` ops inside run there; the innermost counts."""
+
+    def __init__(self, placement: Placement):
+        self.placement = placement
+        self._entered: list[AbstractContextManager] = []
+
+    def __enter__(self) -> Placement:
+        _placements.append(self.placement)
+        self._entered.append(placement_scope(self.placement))
+        return self._entered[-1].__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        _placements.pop()
+        self._entered.pop().__exit__(None, None, None)
+
+
+class View:
+    """A view, for ``function_config().default_logical_view`` or entered around calls of jobs."""
+
+    def __init__(self, name: ViewName):
+        self.name: ViewName = name
+
+    def __enter__(self) -> View:
+        _views.append(self.name)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _views.pop()
+
+    def __repr__(self) -> str:
+        return f"scope.{self.name}_view()"
+
+
+def consistent_view() -> View:
+    """A job takes and gives whole batches; placement and SBP say how they lie."""
+    return View("consistent")
+
+
+def mirrored_view() -> View:
+    """A job takes and gives lists with one part a device; the model has a copy on each."""
+    return View("mirrored")
+
+
+def placement(device_tag: str, machine_device_ids: str | Sequence[str]) -> PlacementScope:
+    """Devices as ``"machine:device"`` or ``"machine:first-last"``, from 0, or a list of such.
+
+    Raises:
+        ValueError: the text is not of that form, or the launcher started no such rank.
+    """
+    texts = [machine_device_ids] if isinstance(machine_device_ids, str) else machine_device_ids
+    kind = "cuda" if device_tag == "gpu" else device_tag
+    return PlacementScope(Placement(kind, [rank for text in texts for rank in _ranks(text)]))
+
+
+def current_placement() -> Placement | None:
+    """The innermost placement that was entered."""
+    return _placements[-1] if _placements else None
+
+
+def current_view() -> ViewName | None:
+    """The innermost view that was entered."""
+    return _views[-1] if _views else None
+
+
+def _ranks(text: str) -> range:
+    found = re.fullmatch(r"(\d+):(\d+)(?:-(\d+))?", text)
+    if found is None:
+        raise ValueError(
+            f"scope.placement: {text!r} names no devices.\n"
+            "  They are written machine:device or machine:first-last, counted from 0.\n"
+            '  Write "0:1" for the second device of the first machine, "0:0-3" for its first four.'
+        )
+    machine, first, last = int(found[1]), int(found[2]), int(found[3] or found[2])
+    machines, here = config.machines(), config.ranks_per_machine()
+    if machine >= machines or last >= here or last < first:
+        raise ValueError(
+            f"scope.placement: {text!r} names machine {machine}, devices {first} to {last}, and "
+            "the program runs "
+            f"on {machines} machines (from 0) of {here} ranks each (from 0).\n"
+            "  Each device is driven by one rank, which the launcher starts.\n"
+            "  Name devices that are there, or start more: --nnodes, --nproc_per_node."
+        )
+    return range(machine * here + first, machine * here + last + 1)

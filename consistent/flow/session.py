@@ -1,0 +1,90 @@
+"""What the jobs of a program share, and what one call of a job gathers while it runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..spec import Placement
+from . import config
+from .scope import ViewName, current_placement
+
+if TYPE_CHECKING:
+    from .optimizer import Optimizer
+    from .variables import Variable
+
+
+@dataclass
+class Run:
+    """One call of a job."""
+
+    job: str
+    view: ViewName
+    placement: Placement
+    dtype: torch.dtype
+    names: Counter[str] = field(default_factory=Counter)  # unnamed layers so far, by kind
+    used: dict[str, Variable] = field(default_factory=dict)
+    losses: list[Any] = field(default_factory=list)
+    optimizer: Optimizer | None = None
+
+    def add_loss(self, loss: Any, optimizer: Optimizer | None = None) -> None:
+        """Minimise the mean of ``loss`` when the job's function has returned."""
+        if optimizer is not None and self.optimizer not in (None, optimizer):
+            raise ValueError(
+                f"minimize: job {self.job} has the optimizer {self.optimizer}, and now {optimizer} "
+                "is given.\n"
+                "  A job takes one step at its end, with one optimizer.\n"
+                "  Minimise all losses with the same one, or make two jobs."
+            )
+        self.losses.append(loss)
+        self.optimizer = optimizer or self.optimizer
+
+
+variables: dict[str, Variable] = {}
+loaded: dict[str, Path] = {}  # values that variables take when they are made
+_runs: list[Run] = []
+
+
+def running() -> Run | None:
+    """The call that is under way."""
+    return _runs[-1] if _runs else None
+
+
+def running_in(what: str) -> Run:
+    """The call that is under way, for ``what``, which makes sense in a job only."""
+    if not _runs:
+        raise RuntimeError(
+            f"{what}: no job is running.\n"
+            "  It belongs to the job that is called.\n"
+            "  Call it in a function under @global_function, and call that function."
+        )
+    return _runs[-1]
+
+
+@contextmanager
+def start(run: Run) -> Iterator[Run]:
+    """Make ``run`` the call that is under way."""
+    _runs.append(run)
+    try:
+        yield run
+    finally:
+        _runs.pop()
+
+
+def place() -> Placement:
+    """Where something new goes: the innermost scope, else where the job runs, else all devices."""
+    run = running()
+    return current_placement() or (run.placement if run else config.devices())
+
+
+def clear_default_session() -> None:
+    """Forget all variables and ``config``, as at the start of a program; jobs are made anew."""
+    variables.clear()
+    loaded.clear()
+    config.reset()

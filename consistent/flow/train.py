@@ -1,0 +1,68 @@
+"""train: variables to and from files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+import torch
+
+from mirrored import comm
+
+from . import session
+
+
+class CheckPoint:
+    """Initial values for all variables, or those in a folder.
+
+    One file a variable, whole, so that a program on other devices can load it.
+    """
+
+    def init(self) -> None:
+        """Give every variable its initial values; those made later get them when they are made."""
+        session.loaded.clear()
+        for variable in session.variables.values():
+            variable.initialize()
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write all variables into a folder that holds none. A collective; one rank writes."""
+        folder, writes = Path(path), comm.current().rank == 0
+        fault = ""
+        if writes and list(folder.glob("*.pt")):
+            fault = f"{folder} holds variables already; name another folder"
+        _agree("save", fault)
+        for name, variable in session.variables.items():
+            whole = variable.value.full()
+            if writes and not fault:
+                try:
+                    folder.mkdir(parents=True, exist_ok=True)
+                    torch.save(whole.cpu(), _file(folder, name))
+                except OSError as error:
+                    fault = str(error)
+        _agree("save", fault)
+
+    def load(self, path: str | os.PathLike) -> None:
+        """Take all variables from a folder; those made later take theirs when they are made."""
+        files = {unquote(file.stem): file for file in sorted(Path(path).glob("*.pt"))}
+        missing = sorted(set(session.variables) - set(files))
+        fault = f"{path} holds no variables" if not files else ""
+        if files and missing:
+            fault = f"{path} holds {sorted(files)}, and the program has {missing[0]!r} too"
+        _agree("load", fault)
+        session.loaded.clear()
+        session.loaded.update(files)
+        for name, variable in session.variables.items():
+            variable.load(torch.load(files[name], weights_only=True, mmap=True))
+
+
+def _file(folder: Path, name: str) -> Path:
+    return folder / f"{quote(name, safe='')}.pt"
+
+
+def _agree(what: str, fault: str) -> None:
+    """Wait for all ranks, and raise on all of them if one has a fault."""
+    ranks = tuple(range(comm.current().size))
+    for rank, text in zip(ranks, comm.current().gather_objects(fault, ranks)):
+        if text:
+            raise OSError(f"CheckPoint.{what}: on rank {rank}: {text}.")

@@ -1,0 +1,24 @@
+"""Ops whose local form differs from the op run on the shard.
+
+A form is a function of ``Shards`` found by the name that a signature gives. It works on plain local
+tensors and may move data over the axes it serves (``Shards.axes``); torch differentiates it like
+any other code.
+"""
+
+from . import attention, dropout, index, loss, norm, random, reduce, shape, window
+from .forms import FORMS, Shards, form
+
+__all__ = [
+    "FORMS",
+    "Shards",
+    "attention",
+    "dropout",
+    "form",
+    "index",
+    "loss",
+    "norm",
+    "random",
+    "reduce",
+    "shape",
+    "window",
+]

@@ -1,0 +1,89 @@
+"""The registry of local forms, and what a form is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..boxing import differentiable
+from ..boxing.run import here
+from ..rules.signature import NUMPY_NAMES, Call
+from ..spec import Coordinate, Placement, TensorSpec
+
+
+@dataclass(slots=True)
+class Shards:
+    """One op call on this rank: the function, its arguments with plain shards in place of
+    tensors, the specs."""
+
+    run: Callable[..., Any]
+    call: Call
+    axes: tuple[int, ...]
+    tensors: tuple[torch.Tensor, ...]
+    specs: tuple[TensorSpec, ...]
+    outs: tuple[TensorSpec, ...]
+    args: tuple
+    kwargs: Mapping[str, Any]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The argument called ``name``, with shards in place of tensors."""
+        for known in (name, NUMPY_NAMES.get(name, name)):
+            if known in self.kwargs:
+                return self.kwargs[known]
+        position = self.call.params.index(name)
+        return self.args[position] if position < len(self.args) else default
+
+    @property
+    def placement(self) -> Placement:
+        """Placement of all operands."""
+        return self.specs[0].placement
+
+    @property
+    def here(self) -> Coordinate | None:
+        """This rank's coordinate in the placement; None outside."""
+        return here(self.placement)
+
+    def out_shape(self, index: int = 0) -> tuple[int, ...]:
+        """Local shape of an output on this rank."""
+        return self.outs[index].local_shape(self.here)
+
+    def box(self, index: int = 0) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(starts, sizes) of operand ``index``'s shard in the logical tensor."""
+        return self.specs[index].box(self.here)
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum over the ranks of the form's axes; differentiable (its backward is the same sum)."""
+        return differentiable.sum_over(x, self.placement, self.axes)
+
+    def max(self, x: torch.Tensor) -> torch.Tensor:
+        """Largest over the ranks of the form's axes; not differentiable."""
+        return differentiable.max_over(x, self.placement, self.axes)
+
+    def min(self, x: torch.Tensor) -> torch.Tensor:
+        """Smallest over the ranks of the form's axes; not differentiable."""
+        return differentiable.min_over(x, self.placement, self.axes)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank is first along the form's axes: the one that adds what must be added
+        once."""
+        at = self.here
+        return at is None or all(at[axis] == 0 for axis in self.axes)
+
+
+FORMS: dict[str, Callable[[Shards], Any]] = {}
+
+
+def form(name: str) -> Callable[[Callable[[Shards], Any]], Callable[[Shards], Any]]:
+    """Enter a local form under ``name``."""
+
+    def enter(function: Callable[[Shards], Any]) -> Callable[[Shards], Any]:
+        if name in FORMS:
+            raise ValueError(f'local: a form named "{name}" exists already')
+        FORMS[name] = function
+        return function
+
+    return enter

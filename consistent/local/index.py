@@ -1,0 +1,192 @@
+"""Forms of indexing along a split dim: each rank deals with what it holds.
+
+Reading gives a part with zeros where other ranks have the values, so the result is P; writing
+leaves out what lies elsewhere. Empty parts take the same way as full ones: every rank must keep the
+same autograd graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..rules.index import index_of
+from ..rules.indexing import Index, Item
+from ..rules.lookup import READ, WRITE
+from ..rules.signature import Operand
+from .forms import Shards, form
+
+Tensor = torch.Tensor
+_ALL = slice(None)
+
+
+# -- x[...] ------------------------------------------------------------
+
+
+@form("read_window")
+def read_window(shard: Shards) -> Tensor:
+    """x[index] of the shard: its part of the window, zeros elsewhere; then its index tensors."""
+    index, x = index_of(shard.call), shard.tensors[0]
+    inner, places = _window(shard, index)
+    out = x[inner]
+    sizes = [
+        item.count if item.kind in ("range", "pick") else n
+        for item, n in zip(index.items, out.shape, strict=True)
+    ]
+    if list(out.shape) != sizes:
+        part, out = out, x.new_zeros(sizes)
+        out[places] = part
+    out = out[tuple(0 if item.kind == "pick" else _ALL for item in index.items)]
+    return _look_up(shard, index, out) if index.looks else out
+
+
+def _window(shard: Shards, index: Index) -> tuple[tuple, tuple]:
+    """(what of the shard lies in the window, its places there), entry by entry; ints as slices."""
+    starts, sizes = shard.box()
+    inner: list[Any] = []
+    places: list[Any] = []
+    for item in index.items:
+        own, place = _ALL, _ALL
+        if item.kind in ("range", "pick"):
+            own, place = item.within(starts[item.dim], sizes[item.dim])
+        inner.append(None if item.kind == "new" else own)
+        places.append(place)
+    return tuple(inner), tuple(places)
+
+
+def _look_up(shard: Shards, index: Index, x: Tensor) -> Tensor:
+    entries: list[Any] = [_ALL] * len(index.left)
+    outside = None
+    for at, item in enumerate(index.left):
+        if item.kind != "look":
+            continue
+        entries[at] = _look(shard, item, x)
+        if shard.box()[1][item.dim] != shard.specs[0].shape[item.dim]:
+            x, entries[at], outside = _shifted(shard, item.dim, entries[at], x, at)
+    out = x[tuple(entries)]
+    if outside is None:
+        return out
+    place, shape = index.block
+    return out.masked_fill(_lined_up(outside, out.ndim - place - outside.ndim), 0)
+
+
+def _look(shard: Shards, item: Item, x: Tensor) -> Tensor:
+    if isinstance(item.look, Operand):
+        return shard.tensors[item.look.index]
+    return torch.tensor(item.look, device=x.device)
+
+
+def _lined_up(mask: Tensor, after: int) -> Tensor:
+    return mask.reshape(mask.shape + (1,) * after)
+
+
+@form("write_window")
+def write_window(shard: Shards) -> None:
+    """x[index] = value: the part of the window that lies in the shard."""
+    index, x, value = index_of(shard.call), shard.tensors[0], shard.args[2]
+    inner, places = _window(shard, index)
+    kept = [
+        (i, p) for i, p, item in zip(inner, places, index.items, strict=True) if item.kind != "new"
+    ]
+    target = tuple(i for i, _ in kept)
+    x[target] = _part(value, index, x.shape, places) if isinstance(value, Tensor) else value
+
+
+def _part(value: Tensor, index: Index, shape: tuple[int, ...], places: tuple) -> Tensor:
+    """The part of ``value`` at ``places``, with a dim of 1 for each int and none for each None."""
+    sizes = {
+        "all": lambda item: shape[item.dim],
+        "range": lambda item: item.count,
+        "new": lambda item: 1,
+    }
+    region = [sizes[item.kind](item) for item in index.left]
+    value = value[(0,) * (value.ndim - len(region))].expand(region)
+    kinds = {"pick": None, "new": 0}
+    return value[
+        tuple(kinds.get(item.kind, place) for item, place in zip(index.items, places, strict=True))
+    ]
+
+
+# -- index tensors -----------------------------------------------------
+
+
+def _shifted(
+    shard: Shards, dim: int, index: Tensor, x: Tensor, at: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(x, index, outside): ``index`` counted in the shard; those that point elsewhere.
+
+    Dim ``dim`` of the first operand is dim ``at`` of ``x``. Those outside point to the first item;
+    a shard without one gets a zero.
+    """
+    local, outside = _counted(shard, dim, index)
+    if x.shape[at] == 0:
+        x = _with_spare(x, at)
+    return x, local.masked_fill(outside, 0), outside
+
+
+def _counted(shard: Shards, dim: int, index: Tensor) -> tuple[Tensor, Tensor]:
+    starts, sizes = shard.box()
+    n = shard.specs[0].shape[dim]
+    # Masking would hide what torch refuses.
+    torch._assert_async(  # pyright: ignore[reportPrivateImportUsage]
+        ((index >= -n) & (index < n)).all(), f"{shard.call.name}: index out of range"
+    )
+    local = torch.where(index < 0, index + n, index) - starts[dim]
+    return local, (local < 0) | (local >= sizes[dim])
+
+
+def _with_spare(x: Tensor, dim: int) -> Tensor:
+    shape = list(x.shape)
+    shape[dim] = 1
+    return torch.cat([x, x.new_zeros(shape)], dim)
+
+
+def _index_operand(shard: Shards) -> int:
+    operand = shard.call.get("index")
+    assert isinstance(operand, Operand)
+    return operand.index
+
+
+@form(READ)
+def read_index(shard: Shards) -> Tensor:
+    """index_select, gather, take_along_dim, embedding with the dim that is indexed split."""
+    rows = shard.call.name == "embedding"
+    at = 1 if rows else _index_operand(shard)
+    dim = 0 if rows else shard.call.dim("dim")
+    x, index, outside = _shifted(shard, dim, shard.tensors[at], shard.tensors[0], dim)
+    if rows:
+        padding = shard.get("padding_idx", -1) - shard.box()[0][0]
+        padding = padding if 0 <= padding < x.shape[0] else -1
+        return torch.embedding(x, index, padding).masked_fill(outside.unsqueeze(-1), 0)
+    out = _again(shard, {0: x, at: index})
+    if shard.call.name == "index_select":
+        outside = _lined_up(outside, out.ndim - dim - 1)
+    return out.masked_fill(outside, 0)
+
+
+@form(WRITE)
+def write_index(shard: Shards) -> Tensor:
+    """scatter, index_add, ... with ``dim`` split: what lies elsewhere goes to a spare row."""
+    at, dim, x = _index_operand(shard), shard.call.dim("dim"), shard.tensors[0]
+    local, outside = _counted(shard, dim, shard.tensors[at])
+    n = x.shape[dim]
+    out = _again(shard, {0: _with_spare(x, dim), at: local.masked_fill(outside, n)}).narrow(
+        dim, 0, n
+    )
+    return x.copy_(out) if shard.call.inplace else out
+
+
+def _again(shard: Shards, by: dict[int, Tensor]) -> Any:
+    """The op with some of its tensors replaced."""
+    count = -1
+
+    def one(value: Any) -> Any:
+        nonlocal count
+        if not isinstance(value, Tensor):
+            return value
+        count += 1
+        return by.get(count, value)
+
+    args = [one(value) for value in shard.args]
+    return shard.run(*args, **{name: one(value) for name, value in shard.kwargs.items()})

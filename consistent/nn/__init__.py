@@ -1,0 +1,5 @@
+"""Modules: placing a whole module."""
+
+from .parallelize import parallelize
+
+__all__ = ["parallelize"]

@@ -1,0 +1,228 @@
+"""explain(): the layouts an op could run under, what each would cost, and the one that is taken.
+
+The call is planned as a rank outside every placement would: on ``meta`` stand-ins, without
+communication, leaving the arguments, the plans and the random state as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mirrored import comm
+
+from ..boxing.choose import seconds
+from ..boxing.plan import boxing_bytes
+from ..local import generator
+from ..rules import table
+from ..rules.signature import Signature
+from ..spec import TensorSpec
+from ..tensor.arguments import collect, replace
+from ..tensor.plan import Plan, choices, dtypes, plans
+from ..tensor.planning import candidates
+from ..tensor.shards import attach, is_global
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One signature on one axis: what it would box, send and take."""
+
+    signature: Signature
+    boxes: tuple[str, ...]
+    nbytes: int  # that the busiest rank sends to box the operands and in the local form
+    seconds: float  # what the choice goes by: a P result counts the reduction that it will need
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """One op: how it runs, and the candidates on each axis of the placement (none if it runs
+    whole)."""
+
+    name: str
+    how: str
+    operands: tuple[TensorSpec, ...]
+    result: str
+    nbytes: int
+    axes: tuple[tuple[Candidate, ...], ...] = ()
+
+    def __str__(self) -> str:
+        given = ", ".join(map(repr, self.operands))
+        lines = [f"{self.name}: {self.how}" + (f"; {self.nbytes:,} bytes" if self.operands else "")]
+        lines += [f"  given {given}"] if given else []
+        for axis, options in enumerate(self.axes):
+            lines += [f"  axis {axis}", *("    " + row for row in _table(options))]
+        return "\n".join(lines)
+
+
+class Explanation:
+    """The ops of a call in the order met, each once. Prints as tables."""
+
+    def __init__(self, ops: Sequence[Explained], stopped: str = "") -> None:
+        self.ops = tuple(ops)
+        self.stopped = stopped
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the busiest rank sends in all ops."""
+        return sum(op.nbytes for op in self.ops)
+
+    def __getitem__(self, name: str) -> Explained:
+        """The first op called ``name``."""
+        return next(op for op in self.ops if op.name == name)
+
+    def __repr__(self) -> str:
+        stopped = [f"planned no further: {self.stopped}"] if self.stopped else []
+        return "\n".join([*map(str, self.ops), *stopped])
+
+
+def explain(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
+    """Why ``func(*args, **kwargs)`` on global tensors runs under the layout it does.
+
+    ``print(consistent.explain(torch.matmul, x, w))`` shows for each axis the signatures that hold,
+    what each boxes and sends, the estimated time and the choice. A composition such as
+    ``F.cross_entropy`` shows the ops inside it; ``func`` may also be a function of one's own.
+    Nothing is computed and nothing sent, so one rank may ask alone; what reads values or makes
+    shapes from values is planned up to there.
+    """
+    given: list[Any] = []
+    collect((args, kwargs), given)
+    if not any(map(is_global, given)):
+        raise TypeError(
+            f"explain: no argument of {getattr(func, '__name__', func)} is a global tensor.\n"
+            "  Plain tensors run as torch runs them, and there is nothing to choose.\n"
+            "  Give it global tensors: consistent.distribute(x, placement, sbp)."
+        )
+    stopped = ""
+    with _outside() as met:
+        stand_ins = [_stand_in(x) for x in given]
+        source = iter(stand_ins)
+        try:
+            func(*replace(args, source), **replace(kwargs, source))
+        except Exception as error:  # noqa: BLE001 - a value was asked for, or torch refuses the call
+            stopped = f"{type(error).__name__}: {error}"
+            if not met:
+                raise
+        ops = [_explain(plan) for plan in met.values()]
+    return Explanation([op for op in ops if op is not None], stopped)
+
+
+class _Outside(comm.Transport):
+    """That of a rank which is in no placement and never communicates."""
+
+    rank: Any = -1
+    size: Any = 1
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("explain sends nothing, and here a value is needed")
+
+    _reduce: Any = _refuse
+    _all_gather: Any = _refuse
+    _all_to_all: Any = _refuse
+    _broadcast: Any = _refuse
+    _exchange: Any = _refuse
+    _gather_objects: Any = _refuse
+
+
+@contextmanager
+def _outside() -> Iterator[dict[tuple, Plan]]:
+    """Plans made inside are for a rank outside all placements, and are forgotten after."""
+    caches: tuple[dict, ...] = (plans, choices, dtypes)
+    kept = [dict(cache) for cache in caches]
+    for cache in caches:
+        cache.clear()
+    try:
+        with comm.use(_Outside()), generator.separate(generator.get_state()), torch.no_grad():
+            yield plans
+    finally:
+        for cache, before in zip(caches, kept, strict=True):
+            cache.clear()
+            cache.update(before)
+
+
+def _stand_in(x: torch.Tensor) -> Any:
+    if not is_global(x):
+        return x.detach().clone()
+    spec: TensorSpec = x._spec  # type: ignore[attr-defined]
+    return attach(torch.empty(spec.local_shape(None), dtype=spec.dtype, device="meta"), spec)
+
+
+def _explain(plan: Plan) -> Explained | None:
+    if plan.kind in ("constant", "list", "handler", "open"):
+        how = _OTHER.get(plan.kind)
+        return Explained(plan.name, how, (), "", 0) if how else None
+    operands = tuple(operand.spec for operand in plan.call.operands)
+    nbytes = sum(boxing_bytes(operands[i], target) for i, target in plan.boxes)
+    nbytes += sum(boxing_bytes(target, operands[i]) for i, target in plan.put_back)
+    if plan.choice is None:
+        return Explained(plan.name, _why_whole(plan), operands, "B", nbytes)
+    row = table.find(plan.name)
+    assert row is not None
+    axes = candidates(row, plan.call, plan.placement)
+    assert axes is not None
+    found = tuple(_on_axis(plan, operands, options, axis) for axis, options in enumerate(axes))
+    nbytes += sum(_chosen(options).signature.nbytes for options in found)
+    result = ", ".join(str(s.sbp[0] if len(s.sbp) == 1 else s.sbp) for s in plan.outs)
+    how = f"runs by {plan.choice.form}" if plan.choice.form else "runs on the shards"
+    return Explained(plan.name, f"{how} -> {result}", operands, result, nbytes, found)
+
+
+_OTHER = {"open": "opened, the ops inside it follow", "list": "runs on lists of shards"}
+
+
+def _why_whole(plan: Plan) -> str:
+    if table.find(plan.name) is None:
+        return "runs whole on every rank, for it has no row"
+    if plan.inplace:
+        return "runs whole and is boxed back, for no signature keeps the layout of its target"
+    return "runs whole on every rank, for its row does not fit this call"
+
+
+def _chosen(options: Sequence[Candidate]) -> Candidate:
+    return next(option for option in options if option.chosen)
+
+
+def _on_axis(
+    plan: Plan, operands: Sequence[TensorSpec], options: Sequence[Signature], axis: int
+) -> tuple[Candidate, ...]:
+    """The candidates on one axis, the cheapest first."""
+    choice = plan.choice
+    assert choice is not None
+    ins, outs = ([sbp[axis] for sbp in side] for side in (choice.ins, choice.outs))
+    form = choice.form if axis in choice.form_axes else None
+    made: list[Candidate] = []
+    keeps = operands[0].sbp[axis] if plan.inplace else None  # in place, the target stays as it lies
+    for option in dict.fromkeys(options):
+        if keeps is not None and (option.ins[0] is not keeps or option.outs[0] is not keeps):
+            continue
+        boxes, nbytes = [], option.nbytes
+        for index, (spec, want) in enumerate(zip(operands, option.ins, strict=True)):
+            if want is not spec.sbp[axis]:
+                target = spec.with_sbp((*spec.sbp[:axis], want, *spec.sbp[axis + 1 :]))
+                boxes.append(f"{index}: {spec.sbp[axis]}->{want}")
+                nbytes += boxing_bytes(spec, target)
+        cost = seconds(plan.call, operands, option, axis)
+        taken = [*option.ins] == ins and [*option.outs] == outs and option.form == form
+        taken = taken and not any(other.chosen for other in made)
+        made.append(Candidate(option, tuple(boxes), nbytes, cost, taken))
+    return tuple(sorted(made, key=lambda c: (not c.chosen, c.seconds)))
+
+
+def _table(options: Sequence[Candidate]) -> list[str]:
+    rows = [("", "signature", "boxes", "bytes", "time")]
+    for c in options:
+        mark = "->" if c.chosen else ""
+        boxes = ", ".join(c.boxes) or "nothing"
+        rows.append((mark, repr(c.signature), boxes, f"{c.nbytes:,}", f"{c.seconds * 1e6:,.1f} us"))
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    return [
+        "  ".join(
+            cell.rjust(width) if i > 2 else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

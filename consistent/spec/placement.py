@@ -1,0 +1,327 @@
+"""placement: a device type and an n-d grid of ranks.
+
+The grid's dims are *axes*. The order of ranks is kept and means what it says: the k-th rank of an
+axis holds the k-th piece. A regular grid (``range``, nested ranges, any evenly strided array) is
+kept as start and strides, so that a placement over 65,536 ranks takes no more memory than one over
+two.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+_DEVICE_TYPES = ("cpu", "cuda")
+
+
+class Placement:
+    """``placement(type, ranks, axes=None)``: which ranks hold a tensor, in what grid.
+
+    Args:
+        type: "cpu" or "cuda".
+        ranks: world ranks as an int, a list, a nested list, a ``range`` or a numpy array of ints.
+        axes: optional names, one per axis of the grid.
+
+    Raises:
+        ValueError: a rank stands twice or lies outside the world, or the list is empty or ragged.
+        RuntimeError: ``type`` is "cuda" and there is no GPU.
+
+    Equality and hash go by type, grid and axis names.
+    """
+
+    __slots__ = ("type", "shape", "axes", "_start", "_strides", "_table", "__dict__")
+
+    def __init__(self, type: str, ranks: Any, axes: Sequence[str] | None = None):  # noqa: A002
+        _check_type(type)
+        self.type = type
+        grid = _as_grid(ranks)
+        self.shape: tuple[int, ...] = grid.shape if isinstance(grid, np.ndarray) else (len(grid),)
+        self.axes = _check_axes(axes, self.shape)
+        self._start, self._strides, self._table = _compress(grid)
+        self._check_ranks(ranks)
+
+    @classmethod
+    def all(cls, type: str) -> Placement:  # noqa: A003
+        """All ranks of the world on one axis; without torch.distributed this one process."""
+        return cls(type, range(dist.get_world_size() if dist.is_initialized() else 1))
+
+    # -- the grid ----------------------------------------------------------------------------------
+
+    @property
+    def ndim(self) -> int:
+        """How many axes the grid has."""
+        return len(self.shape)
+
+    @cached_property
+    def size(self) -> int:
+        """How many ranks the grid holds."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def ranks(self) -> np.ndarray:
+        """The grid as an int64 array; made anew at each call."""
+        if self._table is not None:
+            return np.array(self._table, dtype=np.int64).reshape(self.shape)
+        grid = np.full(self.shape, self._start, dtype=np.int64)
+        for axis, stride in enumerate(self._strides):
+            steps = np.arange(self.shape[axis], dtype=np.int64) * stride
+            grid += steps.reshape([-1 if a == axis else 1 for a in range(self.ndim)])
+        return grid
+
+    def rank_at(self, coordinate: Sequence[int]) -> int:
+        """The world rank at a grid coordinate."""
+        if self._table is not None:
+            return int(self._table[np.ravel_multi_index(tuple(coordinate), self.shape)])
+        return self._start + sum(c * s for c, s in zip(coordinate, self._strides, strict=True))
+
+    def coordinate_of(self, rank: int) -> tuple[int, ...] | None:
+        """Where ``rank`` stands in the grid; None if it is not part of it."""
+        if self._table is not None:
+            index = self._index.get(rank)
+            return None if index is None else _unravel(index, self.shape)
+        return _solve(rank - self._start, self.shape, self._strides)
+
+    def axis_ranks(self, axis: int, coordinate: Sequence[int]) -> tuple[int, ...]:
+        """The ranks along ``axis`` through ``coordinate``, in grid order."""
+        here = list(coordinate)
+        line = []
+        for step in range(self.shape[axis]):
+            here[axis] = step
+            line.append(self.rank_at(here))
+        return tuple(line)
+
+    @cached_property
+    def first_rank(self) -> int:
+        """The rank at the grid's origin."""
+        return self.rank_at((0,) * self.ndim)
+
+    @cached_property
+    def _index(self) -> dict[int, int]:
+        assert self._table is not None
+        return {rank: index for index, rank in enumerate(self._table)}
+
+    # -- as a value --------------------------------------------------------------------------------
+
+    @cached_property
+    def _key(self) -> tuple:
+        return (self.type, self.shape, self.axes, self._start, self._strides, self._table)
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Placement) and self._key == other._key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        names = f", axes={self.axes!r}" if self.axes else ""
+        return f'placement("{self.type}", ranks={self._ranks_text()}{names})'
+
+    def _ranks_text(self) -> str:
+        if self._table is None and self.ndim == 1 and self.size > 8:
+            step = self._strides[0]
+            start, stop = self._start, self._start + step * self.size
+            if step == 1:
+                return f"range({stop})" if start == 0 else f"range({start}, {stop})"
+            return f"range({start}, {stop}, {step})"
+        if self._table is None and self.size > 64 and self._strides == _row_major(self.shape):
+            ends = f"{self._start}, " if self._start else ""
+            sizes = ", ".join(map(str, self.shape))
+            return f"np.arange({ends}{self._start + self.size}).reshape({sizes})"
+        return repr(self.ranks.tolist())
+
+    def __reduce__(self) -> tuple:
+        ranks: Any = self.ranks
+        if self._table is None and self.ndim == 1:
+            step = self._strides[0]
+            ranks = range(self._start, self._start + step * self.size, step)
+        return (Placement, (self.type, ranks, self.axes))
+
+    def __copy__(self) -> Placement:
+        return self
+
+    def __deepcopy__(self, memo: dict) -> Placement:
+        return self
+
+    # -- checks ------------------------------------------------------------------------------------
+
+    def _extremes(self) -> tuple[int, int]:
+        if self._table is not None:
+            return min(self._table), max(self._table)
+        spans = [(n - 1) * s for n, s in zip(self.shape, self._strides, strict=True)]
+        return (
+            self._start + sum(min(0, span) for span in spans),
+            self._start + sum(max(0, span) for span in spans),
+        )
+
+    def _check_ranks(self, ranks: Any) -> None:
+        repeated = self._repeated_rank()
+        if repeated is not None:
+            raise ValueError(
+                f"placement: rank {repeated} stands twice in ranks={_short(ranks)}, and a "
+                "rank holds one piece of a tensor. Name each rank once."
+            )
+        low, high = self._extremes()
+        world = dist.get_world_size() if dist.is_initialized() else None
+        if low < 0 or (world is not None and high >= world):
+            outside = low if low < 0 else high
+            size = f"the world has {world} ranks (0 to {world - 1})" if world else ""
+            raise ValueError(
+                f"placement: rank {outside} in ranks={_short(ranks)} lies outside the world: "
+                f"{size or 'ranks count from 0'}. "
+                "Use ranks of the world, or launch more processes (torchrun --nproc_per_node N)."
+            )
+
+    def _repeated_rank(self) -> int | None:
+        if self._table is not None:
+            seen: set[int] = set()
+            for rank in self._table:
+                if rank in seen:
+                    return rank
+                seen.add(rank)
+            return None
+        # A strided grid repeats a rank only if some stride fits inside the span of the smaller
+        # ones.
+        reach = 1
+        by_stride = sorted(zip(map(abs, self._strides), self.shape, strict=True))
+        for stride, n in by_stride:
+            if n > 1 and stride < reach:
+                flat = self.ranks.ravel()
+                values, counts = np.unique(flat, return_counts=True)
+                repeated = values[counts > 1]
+                return int(repeated[0]) if len(repeated) else None
+            reach += (n - 1) * stride
+        return None
+
+
+def _check_type(type: str) -> None:  # noqa: A002
+    if type not in _DEVICE_TYPES:
+        raise ValueError(
+            f'placement: type is {type!r}, which is not a device type. Use "cpu" or "cuda".'
+        )
+    if type == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError(
+            'placement: type is "cuda", and this process sees no GPU '
+            "(torch.cuda.is_available() is False). "
+            'Use type="cpu", or run where a GPU and a CUDA build of torch are present.'
+        )
+
+
+def _check_axes(axes: Sequence[str] | None, shape: tuple[int, ...]) -> tuple[str, ...] | None:
+    if axes is None:
+        return None
+    names = tuple(axes)
+    if len(names) != len(shape) or len(set(names)) != len(names):
+        raise ValueError(
+            f"placement: axes={names!r} do not fit a grid of {len(shape)} axes {shape}: "
+            "give one name per axis, each once."
+        )
+    return names
+
+
+def _as_grid(ranks: Any) -> range | np.ndarray:
+    if isinstance(ranks, range):
+        if len(ranks) == 0:
+            raise _empty(ranks)
+        return ranks
+    try:
+        grid = np.asarray(ranks)
+    except ValueError as error:
+        raise ValueError(
+            f"placement: ranks={_short(ranks)} is not a grid: its rows have different lengths. "
+            "Give every row as many ranks."
+        ) from error
+    if grid.ndim == 0:
+        grid = grid.reshape(1)
+    if grid.size == 0:
+        raise _empty(ranks)
+    if not np.issubdtype(grid.dtype, np.integer):
+        raise ValueError(
+            f"placement: ranks={_short(ranks)} holds {grid.dtype}, and ranks are ints. "
+            "Give an int, a list, a nested list, a range or an int array."
+        )
+    return grid.astype(np.int64, copy=False)
+
+
+def _empty(ranks: Any) -> ValueError:
+    return ValueError(f"placement: ranks={_short(ranks)} is empty. Name at least one rank.")
+
+
+def _compress(grid: range | np.ndarray) -> tuple[int, tuple[int, ...], tuple[int, ...] | None]:
+    """(start, strides, None) for an evenly strided grid, else (0, (), all ranks)."""
+    if isinstance(grid, range):
+        return grid.start, (grid.step if len(grid) > 1 else 1,), None
+    start = int(grid.flat[0])
+    strides = []
+    expected = np.full(grid.shape, start, dtype=np.int64)
+    for axis, n in enumerate(grid.shape):
+        origin = [0] * grid.ndim
+        if n > 1:
+            origin[axis] = 1
+        stride = int(grid[tuple(origin)]) - start if n > 1 else 1
+        strides.append(stride)
+        shape = [-1 if a == axis else 1 for a in range(grid.ndim)]
+        expected = expected + (np.arange(n, dtype=np.int64) * stride).reshape(shape)
+    if np.array_equal(expected, grid):
+        return start, tuple(strides), None
+    return 0, (), tuple(int(rank) for rank in grid.ravel())
+
+
+def _solve(offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The coordinate whose strides add up to ``offset``, found from the widest stride down."""
+    order = sorted(range(len(shape)), key=lambda axis: -abs(strides[axis]))
+    coordinate = [0] * len(shape)
+
+    def search(position: int, rest: int) -> bool:
+        if position == len(order):
+            return rest == 0
+        axis = order[position]
+        n, stride = shape[axis], strides[axis]
+        if n == 1:
+            return search(position + 1, rest)
+        if stride == 0:
+            return False
+        inner = order[position + 1 :]
+        low = sum(min(0, (shape[a] - 1) * strides[a]) for a in inner)
+        high = sum(max(0, (shape[a] - 1) * strides[a]) for a in inner)
+        # rest - step * stride must lie in [low, high]
+        ends = sorted(((rest - high) / stride, (rest - low) / stride))
+        first, last = max(0, int(np.ceil(ends[0]))), min(n - 1, int(np.floor(ends[1])))
+        for step in range(first, last + 1):
+            if search(position + 1, rest - step * stride):
+                coordinate[axis] = step
+                return True
+        return False
+
+    return tuple(coordinate) if search(0, offset) else None
+
+
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a grid counted row by row; an axis of one rank has stride 1, see ``_compress``."""
+    strides, step = [], 1
+    for n in reversed(shape):
+        strides.append(step if n > 1 else 1)
+        step *= n
+    return tuple(reversed(strides))
+
+
+def _unravel(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    coordinate = []
+    for n in reversed(shape):
+        coordinate.append(index % n)
+        index //= n
+    return tuple(reversed(coordinate))
+
+
+def _short(ranks: Any) -> str:
+    text = repr(ranks.tolist() if isinstance(ranks, np.ndarray) else ranks)
+    return text if len(text) <= 60 else "".join(itertools.islice(text, 57)) + "..."

@@ -1,0 +1,380 @@
+"""A call not met before: the op's row gives signatures, ``boxing.choose`` picks, the plan is
+written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from mirrored import comm
+
+from ..boxing.choose import Choice, choose
+from ..boxing.run import here
+from ..rules import table
+from ..rules.signature import Call, Operand, Out, Signature
+from ..spec import B, NdSbp, Placement, TensorSpec
+from .arguments import collect, fill, replace
+from .execute import execute
+from .naming import Known, know
+from .plan import MAX_PLANS, Plan, choices, clear_plans, dtypes, handlers, list_ops, plans
+from .shards import HookOff, is_global, plain, refuse_mirrored
+
+_Tensor = torch.Tensor
+
+
+def make_plan(func: Callable[..., Any], args: tuple, kwargs: dict, key: tuple) -> Plan:
+    known = know(func)
+    met: list[Any] = []
+    collect((args, kwargs), met)
+    for x in met:
+        refuse_mirrored(x, known.name)
+    plan = _make_plan(known, args, kwargs, key)
+    if known.kind != "raw":
+        if len(plans) >= MAX_PLANS:
+            clear_plans()
+        plans[key] = plan
+    return plan
+
+
+def _make_plan(known: Known, args: tuple, kwargs: dict, key: tuple) -> Plan:
+    if known.name in handlers:
+        return Plan("handler", known.name, handlers[known.name])
+    if known.kind == "open":
+        return Plan("open", known.name, known.run)
+    for prefix, plan_list_op in list_ops.items():
+        if known.name.startswith(prefix):
+            return plan_list_op(known, args, kwargs)
+    if known.kind == "raw":
+        return Plan("handler", known.name, _with_hook_off(known.run))
+    if "out" in kwargs and kwargs["out"] is not None:
+        return Plan("handler", known.name, _into_out(known.run))
+    if any(isinstance(kwargs.get(name), _Tensor) for name in _NUMBERS):
+        return Plan("handler", known.name, _with_numbers(known.run))
+    tensors: list[Any] = []
+    collect(args, tensors)
+    collect(tuple(kwargs.values()), tensors)
+    placement = common_placement(known.name, tensors)
+    specs = tuple(
+        t._spec
+        if is_global(t)
+        else TensorSpec.of(placement, (B,) * placement.ndim, t.shape, t.dtype)
+        for t in tensors
+    )
+    operands = tuple(Operand(i, spec) for i, spec in enumerate(specs))
+    source = iter(operands)
+    call = Call(known.name, replace(args, source), replace(kwargs, source), operands)
+    call.inplace = known.inplace
+    plan = Plan("whole", known.name, known.run)
+    plan.placement, plan.inplace, plan.call = placement, known.inplace, call
+    plan.adopt = tuple(i for i, t in enumerate(tensors) if not is_global(t))
+    row = table.find(known.name)
+    if row is not None:
+        if (
+            (row.by_value or row.localize)
+            and key[-1].__class__ is not _Floats
+            and _floats(args, kwargs)
+        ):
+            return Plan("handler", known.name, _by_value(known, key))
+        _apply_row(plan, row, specs, call, key)
+    if plan.kind == "whole":
+        plan.told = placement.size < comm.current().size and _on_meta(plan.run, call) is None
+        _plan_whole(plan, specs)
+    if row is not None and plan.boxes:
+        written = row.written(call)
+        plan.put_back = tuple(entry for entry in plan.boxes if entry[0] in written)
+    plan.outside = here(placement) is None
+    if plan.outside:
+        plan.fast = False
+        plan.stand_in = not _has_meta_backward(plan.run, call)
+        if plan.kind == "direct":
+            plan.kind = "run"
+    return plan
+
+
+class _Floats(tuple):
+    """The float arguments of a call, as the last part of a key."""
+
+    __slots__ = ()
+
+
+def _floats(args: tuple, kwargs: dict) -> _Floats:
+    found: list[float] = []
+
+    def visit(value: Any) -> None:
+        if value.__class__ is float or value.__class__ is complex:
+            found.append(value)
+        elif value.__class__ is tuple or value.__class__ is list:
+            for item in value:
+                visit(item)
+
+    visit(args)
+    visit(tuple(kwargs.values()))
+    return _Floats(found)
+
+
+def _by_value(known: Known, key: tuple) -> Callable[..., Any]:
+    """Plans of a call that depend on its floats: they are looked up again, by their values."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        exact = (*key, _floats(args, kwargs))
+        plan = plans.get(exact)
+        if plan is None:
+            plan = plans[exact] = _make_plan(known, args, kwargs, exact)
+        return execute(plan, args, kwargs)
+
+    return run
+
+
+def _plan_whole(plan: Plan, specs: Sequence[TensorSpec]) -> None:
+    everywhere = (B,) * plan.placement.ndim
+    plan.boxes = tuple(
+        (i, spec.with_sbp(everywhere)) for i, spec in enumerate(specs) if spec.sbp != everywhere
+    )
+    if plan.inplace and not plan.boxes:
+        plan.kind, plan.outs = "direct" if not plan.adopt else "run", (specs[0],)
+        plan.fast = plan.kind == "direct"
+
+
+def _reshaped_in_place(name: str) -> Callable[..., Any]:
+    """x.t_(), x.unsqueeze_(0), ...: ``x`` becomes its own view, spec and all."""
+
+    def run(x: Any, *args: Any, **kwargs: Any) -> Any:
+        if x.requires_grad:
+            raise RuntimeError(
+                f"{name}_: it changes the shape of {x._spec}, which requires grad, and the "
+                "history of a global tensor "
+                f"keeps its shape. Use x.{name}(...), which returns a new tensor."
+            )
+        view = getattr(_Tensor, name)(x, *args, **kwargs)
+        with HookOff():
+            _Tensor.data.__set__(x, plain(view))  # type: ignore[attr-defined]
+        x._spec = view._spec
+        return x
+
+    return run
+
+
+def _apply_row(
+    plan: Plan, row: table.Row, specs: tuple[TensorSpec, ...], call: Call, key: tuple
+) -> None:
+    """Turn ``plan`` into what the row says, or leave it whole where the row does not fit."""
+    level = (
+        key[0],
+        plan.placement,
+        tuple((s.sbp, tuple(n == 1 for n in s.shape), s.dtype) for s in specs),
+        tuple(_shapeless(part) for part in key[1:]),
+    )
+    outs, result = _logical_outputs(plan.run, row, call, level)
+    if outs is None:
+        return
+    if not outs:  # a question about shapes or dtypes, answered by the meta run
+        plan.kind, plan.constant = "constant", result
+        return
+    if call.inplace and outs[0].shape != specs[0].shape:
+        plan.kind, plan.run = "handler", _reshaped_in_place(call.name)
+        return
+    call.outs = outs
+    choice = _choose(plan, row, specs, call, level)
+    if choice is None:
+        return
+    placement = plan.placement
+    plan.choice = choice
+    plan.specs = tuple(spec.with_sbp(s) for spec, s in zip(specs, choice.ins, strict=True))
+    plan.outs = tuple(
+        TensorSpec.of(placement, s, out.shape, out.dtype)
+        for out, s in zip(outs, choice.outs, strict=True)
+    )
+    plan.boxes = tuple(
+        (i, plan.specs[i]) for i in range(len(specs)) if plan.specs[i] is not specs[i]
+    )
+    if choice.form is not None:
+        plan.kind = "form"
+    elif row.localize is not None:
+        at = here(placement)
+        ins = [spec.local_shape(at) for spec in plan.specs]
+        plan.template = row.localize(call, ins, [spec.local_shape(at) for spec in plan.outs])
+        plan.kind = "template"
+        moved = plan.boxes or plan.adopt or plan.inplace
+        (head, *rest), named = plan.template
+        if not moved and not named and head.__class__ is Operand and len(specs) == 1:
+            plan.fast, plan.sizes = head is call.args[0], tuple(rest)
+    else:
+        plan.kind = "run" if plan.boxes or plan.adopt else "direct"
+        plan.fast = plan.kind == "direct"
+
+
+def _choose(
+    plan: Plan, row: table.Row, specs: tuple[TensorSpec, ...], call: Call, level: tuple
+) -> Choice | None:
+    """Second cache level: where nothing needs boxing, the choice holds for every shape with the
+    same pattern."""
+    placement = plan.placement
+    # Rules written as functions may look at sizes, so only notation rows are remembered across
+    # shapes.
+    remembered = choices.get(level) if isinstance(row.rule, str) else None
+    if remembered is not None:
+        return remembered
+    by_axis = candidates(row, call, placement)
+    if by_axis is None:
+        return None
+    pin: NdSbp | None = specs[0].sbp if plan.inplace else None
+    choice = choose(call, specs, by_axis, pin)
+    if choice is not None and not choice.boxed:
+        if len(choices) >= MAX_PLANS:
+            choices.clear()
+        choices[level] = choice
+    return choice
+
+
+def candidates(row: table.Row, call: Call, placement: Placement) -> list[list[Signature]] | None:
+    """For each axis of ``placement`` the signatures that the row claims for ``call``; None where
+    it does not fit."""
+    specs = [operand.spec for operand in call.operands]
+    truths = any(x.dtype is torch.bool for x in (*specs, *call.outs))
+    by_axis = []
+    for axis in range(placement.ndim):
+        call.axis = axis
+        try:
+            options = row.signatures(call, placement.shape[axis])
+        except (IndexError, ValueError, KeyError, TypeError, ZeroDivisionError):
+            return None  # the row does not fit this call
+        by_axis.append(options if not truths else [o for o in options if _allowed(o, call)])
+    return by_axis
+
+
+def _allowed(option: Any, call: Call) -> bool:
+    """A bool cannot be a sum."""
+    pairs = [(o.spec.dtype, s) for o, s in zip(call.operands, option.ins, strict=True)]
+    pairs += [(o.dtype, s) for o, s in zip(call.outs, option.outs, strict=True)]
+    return not any(s.is_partial and dtype is torch.bool for dtype, s in pairs)
+
+
+def _shapeless(part: Any) -> Any:
+    if part.__class__ is TensorSpec:
+        return None
+    if part.__class__ is tuple:
+        return tuple(_shapeless(item) for item in part) if part[:1] != (_Tensor,) else None
+    return part
+
+
+def _logical_outputs(
+    run: Callable[..., Any], row: table.Row, call: Call, level: tuple
+) -> tuple[tuple[Out, ...] | None, Any]:
+    """Shapes and dtypes of the outputs, by running the op on meta tensors of the logical shapes.
+
+    Where the rule says the shapes itself, the dtypes of an earlier call that differed in sizes only
+    are used again. None where the op has no meta form or its shapes depend on data.
+    """
+    known = dtypes.get(level)
+    if known is not None:
+        shapes = row.out_shapes(call)
+        if shapes is not None and len(shapes) == len(known):
+            return tuple(Out(torch.Size(s), d) for s, d in zip(shapes, known, strict=True)), None
+    made = _on_meta(run, call)
+    if made is None:
+        return None, None
+    result, metas = made
+    found: list[Any] = metas[:1] if call.inplace else []  # x[i] = v gives None
+    if not call.inplace:
+        collect((result,), found)
+    if found or result is None:
+        if len(dtypes) >= MAX_PLANS:
+            dtypes.clear()
+        dtypes[level] = tuple(t.dtype for t in found)
+        return tuple(Out(t.shape, t.dtype) for t in found), result
+    return (), result
+
+
+def _on_meta(run: Callable[..., Any], call: Call) -> tuple[Any, list[torch.Tensor]] | None:
+    """What ``call`` gives on meta tensors, and these; None where it has no meta form or asks for
+    values."""
+    metas = [torch.empty(o.shape, dtype=o.spec.dtype, device="meta") for o in call.operands]
+    kwargs = {k: v for k, v in call.kwargs.items() if k not in ("device", "pin_memory")}
+    try:
+        with HookOff(), torch.no_grad():
+            return run(*fill(call.args, metas), **fill(kwargs, metas)), metas
+    except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
+        return None
+
+
+def _has_meta_backward(run: Callable[..., Any], call: Call) -> bool:
+    """Whether torch can differentiate ``call`` on meta tensors; True where it does not at all."""
+    metas = [torch.empty(o.shape, dtype=o.spec.dtype, device="meta") for o in call.operands]
+    leaves = [x.requires_grad_() for x in metas if x.dtype.is_floating_point or x.dtype.is_complex]
+    found: list[Any] = []
+    with HookOff(), torch.enable_grad():
+        try:
+            # Copies, so that ops may write into them.
+            copies = [x.clone() for x in metas]
+            result = run(*fill(call.args, copies), **fill(call.kwargs, copies))
+            collect((result, copies[:1]), found)
+        except Exception:  # noqa: BLE001  (what the op itself refuses shows when it runs)
+            return True
+        outs = [x for x in found if x.requires_grad and x.grad_fn is not None]
+        try:
+            torch.autograd.grad(
+                outs, leaves, [torch.empty_like(x) for x in outs], allow_unused=True
+            )
+        except Exception:  # noqa: BLE001  (meta kernels raise errors of many kinds)
+            return not outs
+    return True
+
+
+def common_placement(name: str, tensors: Sequence[Any]) -> Placement:
+    """The one placement of the global tensors among ``tensors``."""
+    first = None
+    for t in tensors:
+        if is_global(t):
+            if first is None:
+                first = t
+            elif t._spec.placement != first._spec.placement:
+                raise RuntimeError(
+                    f"{name}: its tensors are on different placements, and boxing does not move "
+                    "tensors between "
+                    f"placements by itself.\n  One is {first._spec}, another is {t._spec}.\n"
+                    "  Move one of them first: x.to_global(placement=y.placement)."
+                )
+    assert first is not None
+    return first._spec.placement
+
+
+def _with_hook_off(run: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with HookOff():
+            return run(*args, **kwargs)
+
+    return call
+
+
+# Arguments that torch reads as a number even where a 0-d tensor is given.
+_NUMBERS = ("alpha", "beta")
+
+
+def _with_numbers(run: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        read = {k: v.item() for k, v in kwargs.items() if k in _NUMBERS and isinstance(v, _Tensor)}
+        return run(*args, **{**kwargs, **read})
+
+    return call
+
+
+def _into_out(run: Callable[..., Any]) -> Callable[..., Any]:
+    """``op(..., out=t)``: the op, boxed to where ``t`` lies and written into it."""
+
+    def call(*args: Any, out: Any, **kwargs: Any) -> Any:
+        result = run(*args, **kwargs)
+        targets = out if isinstance(out, tuple | list) else (out,)
+        results = result if isinstance(out, tuple | list) else (result,)
+        for target, value in zip(targets, results, strict=True):
+            if target.shape != value.shape:
+                raise RuntimeError(
+                    f"out=: the result has shape {tuple(value.shape)} and out has "
+                    f"{tuple(target.shape)}, and a global "
+                    "tensor is not resized. Give an out of the result's shape, or leave out= away."
+                )
+            target.copy_(value)
+        return out
+
+    return call

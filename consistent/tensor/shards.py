@@ -1,0 +1,195 @@
+"""Shards as global tensors: retyping, boxing, taking plain tensors in.
+
+A global tensor is its local shard with another Python class and a spec.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mirrored.mirrored_tensor import MirroredTensor
+
+from ..boxing import check
+from ..boxing.differentiable import box, spread
+from ..boxing.run import here
+from ..spec import B, Placement, TensorSpec
+
+HookOff = torch._C.DisableTorchFunctionSubclass
+_Tensor = torch.Tensor
+
+# GlobalTensor, which stands on a higher floor; its module enters it.
+_class: Any = None
+
+
+def set_class(cls: Any) -> None:
+    """Say what shards are retyped to."""
+    global _class
+    _class = cls
+
+
+def is_global(x: Any) -> bool:
+    """Whether ``x`` is a global tensor."""
+    return x.__class__ is _class
+
+
+def attach(local: torch.Tensor, spec: TensorSpec) -> Any:
+    """Retype ``local``, a tensor that no one else holds, as the shard of a global tensor."""
+    local.__class__ = _class
+    local._spec = spec  # type: ignore[attr-defined]
+    return local
+
+
+def plain(x: torch.Tensor) -> torch.Tensor:
+    """The shard as a plain tensor that shares storage and autograd history."""
+    with HookOff():
+        return x.as_subclass(_Tensor)  # type: ignore[arg-type]
+
+
+def rebox(x: Any, target: TensorSpec, what: str = "to_global") -> Any:
+    """``x`` under ``target``; differentiable."""
+    check.calling(what)
+    return attach(box(x, x._spec, target), target)
+
+
+def adopt(x: torch.Tensor, placement: Placement, what: str) -> Any:
+    """A plain tensor that every rank has alike, as a broadcast global tensor; its gradient is
+    the whole one."""
+    if x.__class__ is _class:
+        return x
+    refuse_mirrored(x, what)
+    if torch._C._functorch.is_functorch_wrapped_tensor(x):  # pyright: ignore
+        raise RuntimeError(  # operators make another message of a TypeError
+            f"{what}: a global tensor on {placement} meets a tensor that a torch.func or vmap "
+            "transform follows, and the "
+            "transform would see this rank's shard only. Use torch.autograd.grad, which works on "
+            "global tensors, or x.full()."
+        )
+    spec = TensorSpec.of(placement, (B,) * placement.ndim, x.shape, x.dtype)
+    if check.enabled:
+        check.check_equal(x, placement, f"a plain tensor given to {what}")
+    if here(placement) is None or (torch.is_grad_enabled() and x.requires_grad):
+        return attach(spread(x, spec), spec)
+    return attach(x.detach(), spec)
+
+
+def refuse_mirrored(x: Any, what: str) -> None:
+    """Raise if ``x``, met among global tensors, is an element of a mirrored one."""
+    if x.__class__ is MirroredTensor:
+        raise RuntimeError(  # operators make another message of a TypeError
+            f"{what}: a mirrored tensor meets a global one. The mirrored one is a list with one "
+            "element a device, over ranks "
+            f"{x.ranks}, here of shape {tuple(x.shape)}; nothing says how the elements make up "
+            "one logical tensor.\n"
+            "  Say it with mirrored.to_global(sbp) (split(0) joins them), or use the global "
+            "tensor's pieces: x.to_mirrored()."
+        )
+
+
+def promote(x: torch.Tensor, placement: Placement, what: str) -> Any:
+    """A plain tensor that a global one is written into: from now on this very object is a B
+    global tensor."""
+    if x.requires_grad:
+        raise RuntimeError(
+            f"{what}_: a global tensor is written in place into a plain tensor of shape "
+            f"{tuple(x.shape)} that requires "
+            "grad, and its history is not global. Make it global first: consistent.distribute(x, "
+            "placement, sbp.broadcast)."
+        )
+    if check.enabled:
+        check.check_equal(x, placement, f"the plain tensor that {what}_ writes into")
+    spec = TensorSpec.of(placement, (B,) * placement.ndim, x.shape, x.dtype)
+    if here(placement) is None:
+        x.data = torch.empty(x.shape, dtype=x.dtype, device="meta")
+    return attach(x, spec)
+
+
+def retype(out: Any, outs: tuple[TensorSpec, ...]) -> Any:
+    """Attach specs to the tensors in ``out``, in order."""
+    position = 0
+
+    def visit(value: Any) -> None:
+        nonlocal position
+        if isinstance(value, _Tensor):
+            spec = outs[position]
+            position += 1
+            if value.__class__ is _Tensor:
+                attach(value, spec if value.dtype is spec.dtype else spec.with_dtype(value.dtype))
+        elif isinstance(value, tuple | list):
+            for item in value:
+                visit(item)
+
+    visit(out)
+    return out
+
+
+def whole_result(out: Any, placement: Placement) -> tuple[Any, tuple[TensorSpec, ...]]:
+    """Tensors that an op made of whole inputs are B, whatever their shapes turned out to be."""
+    outs: list[TensorSpec] = []
+    everywhere = (B,) * placement.ndim
+
+    def visit(value: Any) -> Any:
+        if value.__class__ is _Tensor:
+            spec = TensorSpec.of(placement, everywhere, value.shape, value.dtype)
+            outs.append(spec)
+            attach(value, spec)
+        elif isinstance(value, tuple | list):
+            for item in value:
+                visit(item)
+        elif isinstance(value, dict):
+            for item in value.values():
+                visit(item)
+        return value
+
+    return visit(out), tuple(outs)
+
+
+# Ops whose result shares storage with their input on one device. Where boxing had to move data
+# first the result is a copy, and writing into it would be lost, so that is an error and not a wrong
+# value.
+VIEWS = frozenset(
+    "getitem select narrow view reshape view_as transpose t permute movedim moveaxis swapaxes "
+    "swapdims squeeze "
+    "unsqueeze expand expand_as split chunk split_with_sizes tensor_split unbind diagonal flatten "
+    "unflatten "
+    "unfold real imag".split()
+)
+
+
+def is_view(plan: Any) -> bool:
+    """Whether the op's result would share storage with its input on one device."""
+    if plan.name != "getitem":
+        return plan.name in VIEWS
+    # Tensors and lists of numbers as an index make a copy, in torch as here.
+    index = plan.call.args[1] if plan.call.args[1].__class__ is tuple else (plan.call.args[1],)
+    return len(plan.call.operands) == 1 and not any(isinstance(part, list | bool) for part in index)
+
+
+def mark_moved(out: Any) -> None:
+    for value in out if isinstance(out, tuple | list) else (out,):
+        value._moved_view = True
+
+
+def moved_view_error(name: str) -> RuntimeError:
+    return RuntimeError(
+        f"{name}_: this tensor is a view on one device, but boxing had to move its data, so what "
+        "is written here would "
+        "not reach the tensor it was taken from. Write into that tensor instead: x[index] = value."
+    )
+
+
+def check_partial(what: str, spec: TensorSpec) -> None:
+    """Raise for a bool that is P."""
+    if spec.dtype is torch.bool and any(entry.is_partial for entry in spec.sbp):
+        raise ValueError(
+            f"{what}: {spec} is bool and P, and truth values have no sum. "
+            "Use S or B, or an integer dtype such as torch.int64."
+        )
+
+
+def device_of(placement: Placement) -> torch.device:
+    """Where this rank keeps its shard."""
+    if placement.type == "cuda":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

@@ -1,0 +1,31 @@
+// Every schema of the native library on one screen, and the module that Python imports to load it.
+//
+// Each op ends in the same arguments: the seed, the op counter, and where the
+// local tensor lies in the logical one (its first index, and the logical sizes).
+
+#include <Python.h>
+#include <torch/library.h>
+
+#define CONSISTENT_WHERE "int seed, SymInt counter, SymInt[] starts, SymInt[] logical_sizes"
+#define CONSISTENT_FILL(name, parameters) \
+  m.def(name "(Tensor(a!) self, " parameters ", " CONSISTENT_WHERE ") -> ()")
+
+TORCH_LIBRARY(consistent, m) {
+  CONSISTENT_FILL("uniform_", "float low, float high");
+  CONSISTENT_FILL("normal_", "float mean, float std");
+  CONSISTENT_FILL("log_normal_", "float mean, float std");
+  CONSISTENT_FILL("exponential_", "float rate");
+  CONSISTENT_FILL("cauchy_", "float median, float scale");
+  CONSISTENT_FILL("geometric_", "float p");
+  CONSISTENT_FILL("bernoulli_", "float p");
+  CONSISTENT_FILL("bernoulli_tensor_", "Tensor p");
+  CONSISTENT_FILL("randint_", "int low, int high");
+  m.def("dropout(Tensor x, float p, " CONSISTENT_WHERE ") -> Tensor");
+  m.def("randperm(int n, int seed, SymInt counter, *, Device? device=None) -> Tensor");
+}
+
+// Importing consistent.local._C only loads the library; its ops live in torch.ops.consistent.
+PyMODINIT_FUNC PyInit__C(void) {
+  static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr};
+  return PyModule_Create(&module);
+}

@@ -1,0 +1,81 @@
+// Random values that do not depend on how a tensor is cut: each is a function of the seed, the op
+// counter and the element's row-major index in the logical tensor. CPU and CUDA give the same bits.
+//
+// Element e takes word e % 4 of block e / 4 where 32 bits are enough, else words 2 (e % 2) and
+// 2 (e % 2) + 1 of block e / 2. A normal is made from the two draws of its even-odd pair.
+
+#pragma once
+
+#include <cstdint>
+
+#include "storage.h"
+
+namespace consistent {
+
+// What one rank holds of the logical tensor, as `runs` stretches of `run` consecutive elements.
+// Run r begins at offset + sum of digit[d] * stride[d], r written with the digits' bases `size`.
+struct Box {
+  static constexpr int kMaxDims = 32;
+  int64_t offset = 0;
+  int64_t run = 1;
+  int64_t runs = 1;
+  int dims = 0;
+  int64_t size[kMaxDims];
+  int64_t stride[kMaxDims];
+
+  CONSISTENT_INLINE int64_t run_start(int64_t r) const {
+    int64_t start = offset;
+    for (int d = dims - 1; d >= 0; --d) {
+      start += (r % size[d]) * stride[d];
+      r /= size[d];
+    }
+    return start;
+  }
+};
+
+enum class Kind {
+  uniform,      // [a, b), never outside [bottom, top] whatever the rounding
+  normal,       // mean a, deviation b
+  log_normal,   // exp of that
+  exponential,  // rate a
+  cauchy,       // median a, scale b
+  bernoulli,    // 1 where the word is at most `last`, times a (0 when nothing may be 1)
+  randint,      // low + [0, range)
+  geometric     // trials up to the first success: ceil(ln u / a), at most b
+};
+
+struct Distribution {
+  Kind kind;
+  double a = 0, b = 0;
+  double bottom = 0, top = 0;
+  int64_t low = 0;
+  uint64_t range = 0;  // 0 stands for 2^64
+  uint32_t last = 0;
+};
+
+// Scale what is kept, and keep where the word is at most `last`.
+struct Dropout {
+  uint32_t last;
+  double scale;
+};
+
+// CPU: local elements [begin, end) of the box, so that the caller may share them among threads.
+// CUDA: the whole box. Stream is a cudaStream_t.
+void fill_cpu(void* out, Dtype dtype, Distribution distribution, Draw draw, const Box& box,
+              int64_t begin, int64_t end);
+void fill_cuda(void* out, Dtype dtype, Distribution distribution, Draw draw, const Box& box,
+               void* stream);
+
+// One probability an element.
+void bernoulli_cpu(void* out, Dtype dtype, const double* p, Draw draw, const Box& box,
+                   int64_t begin, int64_t end);
+void bernoulli_cuda(void* out, Dtype dtype, const double* p, Draw draw, const Box& box,
+                    void* stream);
+
+// out = x * (keep ? scale : 0), for x of a floating type.
+void dropout_cpu(void* out, Dtype dtype, const void* x, Dropout dropout, Draw draw, const Box& box,
+                 int64_t begin, int64_t end);
+void dropout_cuda(void* out, Dtype dtype, const void* x, Dropout dropout, Draw draw, const Box& box,
+                  void* stream);
+
+}  // namespace consistent

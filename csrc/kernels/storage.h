@@ -1,0 +1,88 @@
+// The element types tensors are stored in, and how a value is rounded into each.
+
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "philox.h"
+
+namespace consistent {
+
+enum class Dtype { f32, f64, f16, bf16, u8, i8, i16, i32, i64, boolean };
+
+struct Half {
+  uint16_t bits;
+};
+struct BFloat16 {
+  uint16_t bits;
+};
+
+// The type arithmetic is done in before rounding to T.
+template <class T>
+using Real = std::conditional_t<std::is_same<T, double>::value, double, float>;
+
+// Round to nearest even, as the hardware does. The sum with `base` rounds at f16's last bit, for
+// normal and subnormal results alike (Dukhan's FP16 conversion).
+CONSISTENT_INLINE Half to_half(float value) {
+  const uint32_t word = bits_as<uint32_t>(value);
+  const uint32_t doubled = word + word;
+  const float magnitude = bits_as<float>(word & 0x7FFFFFFFu);
+  const uint32_t exponent = doubled & 0xFF000000u;
+  const uint32_t bias = exponent < 0x71000000u ? 0x71000000u : exponent;
+  const float base = bits_as<float>((bias >> 1) + 0x07800000u) + (magnitude * 0x1p112f) * 0x1p-110f;
+  const uint32_t bits = bits_as<uint32_t>(base);
+  const uint32_t rounded = ((bits >> 13) & 0x7C00u) + (bits & 0x0FFFu);
+  return Half{uint16_t((word >> 31 << 15) | (doubled > 0xFF000000u ? 0x7E00u : rounded))};
+}
+
+CONSISTENT_INLINE float from_half(Half half) {
+  const uint32_t word = uint32_t(half.bits) << 16;
+  const uint32_t doubled = word + word;
+  const float normal = bits_as<float>((doubled >> 4) + (0xE0u << 23)) * 0x1p-112f;
+  const float subnormal = bits_as<float>((doubled >> 17) | (126u << 23)) - 0.5f;
+  const uint32_t bits = bits_as<uint32_t>(doubled < (1u << 27) ? subnormal : normal);
+  return bits_as<float>((word & 0x80000000u) | bits);
+}
+
+CONSISTENT_INLINE BFloat16 to_bfloat16(float value) {
+  const uint32_t word = bits_as<uint32_t>(value);
+  const uint32_t rounded = (word + 0x7FFFu + ((word >> 16) & 1u)) >> 16;
+  return BFloat16{uint16_t((word & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC0u : rounded)};
+}
+
+template <class T>
+struct Storage {  // double and integers hold what they are given
+  template <class V>
+  static CONSISTENT_INLINE T store(V value) {
+    return T(value);
+  }
+  static CONSISTENT_INLINE T load(T value) { return value; }
+};
+template <>
+struct Storage<bool> {
+  template <class V>
+  static CONSISTENT_INLINE bool store(V value) {
+    return value != V(0);
+  }
+};
+template <>
+struct Storage<Half> {
+  template <class V>
+  static CONSISTENT_INLINE Half store(V value) {
+    return to_half(float(value));
+  }
+  static CONSISTENT_INLINE float load(Half value) { return from_half(value); }
+};
+template <>
+struct Storage<BFloat16> {
+  template <class V>
+  static CONSISTENT_INLINE BFloat16 store(V value) {
+    return to_bfloat16(float(value));
+  }
+  static CONSISTENT_INLINE float load(BFloat16 value) {
+    return bits_as<float>(uint32_t(value.bits) << 16);
+  }
+};
+
+}  // namespace consistent

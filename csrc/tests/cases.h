@@ -1,0 +1,64 @@
+// What the programs in this folder try: boxes of several shapes, and a distribution of each kind.
+
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "../kernels/random.h"
+
+namespace consistent {
+
+inline int size_of(Dtype dtype) {
+  const int sizes[] = {4, 8, 2, 2, 1, 1, 2, 4, 8, 1};
+  return sizes[int(dtype)];
+}
+
+inline Box run_of(int64_t offset, int64_t count) {
+  Box box;
+  box.offset = offset;
+  box.run = count;
+  return box;
+}
+
+// `rows` runs of `run` elements, `stride` apart.
+inline Box rows_of(int64_t offset, int64_t rows, int64_t run, int64_t stride) {
+  Box box = run_of(offset, run);
+  box.runs = rows;
+  box.dims = 1;
+  box.size[0] = rows;
+  box.stride[0] = stride;
+  return box;
+}
+
+inline std::vector<Box> boxes() {
+  return {
+      run_of(0, 1 << 20),        run_of(3, 1000003),     run_of((int64_t(1) << 34) - 77, 100001),
+      rows_of(5, 1001, 37, 111), rows_of(1, 5000, 1, 6), rows_of(0, 300, 512, 1024)};
+}
+
+inline std::vector<Distribution> distributions() {
+  Distribution uniform{Kind::uniform, -1, 3, -1, 2.5};
+  Distribution bernoulli{Kind::bernoulli, 1};
+  bernoulli.last = 0x40000000u;
+  Distribution narrow{Kind::randint}, wide{Kind::randint};
+  narrow.range = 100;
+  wide.range = uint64_t(1) << 40;
+  return {uniform,
+          {Kind::normal, 0.5, 2},
+          {Kind::log_normal, 0.1, 0.5},
+          {Kind::exponential, 1.5},
+          {Kind::cauchy, 0.5, 2},
+          bernoulli,
+          narrow,
+          wide,
+          {Kind::geometric, -0.25, 127}};
+}
+
+inline bool applies(const Distribution& d, Dtype dtype) {
+  if (d.kind < Kind::bernoulli) return dtype <= Dtype::bf16;
+  if (d.range > 127) return dtype == Dtype::i64 || dtype == Dtype::f32 || dtype == Dtype::f64;
+  return true;
+}
+
+}  // namespace consistent

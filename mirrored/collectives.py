@@ -1,0 +1,150 @@
+"""The moves between ranks on plain tensors, over the current transport. No autograd here.
+
+In the drawings each column is a rank, letters are rows of numbers, and the reversed drawing is what
+happens to gradients: the transpose of a move is again a move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from . import comm
+from .comm import Ranks
+from .ordered import ordered_reduce
+
+
+def all_reduce(x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
+    """Every rank gets the sum (or max, min) of all ranks' `x`. `x: P -> B`
+
+    ```
+    forward    rank 0   rank 1   rank 2             rank 0   rank 1   rank 2
+                 a        b        c       --->      a+b+c    a+b+c    a+b+c
+    backward   x+y+z    x+y+z    x+y+z     <---        x        y        z
+    ```
+    """
+    return comm.current().all_reduce(x, ranks, op)
+
+
+def all_gather(x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tensor:
+    """All ranks' `x`, joined along `dim`; `sizes[k]` is the size of that of `ranks[k]`. `S -> B`
+
+    ```
+    forward    rank 0   rank 1   rank 2             rank 0   rank 1   rank 2
+                 a        .        .                   a        a        a
+                 .        b        .       --->        b        b        b
+                 .        .        c                   c        c        c
+
+    backward   the sum over ranks, each its part: reduce_scatter
+               x0+y0+z0    .        .                  x0       y0       z0
+                 .      x1+y1+z1    .      <---        x1       y1       z1
+                 .         .     x2+y2+z2              x2       y2       z2
+    ```
+    """
+    shapes = [_resized(x.shape, dim, size) for size in sizes]
+    out, slots = _joinable(x, shapes, dim)
+    pieces = comm.current().all_gather(x, shapes, ranks, slots)
+    return torch.cat(pieces, dim) if out is None else out
+
+
+def reduce_scatter(
+    x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks, op: str = "sum"
+) -> Tensor:
+    """The sum over ranks, cut along `dim`: `ranks[k]` gets part k, of size `sizes[k]`. `P -> S`
+
+    ```
+    forward    rank 0   rank 1   rank 2             rank 0      rank 1      rank 2
+                 a0       b0       c0               a0+b0+c0       .           .
+                 a1       b1       c1      --->        .        a1+b1+c1       .
+                 a2       b2       c2                  .           .        a2+b2+c2
+
+    backward   all_gather
+                 x        x        x                   x           .           .
+                 y        y        y       <---        .           y           .
+                 z        z        z                   .           .           z
+    ```
+
+    An all-to-all of the parts and a sum in the order of `ranks`: the bytes of a reduce-scatter, and
+    the same bits whichever rank holds a part and however the parts are cut.
+    """
+    transport = comm.current()
+    own = sizes[comm.check_member("reduce_scatter", transport.rank, ranks)]
+    shapes = [_resized(x.shape, dim, own)] * len(ranks)
+    return ordered_reduce(transport.all_to_all(x.split(list(sizes), dim), shapes, ranks), op)
+
+
+def all_to_all(
+    x: Tensor,
+    split_dim: int,
+    split_sizes: Sequence[int],
+    concat_dim: int,
+    concat_sizes: Sequence[int],
+    ranks: Ranks,
+) -> Tensor:
+    """Held in parts of `concat_dim`, now in parts of `split_dim`. `S(concat_dim) -> S(split_dim)`
+
+    `split_sizes[k]` is what `ranks[k]` gets of `split_dim`, `concat_sizes[k]` what it held of
+    `concat_dim`.
+
+    ```
+    forward    rank 0     rank 1     rank 2             rank 0   rank 1   rank 2
+               a0 a1 a2      .          .                 a0       a1       a2
+                  .       b0 b1 b2      .       --->      b0       b1       b2
+                  .          .       c0 c1 c2             c0       c1       c2
+
+    backward   the same, the other way round
+               x0 y0 z0      .          .                 x0       y0       z0
+                  .       x1 y1 z1      .       <---      x1       y1       z1
+                  .          .       x2 y2 z2             x2       y2       z2
+    ```
+    """
+    transport = comm.current()
+    own = split_sizes[comm.check_member("all_to_all", transport.rank, ranks)]
+    kept = _resized(x.shape, split_dim, own)
+    shapes = [_resized(kept, concat_dim, size) for size in concat_sizes]
+    out, slots = _joinable(x, shapes, concat_dim)
+    pieces = transport.all_to_all(x.split(list(split_sizes), split_dim), shapes, ranks, slots)
+    return torch.cat(pieces, concat_dim) if out is None else out
+
+
+def broadcast(
+    x: Tensor | None,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device | str,
+    source: int,
+    ranks: Ranks,
+) -> Tensor:
+    """Every rank gets the `x` of world rank `source`; only there is `x` read.
+
+    ```
+    forward    rank 0   rank 1   rank 2             rank 0   rank 1   rank 2
+                 a        .        .       --->        a        a        a
+    backward   x+y+z      .        .       <---        x        y        z
+    ```
+    """
+    return comm.current().broadcast(x, shape, dtype, device, source, ranks)
+
+
+def _resized(shape: Sequence[int], dim: int, size: int) -> list[int]:
+    shape = list(shape)
+    shape[dim] = size
+    return shape
+
+
+def _joinable(
+    like: Tensor, shapes: Sequence[Sequence[int]], dim: int
+) -> tuple[Tensor | None, Sequence[Tensor] | None]:
+    """A tensor that joins pieces of `shapes` along `dim`, and its slices to receive them into.
+
+    Only where the dims before `dim` are 1 are slices contiguous; else (None, None), and the pieces
+    are joined by one more copy.
+    """
+    shape = shapes[0]
+    if any(n != 1 for n in shape[: dim % len(shape)]):
+        return None, None
+    sizes = [piece[dim] for piece in shapes]
+    out = torch.empty(_resized(shape, dim, sum(sizes)), dtype=like.dtype, device=like.device)
+    return out, out.split(sizes, dim)

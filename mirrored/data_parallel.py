@@ -1,0 +1,49 @@
+"""DataParallel: a module with a copy on every rank, whose gradients are averaged in backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from . import comm
+
+
+class DataParallel(DistributedDataParallel):
+    """``module`` with a copy on every rank; call it with this rank's part of the batch.
+
+    torch's own DistributedDataParallel: its buckets of gradients are on the wire while backward
+    still computes. Gradients are means over ranks, so with parts of equal size (as ``scatter``
+    gives) a mean loss has the gradients of the mean over the whole batch. Parameters and buffers
+    start as rank 0's.
+
+    Args:
+        module: plain parameters, on one device.
+        options: those of DistributedDataParallel, such as ``find_unused_parameters``.
+
+    Raises:
+        TypeError: a parameter is not a plain one.
+        RuntimeError: there is no process group, and no launcher that says how to make one.
+    """
+
+    def __init__(self, module: torch.nn.Module, **options: Any) -> None:
+        for name, parameter in module.named_parameters():
+            if type(parameter) is not torch.nn.Parameter:
+                raise TypeError(
+                    f"DataParallel: parameter {name!r} is a {type(parameter).__name__}.\n"
+                    "  Only plain parameters have a copy on every rank; the gradients of global "
+                    "ones are synchronised where they are.\n"
+                    "  Call the module itself on a batch that is split(0)."
+                )
+        size = comm.current().size  # under torchrun this starts torch.distributed
+        if not dist.is_initialized():
+            raise RuntimeError(
+                f"DataParallel: torch.distributed is not initialised, and the world has {size} "
+                "rank.\n"
+                "  Copies are kept equal by a process group.\n"
+                "  Start the program with torchrun, or initialise it: "
+                'torch.distributed.init_process_group("gloo").'
+            )
+        super().__init__(module, **options)

@@ -1,0 +1,266 @@
+"""MirroredTensor: this rank's element of a list that has one element a device.
+
+The object is the element: a ``torch.Tensor`` subclass, so ops on it are ops of torch, done here
+alone. Nothing says how the elements relate; ``to_global`` is where one does. The class is there so
+that such an element is never taken for a tensor that all ranks hold alike.
+"""
+
+from __future__ import annotations
+
+import copy as _copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from . import comm
+from .comm import Ranks
+
+_HookOff = torch._C.DisableTorchFunctionSubclass
+_Tensor = torch.Tensor
+
+# (x, sbp, placement, shape, check) -> the global tensor that x's elements make up. mirrored/ knows
+# nothing of global tensors: the package that does enters this.
+_to_global: Callable[..., Any] | None = None
+
+
+def enter_to_global(convert: Callable[..., Any]) -> None:
+    """Say how ``MirroredTensor.to_global`` makes a global tensor."""
+    global _to_global
+    _to_global = convert
+
+
+class MirroredTensor(torch.Tensor):
+    """This rank's element of a list with one element a device. Made by ``scatter``, ``from_local``.
+
+    A rank outside ``ranks`` follows the program with a ``meta`` tensor.
+    """
+
+    _ranks: Ranks
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        if not all(issubclass(cls, other) for other in types):
+            return NotImplemented  # the other class says what to call
+        kwargs = kwargs or {}
+        ranks = _common_ranks(func, (args, kwargs))
+        with _HookOff():
+            out = func(*args, **kwargs)
+        _type(out, ranks)
+        return out
+
+    @property
+    def ranks(self) -> Ranks:
+        """World ranks of the devices: element k of the list is on ``ranks[k]``."""
+        return self._ranks
+
+    def to_local(self) -> torch.Tensor:
+        """This element as a plain tensor that shares its storage and autograd history."""
+        with _HookOff():
+            return self.as_subclass(_Tensor)  # type: ignore[arg-type]
+
+    def to_list(self) -> list[torch.Tensor]:
+        """All elements as plain tensors, on every rank of the world; no autograd. A collective.
+
+        ```
+        rank 0   rank 1   rank 2             rank 0    rank 1    rank 2
+          a        b        c       --->     a b c     a b c     a b c
+        ```
+        """
+        transport = comm.current()
+        everyone = tuple(range(transport.size))
+        own = self.to_local().detach()
+        device = _here(own)
+        # Elements may differ in shape (the pieces of a tensor that does not split evenly).
+        notes = transport.gather_objects((tuple(own.shape), own.dtype), everyone)
+        shapes = [notes[rank][0] for rank in self._ranks]
+        dtypes = {notes[rank][1] for rank in self._ranks}
+        if len(dtypes) > 1:
+            raise ValueError(
+                f"to_list: the elements have the dtypes {sorted(map(str, dtypes))}.\n"
+                "  The elements of a mirrored tensor are of one dtype.\n"
+                "  Convert them on each rank first: x.to(torch.float32)."
+            )
+        if len(self._ranks) == len(everyone):
+            return transport.all_gather(own, shapes, self._ranks)
+        return [
+            transport.broadcast(
+                own if rank == transport.rank else None, shape, own.dtype, device, rank, everyone
+            )
+            for rank, shape in zip(self._ranks, shapes)
+        ]
+
+    def to_global(
+        self,
+        sbp: Any = None,
+        *,
+        placement: Any = None,
+        shape: Sequence[int] | None = None,
+        check: bool = True,
+    ) -> Any:
+        """The one logical tensor that the elements make up; differentiable.
+
+        Args:
+            sbp: how they do: split(0) (the default) joins them, broadcast says that they are equal,
+                partial_sum that they add up.
+            placement: a grid of ``ranks``; without it they lie on one axis.
+            shape: the logical shape, if known: then the ranks need not tell each other what they
+                hold.
+            check: verify that shapes and dtypes fit together, and for broadcast the values.
+
+        Raises:
+            ValueError: they do not make up such a tensor.
+        """
+        if _to_global is None:
+            raise RuntimeError(
+                "to_global: the package that has global tensors was not imported.\n"
+                "  mirrored/ alone knows only elements.\n"
+                "  Add: import consistent."
+            )
+        return _to_global(self, sbp, placement, shape, check)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"{repr(self.to_local())[:-1]}, mirrored over ranks {self._ranks})"
+
+    def __deepcopy__(self, memo: dict) -> MirroredTensor:
+        if id(self) not in memo:
+            memo[id(self)] = from_local(_copy.deepcopy(self.to_local(), memo), self._ranks)
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> tuple:
+        return (_rebuild, (self.to_local(), self._ranks))
+
+
+def from_local(element: torch.Tensor, ranks: Sequence[int] | None = None) -> MirroredTensor:
+    """A mirrored tensor of which this rank has ``element``; over all ranks if none are given.
+
+    Shares storage and autograd history with ``element``. On a rank outside ``ranks`` only its shape
+    and dtype are read.
+    """
+    if type(element) not in (_Tensor, torch.nn.Parameter):
+        raise TypeError(
+            f"from_local: element is a {type(element).__name__}, and an element is a plain tensor. "
+            f"Use {_plain_of(element)}."
+        )
+    members = _ranks_of(ranks)
+    if comm.current().rank not in members:
+        element = torch.empty_like(element, device="meta")
+    out = element.view_as(element)
+    _type(out, members)
+    return out  # type: ignore[return-value]
+
+
+def scatter(
+    parts: Sequence[Any],
+    ranks: Sequence[int] | None = None,
+    *,
+    device: torch.device | str | None = None,
+) -> MirroredTensor:
+    """A list with one element a device, which every rank passes whole, as a mirrored tensor.
+
+    ```
+    rank 0   rank 1   rank 2             rank 0   rank 1   rank 2
+    a b c    a b c    a b c     --->       a        b        c
+    ```
+
+    Nothing is sent. Element k goes to ``ranks[k]``, by default rank k. Its gradient stays there.
+
+    Args:
+        parts: tensors or numpy arrays of equal shapes and dtypes.
+        device: where to put this rank's element; without it, it stays where it is.
+
+    Raises:
+        ValueError: not as many elements as devices, or unequal shapes or dtypes.
+    """
+    members = _ranks_of(ranks)
+    if not isinstance(parts, list | tuple):
+        raise TypeError(
+            f"scatter: parts is a {type(parts).__name__}, and a list with one element for each of "
+            f"the {len(members)} devices is wanted. Cut it first: torch.chunk(x, {len(members)})."
+        )
+    if len(parts) != len(members):
+        raise ValueError(
+            f"scatter: the list has {len(parts)} elements, and there are {len(members)} devices, "
+            f"ranks {members}.\n"
+            f"  Each device takes one element. Cut the batch into {len(members)} parts."
+        )
+    elements = [torch.as_tensor(part) for part in parts]
+    for k, x in enumerate(elements):
+        if x.shape != elements[0].shape or x.dtype != elements[0].dtype:
+            raise ValueError(
+                f"scatter: element {k} is {x.dtype} {tuple(x.shape)}, and element 0 is "
+                f"{elements[0].dtype} {tuple(elements[0].shape)}.\n"
+                "  The devices do the same work, on parts of one shape and dtype.\n"
+                "  Cut evenly (leave the rest of the batch out, or pad it)."
+            )
+    rank = comm.current().rank
+    own = elements[members.index(rank) if rank in members else 0]
+    if device is not None and rank in members:
+        own = own.to(device)
+    return from_local(own, members)
+
+
+# -- types and ranks ------------------------------------------------------------------------------
+
+
+def _ranks_of(ranks: Sequence[int] | None) -> Ranks:
+    size = comm.current().size
+    members = tuple(range(size)) if ranks is None else tuple(int(rank) for rank in ranks)
+    if not members or len(set(members)) != len(members) or not set(members) <= set(range(size)):
+        raise ValueError(
+            f"mirrored: ranks are {members}, and the world has {size} (0 to {size - 1}).\n"
+            "  A mirrored tensor has one element on each of its ranks.\n"
+            "  Name ranks of the world, each once, or start more: torchrun --nproc_per_node N."
+        )
+    return members
+
+
+def _type(value: Any, ranks: Ranks) -> None:
+    """Retype the plain tensors in ``value``, which torch has just made."""
+    if value.__class__ is _Tensor or value.__class__ is MirroredTensor:
+        value.__class__ = MirroredTensor
+        value._ranks = ranks
+    elif isinstance(value, tuple | list):
+        for item in value:
+            _type(item, ranks)
+
+
+def _mirrored(value: Any) -> Iterator[MirroredTensor]:
+    if isinstance(value, MirroredTensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _mirrored(item)
+    elif isinstance(value, dict):
+        yield from _mirrored(list(value.values()))
+
+
+def _common_ranks(func: Callable[..., Any], args: Any) -> Ranks:
+    found = list(_mirrored(args))
+    ranks = found[0]._ranks
+    for x in found:
+        if x._ranks != ranks:
+            raise ValueError(
+                f"{getattr(func, '__name__', func)}: one mirrored tensor lies on ranks {ranks}, "
+                f"another on {x._ranks}.\n"
+                "  Ops on mirrored tensors are local, so both need an element on each device.\n"
+                "  Scatter both lists over the same ranks."
+            )
+    return ranks
+
+
+def _here(x: torch.Tensor) -> torch.device:
+    """Where this rank receives: with ``x``; outside the ranks on torch's default device."""
+    return torch.empty(0).device if x.is_meta else x.device
+
+
+def _plain_of(x: Any) -> str:
+    if isinstance(x, MirroredTensor):
+        return "x.to_local()"
+    return "x.to_mirrored()" if hasattr(x, "to_mirrored") else "torch.as_tensor(x)"
+
+
+def _rebuild(element: torch.Tensor, ranks: Ranks) -> MirroredTensor:
+    return from_local(element, ranks)

@@ -1,0 +1,184 @@
+"""Simulated ranks: threads of one process that pass each other copies of tensors.
+
+Every ordered pair of ranks has a queue; a collective is a round of messages. Autograd's backward on
+CPU runs in the thread that calls it, so differentiable code works too. Not for CUDA backward, which
+runs in threads of the engine that belong to no rank.
+
+What would hang between processes raises here: a rank that fails ends all others with `RankAborted`,
+ranks that wait for each other in a circle (or for one that has returned) raise, and so do ranks
+whose calls do not match.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..comm import Done, Handle, Ranks, Transport, use
+from ..ordered import ordered_reduce
+
+
+class RankAborted(RuntimeError):
+    """This simulated rank was ended because another one failed."""
+
+
+class World:
+    """What the simulated ranks share: the queues, who waits for whom, and the first failure."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.changed = threading.Condition()
+        self.queues: dict[tuple[int, int], deque[tuple[str, Any]]] = {
+            (a, b): deque() for a in range(size) for b in range(size)
+        }
+        self.waiting: dict[int, tuple[int, str]] = {}
+        self.finished: set[int] = set()
+        self.failure: BaseException | None = None
+
+    def send(self, source: int, to: int, what: str, message: Any) -> None:
+        with self.changed:
+            self.queues[source, to].append((what, message))
+            self.changed.notify_all()
+
+    def receive(self, source: int, to: int, what: str) -> Any:
+        """The next message from `source`, which must be part of the same call `what`."""
+        queue = self.queues[source, to]
+        with self.changed:
+            self.waiting[to] = (source, what)
+            while not queue and self.failure is None:
+                self._check_progress()
+                self.changed.wait()
+            del self.waiting[to]
+            if self.failure is not None:
+                raise RankAborted(f"rank {to}: ended in {what}, for another rank failed")
+            sent, message = queue.popleft()
+        if sent != what:
+            raise RuntimeError(
+                f"rank {to} calls {what} while rank {source} calls {sent}.\n"
+                "  Ranks of one group must make the same calls in the same order.\n"
+                "  Look for a branch that only some of the ranks take."
+            )
+        return message
+
+    def _check_progress(self) -> None:
+        """Raise if no rank can ever move again. Called with the lock held, on the last to wait."""
+        stuck = {to for to, (source, _) in self.waiting.items() if not self.queues[source, to]}
+        if len(stuck | self.finished) < self.size:
+            return
+        lines = [f"    rank {to} waits for rank {s} in {w}" for to, (s, w) in self.waiting.items()]
+        lines += [f"    rank {rank} has returned" for rank in sorted(self.finished)]
+        raise RuntimeError(
+            "simulated ranks wait for messages that nobody will send.\n"
+            + "\n".join(lines)
+            + "\n  Let every rank of a group make the same calls in the same order."
+        )
+
+    def fail(self, error: BaseException) -> None:
+        with self.changed:
+            self.failure = self.failure or error
+            self.changed.notify_all()
+
+    def finish(self, rank: int) -> None:
+        with self.changed:
+            self.finished.add(rank)
+            self.changed.notify_all()
+
+
+class InProcess(Transport):
+    """Rank `rank` of a simulated `world`."""
+
+    def __init__(self, world: World, rank: int) -> None:
+        self.world = world
+        self._rank = rank
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        return self.world.size
+
+    def _round(self, what: str, ranks: Ranks, messages: Sequence[Any]) -> list[Any]:
+        """Send `messages[k]` to `ranks[k]`; what each rank of `ranks` sent here."""
+        what = f"{what} over ranks {tuple(ranks)}"
+        for to, message in zip(ranks, messages, strict=True):
+            self.world.send(self._rank, to, what, message)
+        return [self.world.receive(source, self._rank, what) for source in ranks]
+
+    def _reduce(self, x: Tensor, ranks: Ranks, op: str) -> Handle:
+        # One copy serves all receivers: they only read it.
+        what = f"all_reduce({op}) of {tuple(x.shape)}"
+        pieces = self._round(what, ranks, [x.clone()] * len(ranks))
+        return Done(ordered_reduce(pieces, op))
+
+    def _all_gather(self, x: Tensor, out: Sequence[Tensor], ranks: Ranks) -> None:
+        pieces = self._round("all_gather", ranks, [x.clone()] * len(ranks))
+        _fill(out, pieces)
+
+    def _all_to_all(self, pieces: Sequence[Tensor], out: Sequence[Tensor], ranks: Ranks) -> None:
+        _fill(out, self._round("all_to_all", ranks, [piece.clone() for piece in pieces]))
+
+    def _broadcast(self, x: Tensor, source: int, ranks: Ranks) -> None:
+        mine = x.clone() if source == self._rank else None
+        pieces = self._round(f"broadcast from {source}", ranks, [mine] * len(ranks))
+        _fill([x], [pieces[ranks.index(source)]])
+
+    def _exchange(
+        self,
+        sends: Sequence[tuple[int, Tensor]],
+        out: Sequence[tuple[int, Tensor]],
+        ranks: Ranks,
+        device: torch.device,
+    ) -> None:
+        for to, x in sends:
+            self.world.send(self._rank, to, "exchange", x.clone())
+        for source, x in out:
+            _fill([x], [self.world.receive(source, self._rank, "exchange")])
+
+    def _gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]:
+        return self._round("gather_objects", ranks, [copy.deepcopy(obj) for _ in ranks])
+
+
+def _fill(out: Sequence[Tensor], pieces: Sequence[Tensor]) -> None:
+    for x, piece in zip(out, pieces, strict=True):
+        if x.shape != piece.shape or x.dtype != piece.dtype:
+            raise RuntimeError(
+                f"a rank expects {x.dtype} {tuple(x.shape)} and gets {piece.dtype} "
+                f"{tuple(piece.shape)}.\n  Shapes and dtypes must agree between ranks.\n"
+                "  Pass the shape that the sending rank's piece has."
+            )
+        x.copy_(piece)
+
+
+def run_ranks(fn: Callable[[int], Any], size: int) -> list[Any]:
+    """Run `fn(rank)` on `size` simulated ranks; the results in order of rank.
+
+    Re-raises the first error. The ranks share torch's global random state: seed generators instead.
+    """
+    world = World(size)
+    results: list[Any] = [None] * size
+
+    def main(rank: int) -> None:
+        try:
+            with use(InProcess(world, rank)):
+                results[rank] = fn(rank)
+        except BaseException as error:  # noqa: BLE001 - carried over to the caller's thread
+            world.fail(error)
+        finally:
+            world.finish(rank)
+
+    threads = [threading.Thread(target=main, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if world.failure is not None:
+        raise world.failure
+    return results

@@ -1,0 +1,89 @@
+"""Builds the native part: csrc/ -> consistent.local._C. Everything else is in pyproject.toml.
+
+CONSISTENT_CUDA=1 insists on CUDA kernels, CONSISTENT_CUDA=0 leaves them out; unset, they are built
+when torch has CUDA and nvcc is found."""
+
+import os
+import shutil
+import sys
+from glob import glob
+
+from setuptools import setup
+
+TORCH_SUPPORTED = ((2, 11), (2, 13))
+# CPU and CUDA must give the same bits: multiply and add are fused where the source says so only.
+CXX_FLAGS = ["-O3", "-g0", "-Wall", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+NVCC_FLAGS = ["-O3", "-fmad=false"]
+
+
+def stop(sentence: str) -> None:
+    """Ends the build with one sentence; pip prints it as the last line of its report."""
+    sys.stdout.flush()
+    raise SystemExit(f"consistent: {sentence}")
+
+
+def load_cpp_extension():
+    try:
+        import torch
+    except ImportError:
+        stop(
+            "torch was not found while building; install it first (torch>=2.11,<2.14), then run "
+            "`pip install --no-build-isolation -e .`."
+        )
+    low, high = TORCH_SUPPORTED
+    found = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if not low <= found <= high:
+        stop(
+            f"torch {torch.__version__} is installed, but the native code is written for torch "
+            "2.11 to 2.13; install one of these, for example torch==2.13.0."
+        )
+    from torch.utils import cpp_extension
+
+    return torch, cpp_extension
+
+
+def check_compiler(cpp_extension) -> None:
+    compiler = cpp_extension.get_cxx_compiler()
+    if shutil.which(compiler.split()[0]) is None:
+        stop(
+            f"the C++ compiler `{compiler}` was not found; install g++ (or clang++) or name one "
+            "in the environment variable CXX."
+        )
+
+
+def wants_cuda(torch, cpp_extension) -> bool:
+    choice = os.environ.get("CONSISTENT_CUDA", "")
+    if choice not in ("", "0", "1"):
+        stop(f"CONSISTENT_CUDA is {choice!r}, but only 0, 1 or nothing has a meaning.")
+    home = cpp_extension.CUDA_HOME
+    possible = torch.version.cuda is not None and home is not None
+    if choice == "1" and not possible:
+        stop(
+            f"CONSISTENT_CUDA=1, but torch has CUDA {torch.version.cuda} and the CUDA toolkit is "
+            f"at {home}; both are needed, or set CONSISTENT_CUDA=0."
+        )
+    return possible and choice != "0"
+
+
+def extension(torch, cpp_extension):
+    cuda = wants_cuda(torch, cpp_extension)
+    missing = "csrc/kernels/no_cuda.cpp"
+    sources = [f for f in glob("csrc/kernels/*.cpp") if not (cuda and f == missing)]
+    sources += glob("csrc/kernels/*.cu") if cuda else []
+    sources += glob("csrc/bindings/*.cpp")
+    make = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
+    return make(
+        "consistent.local._C",
+        sorted(sources),
+        define_macros=[("CONSISTENT_WITH_CUDA", None)] if cuda else [],
+        depends=sorted(glob("csrc/*/*.h") + glob("csrc/*/*.cuh")),
+        extra_compile_args={"cxx": CXX_FLAGS, "nvcc": NVCC_FLAGS},
+    )
+
+
+torch, cpp_extension = load_cpp_extension()
+check_compiler(cpp_extension)
+setup(
+    ext_modules=[extension(torch, cpp_extension)],
+    cmdclass={"build_ext": cpp_extension.BuildExtension},
+)

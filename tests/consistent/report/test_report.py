@@ -1,0 +1,146 @@
+"""report(): what ran, where, how it lay, what was boxed and what ran whole."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+import consistent
+from consistent import B, P, S
+from mirrored import counting
+from tests.ranks import pool
+
+
+def _line() -> int:
+    frame = inspect.currentframe()
+    assert frame is not None and frame.f_back is not None
+    return frame.f_back.f_lineno
+
+
+def _counted(rank: int) -> None:
+    p = consistent.placement("cpu", [0, 1])
+    x = consistent.distribute(torch.randn(4, 6), p, S(0))
+    w = consistent.distribute(torch.randn(6, 2), p, B)
+    x @ w  # planned before the report opens
+    with consistent.report() as r:
+        for _ in range(3):
+            y = x @ w
+            here = _line() - 1
+        z = y.to_global(sbp=B)
+        there = _line() - 1
+        z.sum()
+    assert r.count("matmul") == 3 and r.count("sum") == 1 and r.count("softmax") == 0
+    (line,) = [line for line in r.lines if line.op == "matmul"]
+    assert (
+        line.site == f"{__file__}:{here}"
+        and line.layouts == {"S(0), B -> S(0)": 3}
+        and not line.nbytes
+    )
+    (line,) = [line for line in r.lines if line.op == "to_global"]
+    assert line.site == f"{__file__}:{there}" and line.boxings == {"S(0) -all_gather(0)-> B": 1}, (
+        line
+    )
+    assert line.nbytes == r.nbytes == 16 and r.boxings() == line.boxings and r.whole == []
+    x @ w  # after it closed
+    assert r.count("matmul") == 3
+
+
+def test_ops_are_counted_by_call_site_with_layouts_and_boxings() -> None:
+    pool(2).run(_counted)
+
+
+def _backward_bytes(rank: int) -> None:
+    p = consistent.placement("cpu", [0, 1])
+    x = consistent.distribute(torch.randn(4, 6), p, S(0))
+    w = consistent.distribute(torch.randn(6, 2), p, B).requires_grad_()
+    loss = (x @ w).square().mean()
+    with consistent.report() as r, counting() as calls:
+        loss.backward()
+    assert r.boxings() == {"P -all_reduce(0)-> B": 1}, r.boxings()
+    assert [line.op for line in r.lines] == ["backward"] and r.nbytes == 48 == calls.bytes, (
+        r.nbytes,
+        calls.calls,
+    )
+
+
+def test_gradient_reductions_are_reported_with_the_bytes_that_are_sent() -> None:
+    pool(2).run(_backward_bytes)
+
+
+class _Whole(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):  # type: ignore[no-untyped-def]
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):  # type: ignore[no-untyped-def]
+        return g * 2
+
+
+def _ran_whole(rank: int) -> None:
+    p = consistent.placement("cpu", [0, 1])
+    x = consistent.distribute(torch.randn(4, 4), p, S(0))
+    b = consistent.distribute(torch.randn(4, 4), p, B)
+    with consistent.report() as r:
+        _Whole.apply(b)  # nothing lost: its input is whole anyway
+    assert r.whole == []
+    with consistent.report() as r:
+        _Whole.apply(x)
+    assert r.whole == ["_Whole"] and r.nbytes == 32
+    assert "ran whole on every rank: _Whole" in str(r)
+
+
+def test_ops_that_ran_whole_are_named_where_that_cost_something() -> None:
+    pool(2).run(_ran_whole)
+
+
+def _shown(rank: int, folder: str) -> None:
+    p = consistent.placement("cpu", [0, 1])
+    x = consistent.distribute(torch.randn(4, 4), p, P)
+    with consistent.report() as outer:
+        with consistent.report() as inner:
+            F.relu(x)
+        x + x
+    assert (inner.count("relu"), inner.count("add"), outer.count("relu"), outer.count("add")) == (
+        1,
+        0,
+        1,
+        1,
+    )
+    text = str(outer).splitlines()
+    assert text[0].split() == [
+        "op",
+        "count",
+        "layout",
+        "boxings",
+        "bytes",
+        "whole",
+        "where",
+    ] and set(text[1]) <= {"-", " "}
+    assert text[2].startswith("relu") and "test_report.py:" in text[2] and "bytes boxed" in text[-1]
+    page = outer.save(Path(folder) / f"{rank}" / "report.html").read_text()
+    assert page.startswith("<!doctype html>") and "<td>relu</td>" in page and "-&gt;" in page
+
+
+def test_it_prints_as_a_table_and_saves_as_a_page(tmp_path: Path) -> None:
+    pool(2).run(_shown, str(tmp_path))
+
+
+def _raised(rank: int) -> None:
+    p = consistent.placement("cpu", [0, 1])
+    x = consistent.distribute(torch.randn(4, 4), p, S(0))
+    try:
+        with consistent.report() as r:
+            x + x
+            raise KeyError
+    except KeyError:
+        pass
+    x + x
+    assert r.count("add") == 1
+
+
+def test_an_error_inside_closes_the_report() -> None:
+    pool(2).run(_raised)

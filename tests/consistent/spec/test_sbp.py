@@ -1,0 +1,125 @@
+"""SBPs: values that print as they are typed."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from consistent.spec import B, P, S, as_nd_sbp, dual, dual_nd
+from consistent.spec.sbp import broadcast, parse, partial_sum, split
+from tests.strategies import any_sbps
+
+entries = any_sbps()
+tuples = st.lists(entries, max_size=4).map(tuple)
+
+
+@given(entries)
+def test_parsing_what_was_printed_gives_the_same_object(entry):
+    assert parse(str(entry)) is entry
+
+
+@given(tuples)
+def test_parsing_a_printed_tuple_gives_it_back(nd_sbp):
+    assert parse(str(nd_sbp)) == nd_sbp
+
+
+@given(entries)
+def test_printing_is_typing(entry):
+    assert eval(repr(entry), {"S": S, "B": B, "P": P}) is entry
+
+
+@given(entries)
+def test_values_are_interned(entry):
+    assert pickle.loads(pickle.dumps(entry)) is entry
+    assert copy.copy(entry) is copy.deepcopy(entry) is entry
+
+
+def test_long_names_and_calls_are_the_short_ones():
+    assert split(1) is S(1) is split(dim=1)
+    assert broadcast is B is broadcast()
+    assert partial_sum is P is partial_sum()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("S(0)", S(0)),
+        (" split( dim = -1 ) ", S(-1)),
+        ("broadcast", B),
+        ("partial_sum", P),
+        ("(S(0), B)", (S(0), B)),
+        ("S(0), B", (S(0), B)),
+        ("(P,)", (P,)),
+        ("(B)", (B,)),
+        ("()", ()),
+    ],
+)
+def test_texts_that_parse(text, value):
+    assert parse(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "caret"),
+    [
+        ("", 0),
+        ("X", 0),
+        ("S", 0),
+        ("S(x)", 0),
+        ("S(0) B", 5),
+        ("(S(0), Q)", 6),
+        ("(B", 2),
+        ("(B, P) B", 7),
+        ("(,B)", 1),
+        ("B)", 1),
+    ],
+)
+def test_fault_has_a_caret_under_it(text, caret):
+    with pytest.raises(ValueError, match="cannot read this text as an SBP") as error:
+        parse(text)
+    _, shown, pointer, *_ = str(error.value).split("\n")
+    assert shown == f"  {text}"
+    assert pointer == " " * (caret + 2) + "^"
+
+
+@given(tuples)
+def test_dual_twice_is_the_same(nd_sbp):
+    assert dual_nd(dual_nd(nd_sbp)) == nd_sbp
+
+
+def test_dual_swaps_broadcast_and_partial():
+    assert (dual(B), dual(P), dual(S(3))) == (P, B, S(3))
+
+
+@pytest.mark.parametrize("value", [S(0), "S(0)", (S(0),), [S(0)], ["S(0)"], "(S(0),)"], ids=repr)
+def test_one_axis_in_any_form(value):
+    assert as_nd_sbp(value) == (S(0),)
+
+
+@pytest.mark.parametrize("value", [None, 0, {"S": 0}, [0], [None], ((B, B),)], ids=repr)
+def test_what_is_no_sbp_is_a_type_error(value):
+    with pytest.raises(TypeError, match="is not an SBP"):
+        as_nd_sbp(value)
+
+
+@pytest.mark.parametrize("dim", ["0", 1.0, None, True], ids=repr)
+def test_split_takes_an_int(dim):
+    with pytest.raises(TypeError, match="a dim is an int"):
+        S(dim)
+
+
+def test_a_split_cannot_be_changed():
+    with pytest.raises(AttributeError, match=r"write S\(new_dim\)"):
+        S(0).dim = 1
+    assert S(0).dim == 0
+
+
+def test_kinds():
+    assert [(e.is_split, e.is_broadcast, e.is_partial) for e in (S(0), B, P)] == [
+        (True, False, False),
+        (False, True, False),
+        (False, False, True),
+    ]

@@ -1,0 +1,74 @@
+"""The kernels stand alone: they build without torch, for every processor, with the same bits."""
+
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+KERNELS = ROOT / "csrc" / "kernels"
+CXX = shutil.which("c++") or shutil.which("g++")
+NVCC = shutil.which("nvcc")
+
+needs_nvcc = pytest.mark.skipif(NVCC is None, reason="nvcc was not found")
+needs_x86 = pytest.mark.skipif(
+    CXX is None or platform.machine() != "x86_64", reason="a C++ compiler on x86-64 is needed"
+)
+
+
+def run(*command):
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def build_bits(folder, *flags):
+    program = folder / "random_bits"
+    sources = ROOT / "csrc" / "tests" / "random_bits.cpp", KERNELS / "random_cpu.cpp"
+    run(CXX, "-std=c++17", "-O2", "-ffp-contract=off", *flags, *sources, "-o", program)
+    return program
+
+
+def processor_has(march):
+    asked = ["-march=native", "-Q", "--help=target"]
+    done = subprocess.run([CXX, *asked], capture_output=True, text=True)
+    needed = {"x86-64-v3": "-mavx2", "x86-64-v4": "-mavx512bw"}[march]
+    return any(line.split() == [needed, "[enabled]"] for line in done.stdout.splitlines())
+
+
+@needs_x86
+@pytest.mark.parametrize("march", ["x86-64-v3", "x86-64-v4"])
+def test_every_generation_of_x86_gives_the_same_bits(march, tmp_path):
+    if not processor_has(march):
+        pytest.skip(f"this processor is not {march}")
+    plain = build_bits(tmp_path, "-DCONSISTENT_CLONES=", "-march=x86-64")
+    wanted = run(plain)
+    newer = build_bits(tmp_path, "-DCONSISTENT_CLONES=", f"-march={march}", "-O3")
+    assert run(newer) == wanted
+
+
+@pytest.mark.parametrize("source", ["random.cpp", "library.cpp"])
+def test_torch_stays_in_the_bindings(source):
+    assert "torch/library.h" in (ROOT / "csrc" / "bindings" / source).read_text()
+    for kernel in KERNELS.iterdir():
+        text = kernel.read_text()
+        assert not any(f"#include <{top}/" in text for top in ("torch", "ATen", "c10"))
+
+
+@needs_nvcc
+@pytest.mark.parametrize("source", ["kernels/random.cu", "tests/random_test.cu"])
+def test_cuda_sources_compile(source, tmp_path):
+    flags = "-std=c++17", "-O1", "-arch=sm_90", "-fmad=false", "-Werror=all-warnings"
+    run(NVCC, *flags, "-c", ROOT / "csrc" / source, "-o", tmp_path / "out.o")
+
+
+@pytest.mark.gpu
+@needs_nvcc
+def test_cuda_gives_the_bits_of_the_cpu(tmp_path):
+    program = tmp_path / "random_test"
+    flags = "-std=c++17", "-O3", "-arch=native", "-fmad=false", "-Xcompiler", "-ffp-contract=off"
+    sources = KERNELS / "random.cu", KERNELS / "random_cpu.cpp"
+    run(NVCC, *flags, ROOT / "csrc" / "tests" / "random_test.cu", *sources, "-o", program)
+    assert "the same bytes" in run(program)

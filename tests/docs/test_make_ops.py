@@ -1,0 +1,43 @@
+"""docs/ops.md says what is so: it is what its generator writes, and no row is for an op torch
+does not know."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from consistent.rules import table
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def _generator() -> Any:
+    spec = importlib.util.spec_from_file_location("make_ops", DOCS / "make_ops.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+MAKE = _generator()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_page_is_what_the_generator_writes() -> None:
+    written = (DOCS / "ops.md").read_text()
+    if f"torch {MAKE.version()} " not in written:
+        pytest.skip(f"docs/ops.md is of another torch than {MAKE.version()}")
+    assert written == MAKE.page(), "docs/ops.md is out of date: run python docs/make_ops.py"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_row_is_for_an_op_that_torch_knows() -> None:
+    known = set(MAKE.collected()) | MAKE.aten_names()
+    known |= {name.strip("_") for name in dir(torch.Tensor)} | {"getitem", "setitem"}
+    for module in (torch, torch._C._nn, torch.nn.functional, torch.linalg, torch.special):
+        known |= {name.rstrip("_") for name in dir(module)}
+    assert sorted(set(table.ROWS) - known) == []

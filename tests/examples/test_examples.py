@@ -1,0 +1,147 @@
+"""Every example, run as its first comment says, and the fact that it prints."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+RANKS = {"two_axes_2d": 4, "global_tensor_mixed": 4, "global_tensor_basic": 1}  # others run on 2
+
+
+def run(name: str, *args: str, ranks: int | None = None, fails: bool = False) -> str:
+    """What ``examples/<name>.py`` prints under torchrun; one rank is started by python alone."""
+    count = RANKS.get(name, 2) if ranks is None else ranks
+    launcher = [sys.executable]
+    if count > 1:
+        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count)]
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    done = subprocess.run(
+        [*launcher, str(EXAMPLES / f"{name}.py"), *args],
+        env=environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode != 0) is fails, done.stdout + done.stderr
+    return done.stdout + (done.stderr if fails else "")
+
+
+def difference(text: str) -> float:
+    """The number after "difference ...:"."""
+    found = re.search(r"difference[^:]*: ([0-9.e+-]+)", text)
+    assert found, text
+    return float(found[1])
+
+
+def test_every_example_is_tested() -> None:
+    programs = {path.stem for path in EXAMPLES.glob("*.py")}
+    source = Path(__file__).read_text()
+    assert not {name for name in programs if f'run("{name}"' not in source}
+
+
+def test_boxing_keeps_the_value() -> None:
+    text = run("hello_global_tensor")
+    assert "S(0): a tensor of shape (5, 3), in pieces (3, 3), (2, 3)" in text
+    assert "value unchanged by boxing: True" in text
+
+
+def test_data_parallel_has_the_losses_of_one_device() -> None:
+    assert difference(run("data_parallel")) < 1e-5
+
+
+def test_tensor_parallel_has_the_gradients_of_one_device_and_one_all_reduce() -> None:
+    text = run("tensor_parallel_mlp")
+    assert difference(text) < 1e-5
+    assert "'P -all_reduce(0)-> B': 1" in text and "all_gather" not in text
+
+
+def test_two_axes_have_the_losses_of_one_device() -> None:
+    assert difference(run("two_axes_2d")) < 1e-5
+
+
+def test_sharded_optimizer_has_the_losses_of_one_device_and_half_of_its_state() -> None:
+    text = run("sharded_optimizer")
+    assert difference(text) < 1e-5
+    assert "optimizer state on this rank: 7904 bytes of 15808" in text
+
+
+def test_matmul_of_the_documents_on_one_device() -> None:
+    assert run("global_tensor_basic") == "(4, 8)\n"
+
+
+def test_matmul_of_the_documents_data_parallel() -> None:
+    text = run("global_tensor_data_parallel")
+    assert text.startswith("(4, 8)\n")
+    assert "out is S(0), this rank holds (2, 8)\nequal to one device: True" in text
+
+
+def test_matmul_of_the_documents_model_parallel() -> None:
+    text = run("global_tensor_model_parallel")
+    assert text.startswith("(4, 8)\n")
+    assert "out is S(1), this rank holds (4, 4)\nequal to one device: True" in text
+
+
+def test_pipeline_of_the_documents_has_the_gradients_of_one_device() -> None:
+    text = run("global_tensor_pipeline")
+    assert text.startswith("(4, 8) (4, 3)\n")
+    assert "hold of the two stages: [40, 0], [0, 24]" in text
+    assert difference(text) < 1e-4
+
+
+def test_mixed_parallelism_of_the_documents_trains_as_on_one_device() -> None:
+    text = run("global_tensor_mixed")
+    assert text.startswith("(4, 8) (4, 3)\n")
+    assert difference(text) < 1e-5
+
+
+def test_mirrored_copies_have_the_losses_of_one_process() -> None:
+    text = run("mirrored_ddp")
+    assert "works on 50 of 100 samples" in text
+    assert difference(text) < 1e-4
+
+
+def test_consistent_lenet_has_the_losses_of_one_rank() -> None:
+    assert difference(run("consistent_strategy")) < 1e-4
+
+
+def test_mlp_with_a_split_output_layer_has_the_losses_of_one_rank() -> None:
+    text = run("mixed_parallelism_mlp")
+    assert "this rank holds (5, 512) of the output layer's weight" in text
+    assert difference(text) < 1e-4
+
+
+def test_lenet_over_three_placements_has_the_losses_of_one_rank() -> None:
+    assert difference(run("mixed_parallelism_lenet")) < 1e-4
+
+
+def test_lenet_on_three_ranks_has_the_losses_of_one(tmp_path: Path) -> None:
+    text = run("mnist_lenet", "--epochs", "1", "--out", str(tmp_path), ranks=3)
+    assert difference(text) < 1e-10
+    accuracy = re.findall(r"test accuracy ([0-9.]+)%", text)
+    assert float(accuracy[-1]) > 50
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert "conv2d" in (tmp_path / "report.html").read_text()
+
+
+def test_lenet_runs_without_a_launcher(tmp_path: Path) -> None:
+    text = run("mnist_lenet", "--epochs", "1", "--single-only", "--out", str(tmp_path), ranks=1)
+    assert "one rank alone: test accuracy" in text
+
+
+def test_lenet_says_which_data_file_is_missing(tmp_path: Path) -> None:
+    text = run("mnist_lenet", "--data", str(tmp_path), ranks=1, fails=True)
+    assert f"{tmp_path} has neither train-images-idx3-ubyte nor train-images-idx3-ubyte.gz" in text
+
+
+def test_lenet_says_which_data_file_is_cut_short(tmp_path: Path) -> None:
+    head = bytes((0, 0, 8, 3)) + b"".join(n.to_bytes(4, "big") for n in (2, 28, 28))
+    with gzip.open(tmp_path / "train-images-idx3-ubyte.gz", "wb") as file:
+        file.write(head + bytes(100))
+    text = run("mnist_lenet", "--data", str(tmp_path), ranks=1, fails=True)
+    assert "holds 100 bytes of data, and its head says [2, 28, 28]" in text

@@ -1,0 +1,256 @@
+"""Every Python block of the four documents runs under torchrun, changed as ``SUBSTITUTIONS`` says.
+
+A block that imports the system is a whole program. The others are fragments: most are a part of a
+program of their document, word for word, and run as that; the rest is put into one (``INSERTED``,
+``INSTEAD``).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import simulate
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = ROOT / "docs" / "seeds"
+
+SUBSTITUTIONS = (
+    ("import oneflow as flow", "import consistent.flow as flow"),
+    ("import oneflow.nn as nn", "import consistent.flow.nn as nn"),
+    ("import oneflow.typing as tp", "import consistent.flow.typing as tp"),
+    (
+        "from mnist_util import load_data",
+        "from consistent.flow.data import load_mnist as load_data",
+    ),
+    ('type="cuda"', 'type="cpu"'),
+    ('placement("gpu"', 'placement("cpu"'),
+    ("gpu_device_num", "cpu_device_num"),
+    ("def forward(self, x)\n", "def forward(self, x):\n"),
+)
+
+# Fragments that are no part of a program: what in the program they stand before, or instead of.
+INSERTED = {
+    (
+        "consistent_and_mirrored_view",
+        "func_config = flow.function_config()",
+    ): "BATCH_SIZE = 100\nGPU_NUM",
+    (
+        "consistent_and_mirrored_view",
+        "config = flow.function_config()",
+    ): "BATCH_SIZE = 100\n\n\ndef lenet",
+    (
+        "consistent_and_mirrored_view_2020_zh",
+        "func_config = flow.function_config()",
+    ): "BATCH_SIZE = 100\nGPU_NUM",
+}
+INSTEAD = {
+    ("consistent_and_mirrored_view_2020_zh", "def train_job(images=flow.FixedTensorDef("): (
+        r"def train_job\(images=flow\.FixedTensorDef.*?\)\):\n",
+        ":\n",
+    ),
+    ("mixed_parallelism", "def mlp(data):"): (r"def mlp\(data\):.*?name=\"dense2\",\n    \)\n", ""),
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """One Python block of a document."""
+
+    document: str
+    line: int
+    code: str
+
+    @property
+    def whole(self) -> bool:
+        return "import oneflow" in self.code
+
+    @property
+    def name(self) -> str:
+        return f"{self.document}:{self.line}"
+
+
+def blocks(document: str) -> list[Block]:
+    text = (DOCUMENTS / f"{document}.md").read_text(encoding="utf-8")
+    found = re.finditer(r"^([ ]*)```python\n(.*?)^[ ]*```", text, re.M | re.S)
+    # A block whose first line is indented deeper than a later one is dedented by hand.
+    return [
+        Block(document, text[: m.start()].count("\n") + 1, textwrap.dedent(m[2]).strip() + "\n")
+        for m in found
+    ]
+
+
+ALL = [block for path in sorted(DOCUMENTS.glob("*.md")) for block in blocks(path.stem)]
+PROGRAMS = {block.name: block for block in ALL if block.whole}
+
+
+def substituted(code: str) -> str:
+    for old, new in SUBSTITUTIONS:
+        code = code.replace(old, new)
+    return code
+
+
+def squeezed(code: str) -> str:
+    """Without whitespace and comments, so that a fragment is found whatever its indent."""
+    return re.sub(r"\s+|#[^\n]*", "", code)
+
+
+def with_inserted(block: Block) -> str:
+    """The program with the fragments put in that stand before a line of it."""
+    code = block.code
+    for fragment in ALL:
+        before = INSERTED.get((fragment.document, fragment.code.splitlines()[0]))
+        if before and fragment.document == block.document and before in code:
+            code = code.replace(before, f"{fragment.code}\n{before}", 1)
+    return code
+
+
+def launch(code: str, folder: Path, ranks: int, steps: int = 0) -> list[str]:
+    """What each rank prints, line by line; every rank must print the same."""
+    program = folder / "program.py"
+    program.write_text(substituted(code), encoding="utf-8")
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "CONSISTENT_MNIST_STEPS": str(steps),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    environment.pop("CONSISTENT_MNIST", None)
+    logs = folder / "logs"
+    launcher = [sys.executable, "-m", "consistent.flow.distributed.launch", "--standalone"]
+    options = ["--nproc_per_node", str(ranks), "--redirects", "3", "--log-dir", str(logs)]
+    done = subprocess.run(
+        [*launcher, *options, str(program)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    errors = "".join(path.read_text() for path in sorted(logs.rglob("stderr.log")))
+    assert done.returncode == 0, errors + done.stderr
+    printed = [path.read_text() for path in sorted(logs.rglob("stdout.log"))]
+    assert len(printed) == ranks and len(set(printed)) == 1, printed
+    return printed[0].splitlines()
+
+
+def losses(code: str, folder: Path, steps: int) -> list[float]:
+    return [float(line) for line in launch(code, folder, 2, steps)]
+
+
+def program(document: str, mark: str) -> Block:
+    """The program of ``document`` that contains ``mark``."""
+    (found,) = [b for b in PROGRAMS.values() if b.document == document and mark in b.code]
+    return found
+
+
+# -- training jobs: the loss falls below 0.5 within 200 steps ------------------------------------
+
+TRAINING = {
+    "mirrored_strategy": ("consistent_and_mirrored_view", "GPU_NUM", 121),
+    "consistent_strategy": ("consistent_and_mirrored_view", "lenet", 61),
+    "mirrored_strategy_2020": ("consistent_and_mirrored_view_2020_zh", "GPU_NUM", 121),
+    "consistent_strategy_2020": ("consistent_and_mirrored_view_2020_zh", "lenet", 61),
+    "mixed_parallelism_mlp": ("mixed_parallelism", "mlp", 121),
+    "mixed_parallelism_lenet": ("mixed_parallelism", "lenet", 61),
+}
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_training_job_learns(name: str, tmp_path: Path) -> None:
+    document, mark, steps = TRAINING[name]
+    found = losses(with_inserted(program(document, mark)), tmp_path, steps)
+    assert len(found) == (steps + 19) // 20
+    assert found[0] > 2 and found[-1] < 0.5, found
+
+
+# -- global tensors: the shapes that the comments say --------------------------------------------
+
+SHAPES = {
+    "x = flow.randn(4, 5)\n": 1,
+    "sbp.split(dim=0))\nw": 2,
+    "sbp.split(dim=1))\nout": 2,
+    "Place the first": 2,
+    "# Graph\n": 0,
+    "x)\n": 4,
+}
+
+
+def ranks_of(block: Block) -> int:
+    if "nn.Graph" in block.code:
+        return 0  # comes with stages
+    found = [
+        int(rank)
+        for text in re.findall(r"ranks=\[([\d, ]+)\]", block.code)
+        for rank in text.split(",")
+    ]
+    return max(found, default=0) + 1
+
+
+@pytest.mark.parametrize(
+    "block",
+    [b for b in PROGRAMS.values() if ranks_of(b) and b.document == "global_tensor_parallelism"],
+    ids=lambda b: b.name,
+)
+def test_global_tensors_have_the_shapes_that_the_comments_say(block: Block, tmp_path: Path) -> None:
+    said = [
+        [int(n) for n in re.findall(r"\d+", text)]
+        for text in re.findall(r"print\(.*# (\(.*\))", block.code)
+    ]
+    printed = launch(block.code, tmp_path, ranks_of(block))
+    assert [[int(n) for n in re.findall(r"\d+", line)] for line in printed] == said and said
+
+
+# -- fragments -----------------------------------------------------------------------------------
+
+
+def key_of(fragment: Block, table: dict) -> tuple[str, str] | None:
+    for document, start in table:
+        if fragment.document == document and fragment.code.startswith(start):
+            return document, start
+    return None
+
+
+def test_every_fragment_runs_in_a_program() -> None:
+    lost = []
+    for fragment in ALL:
+        inside = any(
+            p.document == fragment.document and squeezed(fragment.code) in squeezed(p.code)
+            for p in PROGRAMS.values()
+        )
+        placed = key_of(fragment, INSERTED) or key_of(fragment, INSTEAD) or '"1:2"' in fragment.code
+        if not (fragment.whole or inside or placed):
+            lost.append(fragment)
+    assert not lost
+
+
+@pytest.mark.parametrize("name", [start for _, start in INSTEAD])
+def test_fragment_stands_in_for_a_part_of_its_program(name: str, tmp_path: Path) -> None:
+    ((document, start),) = [key for key in INSTEAD if key[1] == name]
+    pattern, end = INSTEAD[document, start]
+    (fragment,) = [b for b in ALL if b.document == document and b.code.startswith(start)]
+    (target,) = [
+        b for b in PROGRAMS.values() if b.document == document and re.search(pattern, b.code, re.S)
+    ]
+    code = re.sub(pattern, lambda _: fragment.code.rstrip() + end, target.code, count=1, flags=re.S)
+    assert len(losses(code, tmp_path, 1)) == 1
+
+
+def second_machine(rank: int, code: str) -> list[int]:
+    import consistent.flow as flow
+
+    scope: dict = {"flow": flow, "found": []}
+    exec(substituted(code).replace("# ...", "found.append(flow.scope.current_placement())"), scope)
+    return scope["found"][0].ranks.tolist()
+
+
+def test_device_of_a_second_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    (fragment,) = [b for b in ALL if '"1:2"' in b.code]
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    assert simulate(second_machine, 6, fragment.code) == [[5]] * 6

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mirrored
+from mirrored.comm import current, use
+from mirrored.transports.in_process import InProcess, World
+from tests.mirrored.where import SIZES, both, run
+from tests.ranks import simulate
+
+
+def ring(rank: int, n: int) -> list[Tensor]:
+    """Sends two tensors to the right, one to itself, and nothing to itself once more."""
+    right, left = (rank + 1) % n, (rank - 1) % n
+    sends = [(right, torch.full((2,), rank)), (rank, torch.tensor(rank)), (right, torch.ones(0, 3))]
+    sends += [(right, torch.tensor([rank > 0]))]
+    receives = [
+        (left, (2,), torch.int64),
+        (rank, (), torch.int64),
+        (left, (0, 3), torch.float32),
+        (left, (1,), torch.bool),
+    ]
+    return current().exchange(sends, receives, tuple(range(n)))
+
+
+@both
+@pytest.mark.parametrize("n", SIZES[1:])
+def test_exchange_matches_messages_in_order_and_never_deadlocks(where: str, n: int) -> None:
+    for rank, (pair, own, empty, flag) in enumerate(run(where, ring, n, n)):
+        left = (rank - 1) % n
+        assert pair.tolist() == [left, left] and own.item() == rank
+        assert empty.shape == (0, 3) and flag.tolist() == [left > 0]
+
+
+def objects(rank: int, ranks: tuple[int, ...]) -> Any:
+    return current().gather_objects({"rank": rank}, ranks) if rank in ranks else None
+
+
+@both
+def test_gather_objects_keeps_the_order_of_ranks(where: str) -> None:
+    expected = [{"rank": 2}, {"rank": 0}]
+    assert run(where, objects, 3, (2, 0)) == [expected, None, expected]
+
+
+def overlapped(rank: int) -> list[float]:
+    t = current()
+    handles = [t.all_reduce_async(torch.full((n,), float(rank)), (2, 0, 1)) for n in (3, 200_000)]
+    return [handle.wait()[-1].item() for handle in reversed(handles)]
+
+
+@both
+def test_async_reductions_may_be_waited_for_in_any_order(where: str) -> None:
+    assert run(where, overlapped, 3) == [[3.0, 3.0]] * 3
+
+
+def new_memory(rank: int, n: int) -> bool:
+    ranks, t = tuple(range(n)), current()
+    x = torch.ones(2)
+    results = [t.all_reduce(x, ranks), t.broadcast(x, (2,), x.dtype, "cpu", 0, ranks)]
+    results += t.all_gather(x, [(2,)] * n, ranks) + t.all_to_all([x] * n, [(2,)] * n, ranks)
+    for y in results:
+        y.zero_()
+    return bool((x == 1).all())
+
+
+@both
+@pytest.mark.parametrize("n", [1, 2])
+def test_results_never_share_memory_with_inputs(where: str, n: int) -> None:
+    assert all(run(where, new_memory, n, n))
+
+
+def test_one_process_is_rank_0_of_1() -> None:
+    x = torch.ones(3)
+    assert current().rank == 0 and current().size == 1
+    assert torch.equal(mirrored.all_reduce(x, (0,)), x)
+
+
+def test_two_ranks_need_torch_distributed() -> None:
+    with pytest.raises(RuntimeError, match="torch.distributed is not initialised"):
+        mirrored.all_reduce(torch.ones(3), (0, 1))
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        mirrored.broadcast(torch.ones(1), (1,), torch.float32, "cpu", 0, (0, 1))
+
+
+def outsider(rank: int) -> None:
+    mirrored.all_reduce(torch.ones(1), (0, 7))
+
+
+def test_rank_outside_the_group_is_told() -> None:
+    with (
+        pytest.raises(ValueError, match=r"rank 1 is not one of the ranks \(0, 7\)"),
+        use(InProcess(World(2), 1)),
+    ):
+        outsider(1)
+
+
+def test_meta_tensors_are_refused() -> None:
+    with pytest.raises(ValueError, match="meta tensor"):
+        mirrored.all_reduce(torch.ones(1, device="meta"), (0,))
+
+
+def test_wrong_own_shape_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"shape \(2,\), but \(3,\) was promised"):
+        current().all_gather(torch.ones(2), [(3,)], (0,))
+
+
+def test_unknown_reduction_is_refused() -> None:
+    with pytest.raises(ValueError, match="For a mean, sum and then divide"):
+        mirrored.all_reduce(torch.ones(2), (0,), "mean")
+
+
+def test_use_holds_for_one_thread_and_nests() -> None:
+    outer, inner = InProcess(World(2), 0), InProcess(World(2), 1)
+    with use(outer):
+        with use(inner):
+            assert current() is inner
+        assert current() is outer
+        assert simulate(lambda rank: current().rank, 2) == [0, 1]
+    assert current().size == 1

@@ -1,0 +1,101 @@
+"""Hypothesis strategies: shapes, grids, placements, SBPs and specs. They shrink to one axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from consistent.spec import B, NdSbp, P, Placement, S, Sbp, TensorSpec
+
+# Time is no fact about the code here: the first example compiles and starts threads.
+settings.register_profile("project", deadline=None)
+settings.load_profile("project")
+
+GRIDS = [(1,), (2,), (3,), (4,), (2, 1), (1, 3), (2, 2), (2, 1, 2), (1, 2, 2), (2, 2, 1)]
+GRIDS_8 = [*GRIDS, (5,), (2, 3), (3, 2), (2, 4), (2, 2, 2), (2, 3, 1)]
+
+
+def shapes(
+    min_dims: int = 0, max_dims: int = 3, max_size: int = 9
+) -> st.SearchStrategy[tuple[int, ...]]:
+    """Shapes with sizes from 0 on: even, uneven and empty under any grid."""
+    sizes = st.one_of(st.integers(1, max_size), st.integers(0, max_size))
+    return st.lists(sizes, min_size=min_dims, max_size=max_dims).map(tuple)
+
+
+def grids(
+    max_ranks: int = 4, axes: Sequence[int] = (1, 2, 3)
+) -> st.SearchStrategy[tuple[int, ...]]:
+    """Grids of at most ``max_ranks`` ranks (8 at most), some with axes of one rank."""
+    return st.sampled_from([g for g in GRIDS_8 if math.prod(g) <= max_ranks and len(g) in axes])
+
+
+@st.composite
+def rank_grids(draw: st.DrawFn) -> list:
+    """Nested lists of ranks: regular with any start and strides, permuted, or with gaps."""
+    shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+    count = int(np.prod(shape))
+    if draw(st.booleans()):
+        step, start = draw(st.integers(1, 3)), draw(st.integers(0, 9))
+        flat = np.arange(count) * step + start
+        return np.transpose(flat.reshape(shape), draw(st.permutations(range(len(shape))))).tolist()
+    return np.array(draw(st.permutations(range(count + 3)))[:count]).reshape(shape).tolist()
+
+
+@st.composite
+def placements(
+    draw: st.DrawFn, max_ranks: int = 4, axes: Sequence[int] = (1, 2, 3), permuted: bool = True
+) -> Placement:
+    """CPU placements over ranks 0 to n-1, in order or in any other."""
+    grid = draw(grids(max_ranks, axes))
+    ranks = list(range(math.prod(grid)))
+    if permuted and draw(st.booleans()):
+        ranks = draw(st.permutations(ranks))
+    return Placement("cpu", torch.tensor(ranks).reshape(grid).tolist())
+
+
+def sbps(ndim: int, partial: bool = True) -> st.SearchStrategy[Sbp]:
+    """One entry for a tensor of ``ndim`` dims."""
+    return st.sampled_from([B, *([P] if partial else []), *(S(dim) for dim in range(ndim))])
+
+
+def any_sbps() -> st.SearchStrategy[Sbp]:
+    """One entry as it may be typed, for a tensor not yet known."""
+    return st.one_of(st.sampled_from([B, P]), st.integers(-5, 12).map(S))
+
+
+def nd_sbps(axes: int, ndim: int, partial: bool = True) -> st.SearchStrategy[NdSbp]:
+    """One entry for each of ``axes``; axes may split the same dim."""
+    return st.tuples(*[sbps(ndim, partial)] * axes)
+
+
+@st.composite
+def specs(
+    draw: st.DrawFn,
+    max_ranks: int = 4,
+    axes: Sequence[int] = (1, 2, 3),
+    dtype: torch.dtype = torch.float64,
+    partial: bool = True,
+) -> TensorSpec:
+    """A spec of any placement, SBP and shape."""
+    placement, shape = draw(placements(max_ranks, axes)), draw(shapes())
+    return TensorSpec.of(
+        placement, draw(nd_sbps(placement.ndim, len(shape), partial)), shape, dtype
+    )
+
+
+@st.composite
+def spec_pairs(
+    draw: st.DrawFn,
+    max_ranks: int = 4,
+    axes: Sequence[int] = (1, 2, 3),
+    dtype: torch.dtype = torch.float64,
+) -> tuple[TensorSpec, TensorSpec]:
+    """Two specs of one tensor on one placement: where it is and where it should go."""
+    src = draw(specs(max_ranks, axes, dtype))
+    return src, src.with_sbp(draw(nd_sbps(src.placement.ndim, src.ndim)))
