@@ -10,8 +10,8 @@ NPROC ?= 2
 TRAIN_ARGS ?=
 TESTS ?= tests
 TEST_ARGS ?=
-NATIVE := $(wildcard csrc/kernels/* csrc/bindings/*)
-CPP := $(wildcard csrc/*/*.cpp csrc/*/*.h csrc/*/*.cu csrc/*/*.cuh)
+NATIVE := $(shell find csrc -type f -not -path 'csrc/tests/*')
+CPP := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 # Several ranks share one machine here: one thread each, unless told otherwise.
 export OMP_NUM_THREADS ?= 1

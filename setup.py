@@ -1,4 +1,4 @@
-"""Builds the native part: csrc/ -> consistent.local._C. Everything else is in pyproject.toml.
+"""Builds the native part, csrc/, into the modules named below. All else is in pyproject.toml.
 
 CONSISTENT_CUDA=1 insists on CUDA kernels, CONSISTENT_CUDA=0 leaves them out; unset, they are built
 when torch has CUDA and nvcc is found."""
@@ -65,25 +65,32 @@ def wants_cuda(torch, cpp_extension) -> bool:
     return possible and choice != "0"
 
 
-def extension(torch, cpp_extension):
-    cuda = wants_cuda(torch, cpp_extension)
-    missing = "csrc/kernels/no_cuda.cpp"
-    sources = [f for f in glob("csrc/kernels/*.cpp") if not (cuda and f == missing)]
-    sources += glob("csrc/kernels/*.cu") if cuda else []
-    sources += glob("csrc/bindings/*.cpp")
+# Module -> the folders of csrc/ that it is built from.
+MODULES = {
+    "consistent.local._C": ("kernels", "bindings"),
+    "consistent.tensor._C": ("bindings/dispatch",),
+    "mirrored.transports._C": ("peer", "bindings/peer"),
+}
+
+
+def extension(cpp_extension, cuda, name, folders):
+    found = [f for folder in folders for f in glob(f"csrc/{folder}/*.c*")]
+    kinds = (".cpp", ".cu") if cuda else (".cpp",)
+    sources = [f for f in found if f.endswith(kinds) and not (cuda and "/no_cuda" in f)]
     make = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
     return make(
-        "consistent.local._C",
+        name,
         sorted(sources),
         define_macros=[("CONSISTENT_WITH_CUDA", None)] if cuda else [],
-        depends=sorted(glob("csrc/*/*.h") + glob("csrc/*/*.cuh")),
+        depends=sorted(glob("csrc/**/*.h", recursive=True) + glob("csrc/**/*.cuh", recursive=True)),
         extra_compile_args={"cxx": CXX_FLAGS, "nvcc": NVCC_FLAGS},
     )
 
 
 torch, cpp_extension = load_cpp_extension()
 check_compiler(cpp_extension)
+cuda = wants_cuda(torch, cpp_extension)
 setup(
-    ext_modules=[extension(torch, cpp_extension)],
+    ext_modules=[extension(cpp_extension, cuda, *module) for module in MODULES.items()],
     cmdclass={"build_ext": cpp_extension.BuildExtension},
 )
