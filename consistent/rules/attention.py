@@ -1,33 +1,51 @@
 """Attention: ``softmax(q k^T) v``. Batches, heads and query rows are independent of each other, and
 so are the columns of the values; the result is linear in the values.
+
+```
+q S(rows), k S, v S    k and v are gathered; q and the result stay           bytes of k + v
+q B,       k S, v S    each rank attends to its keys, and the results are    two numbers a row, and
+                       an addend each, once the ranks' softmaxes are joined  the addends' sum
+```
 """
 
 from __future__ import annotations
 
-from ..spec import Split
+from ..spec import S, Split
 from . import notation
 from .signature import Call, Operand, Signature
 from .table import Row, add_rows
 
+FORM = "attention"
+
 
 def attention(call: Call, parts: int) -> list[Signature]:
-    """``...l[e], ...[se], ...[s]v, ...l[s] -> ...lv``; under ``is_causal`` rows must know where
-    they are: ``[l]``."""
+    """``...l[e], ...s[e], ...sv, ...ls -> ...lv``; the form serves rows that must know where they
+    are (``is_causal``), and keys that are split."""
     q, k, v = (call.get(name) for name in ("query", "key", "value"))
     mask = call.get("attn_mask")
     given = [t for t in (q, k, v, mask) if isinstance(t, Operand)]
     if [t.index for t in given] != list(range(len(call.operands))):
         return [call.whole()]
-    rows = "[l]" if call.get("is_causal", False) else "l"
-    rule = f"...{rows}[e], ...[se], ...[s]v"
+    rule = "...l[e], ...s[e], ...sv"
     if mask is not None:
-        rule += f", ...{rows}[s]" if mask.ndim > 1 else ", [s]"
+        rule += ", ...ls" if mask.ndim > 1 else ", s"
     shapes = tuple(tuple(operand.shape) for operand in call.operands)
-    made = list(notation.signatures(f"{rule} -> ...{rows}v", shapes, (2,)))
+    made = list(notation.signatures(f"{rule} -> ...lv", shapes, (2,)))
     if call.get("enable_gqa", False):
         made = [s for s in made if _groups_stay(call, s, (q, k, v))]
-    if call.get("dropout_p", 0.0):
-        made = [Signature(s.ins, s.outs, "attention") for s in made]
+    return [_by_form(call, s, parts) for s in made]
+
+
+def _by_form(call: Call, made: Signature, parts: int) -> Signature:
+    q, k = call.operands[:2]
+    if made.ins[1] is S(k.ndim - 2):
+        rows = call.outs[0].shape[:-1].numel()
+        # A maximum and a sum of each row, on every rank.
+        nbytes = 2 * 2 * (parts - 1) * rows * q.spec.dtype.itemsize // parts
+        return Signature(made.ins, made.outs, FORM, nbytes)
+    placed = call.get("is_causal", False) and made.ins[0] is S(q.ndim - 2)
+    if placed or call.get("dropout_p", 0.0):
+        return Signature(made.ins, made.outs, FORM)
     return made
 
 

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 
 import consistent
-from consistent import B, Placement, S
+from consistent import B, P, Placement, S
+from mirrored.counting import counting
 from tests.ranks import pool
 
 
@@ -25,18 +26,19 @@ def _given(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
 
 def _dropped(rank: int, n: int) -> list[torch.Tensor]:
     found = []
-    for sbp in (B, S(0), S(1), S(2)):
+    for ins, out in (
+        ((B, B, B), B), ((S(0),) * 3, S(0)), ((S(1),) * 3, S(1)), ((S(2), B, B), S(2)),
+        ((S(2),) * 3, S(2)), ((B, S(2), S(2)), P),
+    ):  # fmt: skip
         torch.manual_seed(3)
-        tensors = _given((3, 5, 7, 4), (3, 5, 6, 4), (3, 5, 6, 2))
+        tensors = _given((3, 5, 7, 4), (3, 5, 60, 4), (3, 5, 60, 2))
         q, k, v = (
-            consistent.distribute(
-                t, _placement(n), sbp if t.shape[2] == 7 or sbp != S(2) else B
-            ).requires_grad_()
-            for t in tensors
+            consistent.distribute(t, _placement(n), sbp).requires_grad_()
+            for t, sbp in zip(tensors, ins, strict=True)
         )
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=0.4)
-        y.square().sum().backward()
-        assert y.sbp == (sbp,)
+        (y * y).sum().backward()
+        assert y.sbp == (out,)
         found += [y.full(), q.grad.full(), k.grad.full(), v.grad.full()]
     return found
 
@@ -57,6 +59,40 @@ def test_attention_drops_probabilities_at_its_rate_and_scales_the_rest() -> None
     y = F.scaled_dot_product_attention(q, k, v, dropout_p=0.2).full()
     assert abs(y.mean().item() - 1) < 6 * math.sqrt(0.25 / 50 / 2000)
     assert abs(y.var().item() - 0.25 / 50) < 0.001
+
+
+def _sequence_split(rank: int, n: int, causal: bool) -> list:
+    """Everything split along the sequence, and a query that is whole on split keys."""
+    q, k, v = _given((2, 6, 7, 4), (2, 2, 7, 4), (2, 2, 7, 3))
+    found = []
+    for query, sbp in ((q, S(2)), (q[:, :, :1], B)):
+        given = [t.clone().requires_grad_() for t in (query, k, v)]
+        xs = [
+            consistent.distribute(t, _placement(n), entry).requires_grad_()
+            for t, entry in zip((query, k, v), (sbp, S(2), S(2)), strict=True)
+        ]
+        want = F.scaled_dot_product_attention(*given, is_causal=causal, enable_gqa=True)
+        with counting() as log:
+            y = F.scaled_dot_product_attention(*xs, is_causal=causal, enable_gqa=True)
+        want.square().sum().backward()
+        (y * y).sum().backward()
+        pairs = [(y.full().detach(), want.detach())]
+        pairs += [(x.grad.full(), t.grad) for x, t in zip(xs, given, strict=True)]
+        found.append((str(y.sbp), [x.grad.sbp for x in xs], pairs, log.bytes, k.nbytes + v.nbytes))
+    return found
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_split_sequence_sends_keys_and_values_alone(n: int, causal: bool) -> None:
+    for rows, short in pool(n).run(_sequence_split, n, causal):
+        for pairs in (rows[2], short[2]):
+            for found, want in pairs:
+                torch.testing.assert_close(found, want)
+        assert rows[:2] == ("(S(2),)", [(S(2),)] * 3) and short[0] == "(P,)"
+        # Uneven pieces: the largest, to all others.
+        assert rows[3] <= rows[4] * -(-7 // n) / 7 * (n - 1)
+        assert short[3] <= 2 * 2 * 2 * 6 * 8
 
 
 def _modules(rank: int, n: int, batch_first: bool, need_weights: bool) -> list:

@@ -26,6 +26,18 @@ EXAMPLES = (
     example(attend, real(2, 24, 4, 3), real(2, 12, 5, 3), real(2, 12, 5, 3), enable_gqa=True),
     example(attend, real(2, 6, 4, 3), real(2, 2, 5, 3), real(2, 2, 5, 3), enable_gqa=True),
     example(attend, real(2, 6, 4, 3), real(2, 1, 5, 3), real(2, 1, 5, 3), enable_gqa=True),
+    # Rows and keys that leave a rank empty, and rows beyond the last key.
+    example(attend, real(2, 2, 3), real(2, 7, 3), real(2, 7, 4), is_causal=True),
+    example(attend, real(2, 7, 3), real(2, 2, 3), real(2, 2, 4), is_causal=True, scale=0.2),
+    example(attend, real(2, 1, 3), real(2, 7, 3), real(2, 7, 4), truth(2, 1, 7)),
+    example(
+        attend,
+        real(2, 6, 5, 3),
+        real(2, 2, 5, 3),
+        real(2, 2, 5, 3),
+        is_causal=True,
+        enable_gqa=True,
+    ),
     drawn(attend, real(2, 5, 4, 3), real(2, 5, 6, 3), real(2, 5, 6, 7), None, 0.3),
     drawn(
         attend, real(2, 4, 4, 3), real(2, 4, 4, 3), real(2, 4, 4, 3), dropout_p=0.3, is_causal=True
