@@ -52,6 +52,9 @@ _OPERATORS = {
     "__radd__": "add",
     "__rmul__": "mul",
     "__abs__": "abs",
+    # torch.mm, torch.spmm and torch.dsmm are one function, equal as keys: the first met names it.
+    "spmm": "mm",
+    "dsmm": "mm",
 }
 
 
