@@ -38,3 +38,10 @@ def triangle(shard: Shards) -> torch.Tensor:
     """tril, triu: element (i, j) of the shard is (i + top, j + left) of the whole."""
     *_, top, left = shard.box()[0]
     return shard.run(shard.tensors[0], shard.get("diagonal", 0) + top - left)
+
+
+@form("trace")
+def trace(shard: Shards) -> torch.Tensor:
+    """The part of the diagonal that lies in the shard."""
+    top, left = shard.box()[0]
+    return shard.tensors[0].diagonal(top - left).sum(dtype=shard.outs[0].dtype)

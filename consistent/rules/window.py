@@ -195,6 +195,9 @@ def _padded(call: Call, d: int) -> Reach | None:
 
 def shifts(call: Call) -> dict[int, int]:
     """{dim: shift} of a roll; none where it rolls the flattened tensor."""
+    if call.name in ("fft_fftshift", "fft_ifftshift"):
+        back = call.name == "fft_ifftshift"
+        return {d: (call.operands[0].shape[d] + back) // 2 for d in call.dims("dim")}
     given, by = call.get("dims"), call.get("shifts")
     if given is None or given == () or given == []:
         return {}
@@ -235,7 +238,8 @@ _REACHES: dict[str, Callable[[Call, int], Reach | None]] = {
     "avg_pool1d": _pooled(1), "avg_pool2d": _pooled(2), "avg_pool3d": _pooled(3),
     "constant_pad_nd": _padded, "conv1d": _convolved, "conv2d": _convolved, "conv3d": _convolved,
     "conv_transpose1d": _transposed, "conv_transpose2d": _transposed,
-    "conv_transpose3d": _transposed, "diff": _differenced, "flip": _flipped, "getitem": _sliced,
+    "conv_transpose3d": _transposed, "diff": _differenced, "fft_fftshift": _rolled,
+    "fft_ifftshift": _rolled, "flip": _flipped, "getitem": _sliced,
     "max_pool1d": _pooled(1), "max_pool2d": _pooled(2), "max_pool3d": _pooled(3),
     "narrow": _sliced, "pad": _padded, "roll": _rolled, "slice": _sliced, "unfold": _unfolded,
     "upsample_bilinear2d": _resampled(2, 1), "upsample_linear1d": _resampled(1, 1),
