@@ -1,11 +1,13 @@
-"""The native ops, loaded and typed: random values that do not depend on how a tensor is cut.
+"""The native ops, loaded and typed.
 
-Each value is a function of `seed`, `counter` and the element's row-major index in the logical
-tensor. `starts` holds the first index that this rank has in each dim, `logical_sizes` the shape of
-the whole; left out, the tensor is whole. CPU and CUDA give the same bits; `meta` is left alone.
+Random values do not depend on how a tensor is cut. Each is a function of `seed`, `counter` and the
+element's row-major index in the logical tensor. `starts` holds the first index that this rank has
+in each dim, `logical_sizes` the shape of the whole; left out, the tensor is whole. CPU and CUDA
+give the same bits; `meta` is left alone.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +31,8 @@ __all__ = [
     "normal_",
     "randint_",
     "randperm",
+    "split_cross_entropy",
+    "split_cross_entropy_backward",
     "uniform_",
 ]
 
@@ -185,6 +189,26 @@ def randperm(
     return _ops.randperm(n, _signed(seed), counter, device=torch.device(device) if device else None)
 
 
+def split_cross_entropy(
+    logits: Tensor, target: Tensor, weight: Tensor | None, dim: int, start: int, smooth: bool
+) -> Tensor:
+    """What this rank's classes, from ``start`` on, say of each row: [3, rows], [5, rows] if
+    ``smooth``.
+
+    Largest logit m; sum of exp(x - r), with r = m, or 0 where m is -inf; x[target], 0 where it
+    is not held here; sum of weight * (x - r); sum of weight. float32, of float64 logits float64.
+    """
+    return _ops.split_cross_entropy(logits, target, weight, dim, start, smooth)
+
+
+def split_cross_entropy_backward(
+    logits: Tensor, target: Tensor, rows: Tensor, weight: Tensor | None, dim: int, start: int
+) -> Tensor:
+    """exp(logits - r) * scale - weight * shift, less pick at the target; ``rows`` is [4, rows]:
+    r, scale, shift, pick."""
+    return _ops.split_cross_entropy_backward(logits, target, rows, weight, dim, start)
+
+
 def _filled(out: Tensor, *_: object) -> None:
     """Nothing to do without data."""
 
@@ -201,6 +225,15 @@ def _register_fakes() -> None:
     @torch.library.register_fake("consistent::randperm")
     def _(n: int, *_: object, device: torch.device | None = None) -> Tensor:
         return torch.empty(n, dtype=torch.int64, device=device)
+
+    @torch.library.register_fake("consistent::split_cross_entropy")
+    def _(logits: Tensor, target: Tensor, *rest: Any) -> Tensor:
+        dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        return logits.new_empty((5 if rest[-1] else 3, *target.shape), dtype=dtype)
+
+    @torch.library.register_fake("consistent::split_cross_entropy_backward")
+    def _(logits: Tensor, *_: object) -> Tensor:
+        return torch.empty_like(logits, memory_format=torch.contiguous_format)
 
 
 _register_fakes()

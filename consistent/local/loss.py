@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from ..boxing.differentiable import max_over, sum_over
+from ..boxing.run import run
 from ..rules.loss import MEAN, NONE, SUM, class_dim, has_probabilities, reduction_of
-from ..spec import S, Split
+from ..spec import B, S, Split, TensorSpec
+from . import _native as native
 from .forms import Shards, form
 from .reduce import local_extreme, wide
 
@@ -59,6 +61,10 @@ class _Rows:
         starts, sizes = shard.box()
         self.start, self.held = starts[self.dim], sizes[self.dim]
         self.weight: Tensor | None = shard.get("weight")
+        self.held_weight, self.total_weight = None, float(self.classes)
+        if self.weight is not None:
+            self.held_weight = self.weight.detach()[self.start : self.start + self.held]
+            self.total_weight = self.weight.detach().sum()
 
     def reduce(self, losses: Tensor, count: Tensor | float | None = None) -> Tensor:
         """Losses, [rows], as the call wants them; their mean is over ``count`` of all shards."""
@@ -83,16 +89,34 @@ class _Rows:
         weight = None if self.weight is None else self.weight[target]
         return target, valid, weight
 
+    def place(self, target: Tensor) -> tuple[Tensor, Tensor]:
+        """(place of each target among the classes held here, whether it has one)."""
+        place = target - self.start
+        mine = (place >= 0) & (place < self.held)
+        return torch.where(mine, place, 0).unsqueeze(self.dim), mine
+
     def pick(self, x: Tensor, target: Tensor) -> Tensor:
         """x[target] of each row, 0 where another rank holds that class."""
         if self.held == 0:
             return x.sum(self.dim)
-        place = target - self.start
-        mine = (place >= 0) & (place < self.held)
-        picked = x.gather(self.dim, torch.where(mine, place, 0).unsqueeze(self.dim)).squeeze(
-            self.dim
-        )
-        return torch.where(mine, picked, 0)
+        place, mine = self.place(target)
+        return torch.where(mine, x.gather(self.dim, place).squeeze(self.dim), 0)
+
+    def put(self, values: Tensor, target: Tensor, like: Tensor) -> Tensor:
+        """``values`` of each row at its target, zeros elsewhere; shaped as ``like``."""
+        if self.held == 0:
+            return torch.zeros_like(like)
+        place, mine = self.place(target)
+        own = torch.where(mine, values, 0).unsqueeze(self.dim)
+        return torch.zeros_like(like).scatter(self.dim, place, own)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """[...] of each rank that holds classes -> [ranks, ...] on all of them."""
+        placement, axes = self.shard.placement, self.class_axes
+        entries = tuple(S(0) if a in axes else B for a in range(placement.ndim))
+        shape = (math.prod(placement.shape[a] for a in axes), *x.shape)
+        src = TensorSpec.of(placement, entries, shape, x.dtype)
+        return run(x.unsqueeze(0), src, src.with_sbp((B,) * placement.ndim))
 
     def count(self, valid: Tensor, weight: Tensor | None, like: Tensor) -> Tensor | None:
         """Number (or weight) of the rows of all shards that are not ignored; None where no mean
@@ -128,39 +152,102 @@ def _nll(shard: Shards) -> Tensor:
 @form("cross_entropy")
 def _cross_entropy(shard: Shards) -> Tensor:
     rows = _Rows(shard)
-    of = _of_probabilities if has_probabilities(shard.call) else _of_indices
-    return of(rows, wide(shard.tensors[0])).to(shard.outs[0].dtype)
-
-
-def _joined(rows: _Rows, x: Tensor, terms: Any) -> tuple[Tensor, ...]:
-    """(log of the sum of exponentials, *joined terms), [rows] each; ``terms`` get logits less
-    the row's largest."""
-    placement = rows.shard.placement
-    shifted = x - max_over(local_extreme(x.detach(), (rows.dim,), True), placement, rows.class_axes)
-    mine = [shifted.exp().sum(rows.dim), *terms(shifted)]
-    total, *others = sum_over(torch.stack(mine), placement, rows.class_axes).unbind(0)
-    return (total.log(), *others)
+    if has_probabilities(shard.call):
+        return _of_probabilities(rows, wide(shard.tensors[0])).to(shard.outs[0].dtype)
+    return _of_indices(rows, shard.tensors[0]).to(shard.outs[0].dtype)
 
 
 def _of_indices(rows: _Rows, x: Tensor) -> Tensor:
     """-log p[target], smoothed with -sum over classes of weight * log p / classes."""
-    smoothing = rows.shard.get("label_smoothing", 0.0)
-    target, valid, weight = rows.find(rows.shard.tensors[1])
+    target, valid, weight = rows.find(rows.shard.tensors[1].to(torch.int64))
+    losses = torch.where(valid, _FromLogits.apply(x, rows, target, weight), 0)
+    return _Shared.apply(rows.reduce(losses, rows.count(valid, weight, losses)), rows)
 
-    def terms(shifted: Tensor) -> list[Tensor]:
-        every = shifted if rows.weight is None else shifted * rows.sliced(rows.weight, x)
-        return [rows.pick(shifted, target)] + ([every.sum(rows.dim)] if smoothing else [])
 
-    log_total, picked, *smooth = _joined(rows, x, terms)
-    losses = log_total - picked
-    if weight is not None:
-        losses = losses * weight
-    if smoothing:
-        total_weight = rows.classes if rows.weight is None else rows.weight.sum()
-        losses = (1 - smoothing) * losses + smoothing / rows.classes * (
-            log_total * total_weight - smooth[0]
+class _Shared(torch.autograd.Function):
+    """What all ranks of split classes know: each uses it, and its gradient is the sum of theirs.
+
+    ```
+    forward    a        a        a       --->    a        a        a
+    backward   x+y+z    x+y+z    x+y+z   <---    x        y        z
+    ```
+    """
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, rows: _Rows) -> Tensor:
+        ctx.rows = rows
+        return loss.view_as(loss)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return sum_over(grad, ctx.rows.shard.placement, ctx.rows.class_axes), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        return tangent.view_as(tangent)
+
+
+class _FromLogits(torch.autograd.Function):
+    """Losses, [rows], of split logits, which are read once each way.
+
+    ```
+    forward    each rank says of its classes: largest, sum, x[target]; all gather these
+    backward   each rank makes its classes' gradient from the loss's and those numbers
+    ```
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: _Rows, target: Tensor, weight: Tensor | None) -> Tensor:
+        smoothing = rows.shard.get("label_smoothing", 0.0)
+        said = rows.gather(
+            native.split_cross_entropy(
+                x, target, rows.held_weight, rows.dim, rows.start, smoothing != 0
+            )
         )
-    return rows.reduce(torch.where(valid, losses, 0), rows.count(valid, weight, x))
+        largest = said[:, 0].amax(0)
+        reference = torch.where(largest == -math.inf, 0, largest)
+        total = (said[:, 1] * (said[:, 0] - reference).exp()).sum(0)
+        smooth = smoothing / max(1, rows.classes)
+        chosen = torch.full_like(total, 1 - smoothing)
+        if weight is not None:
+            chosen *= weight
+        every = chosen + smooth * rows.total_weight
+        losses = every * total.log() - chosen * (said[:, 2].sum(0) - reference)
+        if smoothing:
+            own = torch.where(said[:, 0] == -math.inf, 0, said[:, 0])
+            losses -= smooth * (said[:, 3] + said[:, 4] * (own - reference)).sum(0)
+        ctx.save_for_backward(x, target)
+        ctx.rows, ctx.numbers = rows, (reference, total, chosen, every, smooth)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return _gradient(ctx, grad), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        rows, ones = ctx.rows, torch.ones_like(ctx.numbers[1])
+        sloped = (_gradient(ctx, ones) * tangent).sum(rows.dim, dtype=ones.dtype)
+        return sum_over(sloped, rows.shard.placement, rows.class_axes)
+
+
+def _gradient(ctx: Any, grad: Tensor) -> Tensor:
+    """Of the losses, in the logits of this rank; by torch's own ops where it will be
+    differentiated again."""
+    rows, (reference, total, chosen, every, smooth) = ctx.rows, ctx.numbers
+    x, target = ctx.saved_tensors
+    if not torch.is_grad_enabled():
+        numbers = torch.stack([reference, grad * every / total, grad * smooth, grad * chosen])
+        return native.split_cross_entropy_backward(
+            x, target, numbers, rows.held_weight, rows.dim, rows.start
+        )
+    powers = (wide(x) - reference.unsqueeze(rows.dim)).exp()
+    total = sum_over(powers.sum(rows.dim), rows.shard.placement, rows.class_axes)
+    made = powers * (grad * every / total).unsqueeze(rows.dim)
+    if smooth:
+        by_class = 1.0 if rows.weight is None else rows.sliced(rows.weight, x)
+        made = made - (grad * smooth).unsqueeze(rows.dim) * by_class
+    return (made - rows.put(grad * chosen, target, made)).to(x.dtype)
 
 
 def _of_probabilities(rows: _Rows, x: Tensor) -> Tensor:
@@ -169,10 +256,11 @@ def _of_probabilities(rows: _Rows, x: Tensor) -> Tensor:
     target = rows.shard.tensors[1].to(x.dtype) * (1 - smoothing) + smoothing / rows.classes
     if rows.weight is not None:
         target = target * rows.sliced(rows.weight, x)
-
-    log_total, weighted, weights = _joined(
-        rows, x, lambda shifted: [(shifted * target).sum(rows.dim), target.sum(rows.dim)]
-    )
+    placement = rows.shard.placement
+    shifted = x - max_over(local_extreme(x.detach(), (rows.dim,), True), placement, rows.class_axes)
+    mine = [shifted.exp(), shifted * target, target]
+    joined = sum_over(torch.stack([t.sum(rows.dim) for t in mine]), placement, rows.class_axes)
+    total, weighted, weights = joined.unbind(0)
     return rows.reduce(
-        log_total * weights - weighted, rows.shard.specs[0].numel / max(1, rows.classes)
+        total.log() * weights - weighted, rows.shard.specs[0].numel / max(1, rows.classes)
     )

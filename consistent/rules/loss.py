@@ -85,9 +85,11 @@ def _by_row(call: Call, form: str) -> list[Signature]:
 def cross_entropy(call: Call, parts: int) -> list[Signature]:
     """Of logits. Split classes: each row's largest and sums are joined, no logits move."""
     made, classes = _by_row(call, "cross_entropy"), class_dim(call)
-    ins = {0: S(classes), 1: S(classes)} if has_probabilities(call) else {0: S(classes)}
-    logits = call.operands[0]
-    nbytes = 8 * logits.shape.numel() // max(1, logits.shape[classes]) * logits.spec.dtype.itemsize
+    probabilities, logits = has_probabilities(call), call.operands[0]
+    ins = {0: S(classes), 1: S(classes)} if probabilities else {0: S(classes)}
+    numbers = 5 if probabilities or call.get("label_smoothing", 0.0) else 3
+    rows = logits.shape.numel() // max(1, logits.shape[classes])
+    nbytes = numbers * (parts - 1) * rows * max(4, logits.spec.dtype.itemsize)
     return made + [call.make(ins, call.whole().outs, "cross_entropy", nbytes)]
 
 

@@ -1,6 +1,6 @@
 // Every schema of the native library on one screen, and the module that Python imports to load it.
 //
-// Each op ends in the same arguments: the seed, the op counter, and where the
+// Each random op ends in the same arguments: the seed, the op counter, and where the
 // local tensor lies in the logical one (its first index, and the logical sizes).
 
 #include <Python.h>
@@ -22,6 +22,13 @@ TORCH_LIBRARY(consistent, m) {
   CONSISTENT_FILL("randint_", "int low, int high");
   m.def("dropout(Tensor x, float p, " CONSISTENT_WHERE ") -> Tensor");
   m.def("randperm(int n, int seed, SymInt counter, *, Device? device=None) -> Tensor");
+
+  m.def(
+      "split_cross_entropy(Tensor logits, Tensor target, Tensor? weight, int dim, int start, "
+      "bool smooth) -> Tensor");
+  m.def(
+      "split_cross_entropy_backward(Tensor logits, Tensor target, Tensor rows, Tensor? weight, "
+      "int dim, int start) -> Tensor");
 }
 
 // Importing consistent.local._C only loads the library; its ops live in torch.ops.consistent.

@@ -192,39 +192,4 @@ CONSISTENT_HOST_INLINE void visit(Dtype dtype, const Distribution& d, const Run&
   }
 }
 
-// run(T()) for the floating types only.
-template <class Run>
-CONSISTENT_HOST_INLINE void visit_float_type(Dtype dtype, const Run& run) {
-  switch (dtype) {
-    case Dtype::f64:
-      return run(double());
-    case Dtype::f16:
-      return run(Half());
-    case Dtype::bf16:
-      return run(BFloat16());
-    default:
-      return run(float());
-  }
-}
-
-template <class Run>
-CONSISTENT_HOST_INLINE void visit_type(Dtype dtype, const Run& run) {
-  switch (dtype) {
-    case Dtype::u8:
-      return run(uint8_t());
-    case Dtype::i8:
-      return run(int8_t());
-    case Dtype::i16:
-      return run(int16_t());
-    case Dtype::i32:
-      return run(int32_t());
-    case Dtype::i64:
-      return run(int64_t());
-    case Dtype::boolean:
-      return run(bool());
-    default:
-      return visit_float_type(dtype, run);
-  }
-}
-
 }  // namespace consistent

@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "random.h"
+#include "split_cross_entropy.h"
 
 namespace consistent {
 namespace {
@@ -20,6 +21,14 @@ namespace {
 void fill_cuda(void*, Dtype, Distribution, Draw, const Box&, void*) { built_without_cuda(); }
 void bernoulli_cuda(void*, Dtype, const double*, Draw, const Box&, void*) { built_without_cuda(); }
 void dropout_cuda(void*, Dtype, const void*, Dropout, Draw, const Box&, void*) {
+  built_without_cuda();
+}
+void split_cross_entropy_cuda(void*, Dtype, const void*, const int64_t*, const void*,
+                              const ClassSplit&, void*) {
+  built_without_cuda();
+}
+void split_cross_entropy_backward_cuda(void*, Dtype, const void*, const int64_t*, const void*,
+                                       const void*, const ClassSplit&, void*) {
   built_without_cuda();
 }
 

@@ -5,15 +5,8 @@
 #include <cstddef>
 #include <cstring>
 
+#include "clones.h"
 #include "distributions.h"
-
-#if defined(CONSISTENT_CLONES)  // a test that builds for one generation leaves it empty
-#elif defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
-#define CONSISTENT_CLONES \
-  __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default"), noinline))
-#else
-#define CONSISTENT_CLONES __attribute__((noinline))
-#endif
 
 namespace consistent {
 namespace {

@@ -1,0 +1,40 @@
+// Reductions over the threads of a block, given to all of them.
+
+#pragma once
+
+namespace consistent {
+
+constexpr int kWarp = 32;
+
+// combine(a, b) over the block, in one fixed order. `shared` has a slot for each warp. All threads
+// call; blockDim.x is a multiple of 32.
+template <class V, class Combine>
+__device__ __forceinline__ V block_reduce(V value, V* shared, const Combine& combine) {
+  for (int step = kWarp / 2; step > 0; step /= 2) {
+    value = combine(value, value.shuffled(step));
+  }
+  const int warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+  __syncthreads();  // of an earlier reduction everyone has read the result
+  if (threadIdx.x % kWarp == 0) shared[warp] = value;
+  __syncthreads();
+  value = shared[0];
+  for (int w = 1; w < warps; ++w) value = combine(value, shared[w]);
+  return value;
+}
+
+// A sum, for block_reduce.
+template <class R>
+struct Sum {
+  R value;
+  __device__ __forceinline__ Sum shuffled(int step) const {
+    return Sum{__shfl_xor_sync(0xFFFFFFFFu, value, step)};
+  }
+};
+
+template <class R>
+__device__ __forceinline__ R block_sum(R value, Sum<R>* shared) {
+  const auto add = [](Sum<R> a, Sum<R> b) { return Sum<R>{a.value + b.value}; };
+  return block_reduce(Sum<R>{value}, shared, add).value;
+}
+
+}  // namespace consistent

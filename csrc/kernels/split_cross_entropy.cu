@@ -1,0 +1,274 @@
+// Split-class cross-entropy on CUDA. A block reads a row once, 16 bytes a thread, and keeps the
+// largest logit and the sum of exponentials below it together, rescaling the sum where the largest
+// grows. Rows whose classes lie apart (inner > 1) go side by side, a warp's lanes on neighbours.
+
+#include <algorithm>
+
+#include "block.cuh"
+#include "check.h"
+#include "split_cross_entropy.h"
+#include "vector.cuh"
+
+namespace consistent {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kGroups = kThreads / kWarp;
+constexpr int64_t kMostBlocks = int64_t(1) << 16;  // beyond it, blocks take several rows
+
+template <class R>
+__device__ __forceinline__ R least() {
+  return -R(INFINITY);
+}
+
+// What is known of the part of a row read so far; sums are relative to `reference()`.
+template <class R>
+struct Row {
+  R largest, total, weighted, weights;
+
+  static __device__ __forceinline__ Row empty() { return Row{least<R>(), R(0), R(0), R(0)}; }
+  __device__ __forceinline__ R reference() const { return largest == least<R>() ? R(0) : largest; }
+
+  __device__ __forceinline__ void raise(R seen) {
+    if (!(seen > largest)) return;
+    const R before = reference(), was = largest;
+    largest = seen;
+    if (was != least<R>()) total *= exponential(R(before - seen));
+    if (weights != R(0)) weighted += weights * (before - seen);
+  }
+
+  __device__ __forceinline__ void add(R x, R w, bool smooth) {
+    total += exponential(R(x - reference()));
+    if (!smooth) return;
+    weighted += w * (x - reference());
+    weights += w;
+  }
+
+  __device__ __forceinline__ Row shuffled(int step) const {
+    constexpr unsigned kAll = 0xFFFFFFFFu;
+    return Row{__shfl_xor_sync(kAll, largest, step), __shfl_xor_sync(kAll, total, step),
+               __shfl_xor_sync(kAll, weighted, step), __shfl_xor_sync(kAll, weights, step)};
+  }
+};
+
+struct Join {
+  template <class R>
+  __device__ __forceinline__ Row<R> operator()(Row<R> a, Row<R> b) const {
+    a.raise(b.largest);
+    b.raise(a.largest);
+    return Row<R>{a.largest, a.total + b.total, a.weighted + b.weighted, a.weights + b.weights};
+  }
+};
+
+template <class T>
+__device__ __forceinline__ void write_row(Real<T>* statistics, int64_t row, const Row<Real<T>>& r,
+                                          const T* x, const int64_t* target,
+                                          const ClassSplit& split) {
+  using R = Real<T>;
+  const int64_t rows = split.outer * split.inner, place = target[row] - split.start;
+  const bool here = place >= 0 && place < split.held;
+  R* to = statistics + row;
+  to[0] = r.largest;
+  to[rows] = r.total;
+  to[2 * rows] = here ? R(Storage<T>::load(x[place * split.inner])) : R(0);
+  if (!split.smooth) return;
+  to[3 * rows] = r.weighted;
+  to[4 * rows] = r.weights;
+}
+
+// A block a row, whose classes lie side by side.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    forward_rows(Real<T>* statistics, const T* logits, const int64_t* target, const Real<T>* weight,
+                 ClassSplit split) {
+  using R = Real<T>;
+  constexpr int kCount = kPackOf<T>;
+  __shared__ Row<R> shared[kGroups];
+  for (int64_t row = blockIdx.x; row < split.outer; row += gridDim.x) {
+    const T* x = logits + row * split.held;
+    Row<R> mine = Row<R>::empty();
+    const auto one = [&](int64_t c) {
+      const R value = Storage<T>::load(x[c]);
+      mine.raise(value);
+      mine.add(value, weight == nullptr ? R(1) : weight[c], split.smooth);
+    };
+    const int64_t head = head_of(x, split.held), packs = (split.held - head) / kCount;
+    const PackOf<T>* body = reinterpret_cast<const PackOf<T>*>(x + head);
+    for (int64_t c = threadIdx.x; c < head; c += kThreads) one(c);
+    for (int64_t p = threadIdx.x; p < packs; p += kThreads) {
+      const PackOf<T> pack = body[p];
+      R values[kCount], top = least<R>();
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) {
+        values[j] = Storage<T>::load(pack.value[j]);
+        top = values[j] > top ? values[j] : top;
+      }
+      mine.raise(top);
+      const int64_t c = head + p * kCount;
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) {
+        mine.add(values[j], weight == nullptr ? R(1) : weight[c + j], split.smooth);
+      }
+    }
+    for (int64_t c = head + packs * kCount + threadIdx.x; c < split.held; c += kThreads) one(c);
+    mine = block_reduce(mine, shared, Join());
+    if (threadIdx.x == 0) write_row(statistics, row, mine, x, target, split);
+  }
+}
+
+// 32 rows a block, lane by lane; its warps share out the classes.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    forward_lanes(Real<T>* statistics, const T* logits, const int64_t* target,
+                  const Real<T>* weight, ClassSplit split) {
+  using R = Real<T>;
+  __shared__ Row<R> shared[kGroups][kWarp];
+  const int lane = threadIdx.x % kWarp, group = threadIdx.x / kWarp;
+  const int64_t strips = (split.inner + kWarp - 1) / kWarp, total = split.outer * strips;
+  for (int64_t strip = blockIdx.x; strip < total; strip += gridDim.x) {
+    const int64_t o = strip / strips, i = (strip - o * strips) * kWarp + lane;
+    const T* x = logits + o * split.held * split.inner + i;
+    Row<R> mine = Row<R>::empty();
+    for (int64_t c = group; i < split.inner && c < split.held; c += kGroups) {
+      const R value = Storage<T>::load(x[c * split.inner]);
+      mine.raise(value);
+      mine.add(value, weight == nullptr ? R(1) : weight[c], split.smooth);
+    }
+    __syncthreads();
+    shared[group][lane] = mine;
+    __syncthreads();
+    if (group != 0 || i >= split.inner) continue;
+    for (int g = 1; g < kGroups; ++g) mine = Join()(mine, shared[g][lane]);
+    write_row(statistics, o * split.inner + i, mine, x, target, split);
+  }
+}
+
+// One row's numbers for the backward.
+template <class T>
+struct RowGradient {
+  using R = Real<T>;
+  R reference, scale, shift, pick;
+  int64_t place;
+  bool nothing;
+
+  __device__ __forceinline__ RowGradient(const R* rows, const int64_t* target, int64_t row,
+                                         const ClassSplit& split) {
+    const int64_t count = split.outer * split.inner;
+    reference = rows[row], scale = rows[count + row];
+    shift = rows[2 * count + row], pick = rows[3 * count + row];
+    place = target[row] - split.start;
+    nothing = scale == R(0) && shift == R(0) && pick == R(0);
+  }
+
+  __device__ __forceinline__ T of(T x, int64_t c, const R* weight) const {
+    if (nothing) return Storage<T>::store(R(0));
+    const R w = weight == nullptr ? R(1) : weight[c];
+    const R share = exponential(R(Storage<T>::load(x) - reference)) * scale - shift * w;
+    return Storage<T>::store(R(c == place ? share - pick : share));
+  }
+};
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    backward_rows(T* gradient, const T* logits, const int64_t* target, const Real<T>* rows,
+                  const Real<T>* weight, ClassSplit split) {
+  constexpr int kCount = kPackOf<T>;
+  for (int64_t row = blockIdx.x; row < split.outer; row += gridDim.x) {
+    const T* x = logits + row * split.held;
+    T* to = gradient + row * split.held;
+    const RowGradient<T> by(rows, target, row, split);
+    const bool packed = aligned_alike<T>(x, to);
+    const int64_t head = packed ? head_of(x, split.held) : split.held;
+    const int64_t packs = (split.held - head) / kCount;
+    for (int64_t c = threadIdx.x; c < head; c += kThreads) to[c] = by.of(x[c], c, weight);
+    for (int64_t p = threadIdx.x; p < packs; p += kThreads) {
+      const int64_t c = head + p * kCount;
+      PackOf<T> pack = *reinterpret_cast<const PackOf<T>*>(x + c);
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) pack.value[j] = by.of(pack.value[j], c + j, weight);
+      *reinterpret_cast<PackOf<T>*>(to + c) = pack;
+    }
+    for (int64_t c = head + packs * kCount + threadIdx.x; c < split.held; c += kThreads) {
+      to[c] = by.of(x[c], c, weight);
+    }
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    backward_lanes(T* gradient, const T* logits, const int64_t* target, const Real<T>* rows,
+                   const Real<T>* weight, ClassSplit split) {
+  const int lane = threadIdx.x % kWarp, group = threadIdx.x / kWarp;
+  const int64_t strips = (split.inner + kWarp - 1) / kWarp, total = split.outer * strips;
+  for (int64_t strip = blockIdx.x; strip < total; strip += gridDim.x) {
+    const int64_t o = strip / strips, i = (strip - o * strips) * kWarp + lane;
+    if (i >= split.inner) continue;
+    const int64_t first = o * split.held * split.inner + i;
+    const RowGradient<T> by(rows, target, o * split.inner + i, split);
+    for (int64_t c = group; c < split.held; c += kGroups) {
+      const int64_t at = first + c * split.inner;
+      gradient[at] = by.of(logits[at], c, weight);
+    }
+  }
+}
+
+unsigned blocks_for(const ClassSplit& split) {
+  const int64_t strips = split.inner == 1 ? 1 : (split.inner + kWarp - 1) / kWarp;
+  return unsigned(std::min(split.outer * strips, kMostBlocks));
+}
+
+struct LaunchForward {
+  void* statistics;
+  const void* logits;
+  const int64_t* target;
+  const void* weight;
+  const ClassSplit& split;
+  cudaStream_t stream;
+  template <class T>
+  void operator()(T) const {
+    using R = Real<T>;
+    const auto kernel = split.inner == 1 ? forward_rows<T> : forward_lanes<T>;
+    kernel<<<blocks_for(split), kThreads, 0, stream>>>(static_cast<R*>(statistics),
+                                                       static_cast<const T*>(logits), target,
+                                                       static_cast<const R*>(weight), split);
+  }
+};
+
+struct LaunchBackward {
+  void* gradient;
+  const void* logits;
+  const int64_t* target;
+  const void *rows, *weight;
+  const ClassSplit& split;
+  cudaStream_t stream;
+  template <class T>
+  void operator()(T) const {
+    using R = Real<T>;
+    const auto kernel = split.inner == 1 ? backward_rows<T> : backward_lanes<T>;
+    kernel<<<blocks_for(split), kThreads, 0, stream>>>(
+        static_cast<T*>(gradient), static_cast<const T*>(logits), target,
+        static_cast<const R*>(rows), static_cast<const R*>(weight), split);
+  }
+};
+
+}  // namespace
+
+void split_cross_entropy_cuda(void* statistics, Dtype dtype, const void* logits,
+                              const int64_t* target, const void* weight, const ClassSplit& split,
+                              void* stream) {
+  if (split.outer * split.inner == 0) return;
+  visit_float_type(dtype, LaunchForward{statistics, logits, target, weight, split,
+                                        static_cast<cudaStream_t>(stream)});
+  CONSISTENT_CHECK_CUDA(cudaGetLastError());
+}
+
+void split_cross_entropy_backward_cuda(void* gradient, Dtype dtype, const void* logits,
+                                       const int64_t* target, const void* rows, const void* weight,
+                                       const ClassSplit& split, void* stream) {
+  if (split.outer * split.inner == 0) return;
+  visit_float_type(dtype, LaunchBackward{gradient, logits, target, rows, weight, split,
+                                         static_cast<cudaStream_t>(stream)});
+  CONSISTENT_CHECK_CUDA(cudaGetLastError());
+}
+
+}  // namespace consistent
