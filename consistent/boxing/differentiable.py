@@ -30,13 +30,30 @@ def box(local: Tensor, src: TensorSpec, dst: TensorSpec, grad_sbp: NdSbp | None 
 
     ``grad_sbp`` says where the gradient stops over on its way from ``dst.dual`` to ``src.dual``.
     Without it, ``src`` to itself returns ``local``.
+
+    Raises:
+        ValueError: an end is P(max) or P(min), and gradients are asked for.
     """
     if src is dst and grad_sbp is None:
         return local
     with _HookOff():
-        if _tracks(local):
+        if _tracks(local) and not _is_forward_only(local, src, dst):
             return _apply(_Box, local, src, dst, grad_sbp)
         return run(torch.Tensor.detach(local), src, dst)
+
+
+def _is_forward_only(local: Tensor, src: TensorSpec, dst: TensorSpec) -> bool:
+    """Whether an end is P(max) or P(min), through which no derivative goes."""
+    ends = [e for spec in (src, dst) for e in spec.sbp if e.is_extreme]
+    if not ends:
+        return False
+    if local.requires_grad or forward_ad.unpack_dual(local).tangent is not None:
+        raise ValueError(
+            f"boxing: {ends[0]} has no derivative, for no rank knows alone which of them wins, and "
+            f"x requires grad.\n  x is {src}, the target is {dst}.\n"
+            "  Box to S or B, or x.detach()."
+        )
+    return True
 
 
 def spread(whole: Tensor, dst: TensorSpec) -> Tensor:
@@ -91,6 +108,29 @@ def min_over(local: Tensor, placement: Placement, axes: Sequence[int]) -> Tensor
     return local if here(placement) is None else _reduce(local, placement, axes, "min")
 
 
+def swap(x: Tensor, going: Sequence[int], coming: Sequence[int], ranks: Sequence[int]) -> Tensor:
+    """Rows change hands: ``going[k]`` of ``x``, in order, go to ``ranks[k]``; from there come
+    ``coming[k]``. Differentiable.
+
+    ```
+    forward    a b | c      d | e f     --->    a b d      c e f        going 2, 1  and  1, 2
+    backward   rows go back the way they came
+    ```
+    """
+    with _HookOff():
+        if _tracks(x):
+            return _apply(_Swap, x, tuple(going), tuple(coming), tuple(ranks))
+        return _swapped(x, going, coming, ranks)
+
+
+def _swapped(
+    x: Tensor, going: Sequence[int], coming: Sequence[int], ranks: Sequence[int]
+) -> Tensor:
+    pieces = [piece.contiguous() for piece in torch.Tensor.detach(x).split(list(going))]
+    shapes = [(n, *x.shape[1:]) for n in coming]
+    return torch.cat(comm.current().all_to_all(pieces, shapes, tuple(ranks)))
+
+
 class _Box(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -133,6 +173,22 @@ class _Spread(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
         return spread(tangent, ctx.dst)
+
+
+class _Swap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *route: tuple[int, ...]) -> Tensor:
+        ctx.route = route
+        return _swapped(x, *route)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        going, coming, ranks = ctx.route
+        return swap(grad, coming, going, ranks), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        return swap(tangent, *ctx.route)
 
 
 class _SumOver(torch.autograd.Function):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +54,22 @@ class Shards:
     def box(self, index: int = 0) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """(starts, sizes) of operand ``index``'s shard in the logical tensor."""
         return self.specs[index].box(self.here)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that the form joins, this one among them, in the order of a split."""
+        at = list(self.here or (0,) * self.placement.ndim)
+        found = []
+        for places in itertools.product(*(range(self.placement.shape[a]) for a in self.axes)):
+            for axis, place in zip(self.axes, places, strict=True):
+                at[axis] = place
+            found.append(self.placement.rank_at(at))
+        return tuple(found)
+
+    def boxes(self, index: int = 0) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """``box(index)`` of each of ``ranks``."""
+        spec = self.specs[index]
+        return [spec.box(self.placement.coordinate_of(rank)) for rank in self.ranks]
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """Sum over the ranks of the form's axes; differentiable (its backward is the same sum)."""

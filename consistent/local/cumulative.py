@@ -1,0 +1,77 @@
+"""Scans along a split dim: each rank scans its shard, and goes on from the totals of the shards
+before it.
+
+Pieces are empty at the end of a split only, so a total that an empty shard gives is never read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mirrored.ordered import identity
+
+from .forms import Shards, form
+from .reduce import slot, stack, wide
+
+
+def _before(shard: Shards, total: Tensor) -> Tensor:
+    """[shards before this one, ...] of the ranks' totals."""
+    return stack(shard, total)[: slot(shard)[0]]
+
+
+def _written(shard: Shards, value: Tensor) -> Tensor:
+    return shard.tensors[0].copy_(value) if shard.call.inplace else value
+
+
+@form("cumsum")
+def _cumsum(shard: Shards) -> Tensor:
+    x, dim, dtype = shard.tensors[0], shard.call.dim(), shard.outs[0].dtype
+    before = _before(shard, x.sum(dim, keepdim=True, dtype=dtype)).sum(0, dtype=dtype)
+    return _written(shard, x.cumsum(dim, dtype=dtype) + before)
+
+
+@form("cumprod")
+def _cumprod(shard: Shards) -> Tensor:
+    x, dim, dtype = shard.tensors[0].clone(), shard.call.dim(), shard.outs[0].dtype
+    before = _before(shard, x.prod(dim, keepdim=True, dtype=dtype)).prod(0, dtype=dtype)
+    return _written(shard, x.cumprod(dim, dtype=dtype) * before)
+
+
+@form("logcumsumexp")
+def _logcumsumexp(shard: Shards) -> Tensor:
+    """The scan of the shard behind one number that stands for all before it."""
+    x, dim = wide(shard.tensors[0]), shard.call.dim()
+    before = _before(shard, x.logsumexp(dim, keepdim=True)).logsumexp(0)
+    scanned = torch.cat([before, x], dim).logcumsumexp(dim).narrow(dim, 1, x.shape[dim])
+    return _written(shard, scanned.to(shard.outs[0].dtype))
+
+
+@form("cumextreme")
+def _cumextreme(shard: Shards) -> Any:
+    """cummax, cummin: of equal numbers the last one counts, and NaN wins."""
+    x, dim, is_max = shard.tensors[0], shard.call.dim(), shard.call.name == "cummax"
+    own, at = shard.run(x, dim)
+    at = at + shard.box()[0][dim]
+    # The scan of the ranks' last values, up to the rank before; the first rank takes none of it.
+    lasts, places = (stack(shard, each) for each in _last(x, own, at, dim, is_max))
+    me = slot(shard)[0]
+    best, which = (each[max(me - 1, 0)] for each in shard.run(lasts, 0))
+    place = places.gather(0, which.unsqueeze(0)).squeeze(0)
+    wins = own >= best if is_max else own <= best
+    mine = (wins | own.isnan()) & ~(best.isnan() & ~own.isnan()) if me else wins | True
+    values, indices = torch.where(mine, own, best), torch.where(mine, at, place)
+    return getattr(torch.return_types, shard.call.name)((values, indices))
+
+
+def _last(x: Tensor, own: Tensor, at: Tensor, dim: int, is_max: bool) -> tuple[Tensor, Tensor]:
+    """Last value of a scan and its index."""
+    if x.shape[dim]:
+        return own.narrow(dim, -1, 1), at.narrow(dim, -1, 1)
+    shape = [1 if d == dim else n for d, n in enumerate(x.shape)]
+    value = x.new_full(shape, identity(x.dtype, "max" if is_max else "min"))
+    if x.is_floating_point():  # a graph whose backward joins the other ranks'
+        value = value + x.sum(dim, keepdim=True)
+    return value, x.new_zeros(shape, dtype=torch.int64)

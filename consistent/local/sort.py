@@ -1,0 +1,125 @@
+"""sort, argsort and msort along a split dim: a sample sort, stable as a whole.
+
+```
+rank 0   5 1 4 | sort   1 4 5 | cut    1      to 0    1 2     even out    1 2 3
+rank 1   2 6 3 |        2 3 6 | at 3   2 3 6  to 1    3 4 5 6             4 5 6
+```
+
+Each rank sorts its own, all agree by a few samples of each where to cut, and the runs between the
+cuts change hands: what an all-to-all sends. Cuts by samples miss the borders of the pieces by a few
+items, so a second, small exchange evens out. Among equals the first of the whole stays first: runs
+arrive in the order of ranks, and a cut tells equals apart by their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mirrored import comm
+
+from ..boxing.differentiable import swap
+from .forms import Shards, form
+from .keys import keys
+from .reduce import slot
+
+_SAMPLES = 64  # of each rank, for each rank: cuts then miss a border by a 64th of a piece at most
+
+
+@form("sort")
+def _sort(shard: Shards) -> Any:
+    """sort, argsort, msort."""
+    name, x = shard.call.name, shard.tensors[0]
+    descending = name != "msort" and bool(shard.get("descending", False))
+    dim = 0 if name == "msort" else shard.call.dim("dim", -1)
+    rows = x.movedim(dim, -1).unsqueeze(0).flatten(0, -2)
+    if shard.here is None or not len(rows):  # none on all ranks that the form joins
+        return shard.run(*shard.args, **shard.kwargs)
+    made = [_sorted_row(shard, row, dim, descending) for row in rows]
+    shape = x.movedim(dim, -1).shape
+    values, indices = (
+        torch.stack(each).reshape(shape).movedim(-1, dim) for each in zip(*made, strict=True)
+    )
+    if name == "msort":
+        return values
+    return indices if name == "argsort" else torch.return_types.sort((values, indices))
+
+
+def _sorted_row(shard: Shards, x: Tensor, dim: int, descending: bool) -> tuple[Tensor, Tensor]:
+    """This rank's piece of the sorted vector whose piece ``x`` is, and of the indices."""
+    ranks, (me, n) = shard.ranks, slot(shard)
+    pieces = [(starts[dim], sizes[dim]) for starts, sizes in shard.boxes()]
+    small = torch.int32 if shard.specs[0].shape[dim] < 2**31 else torch.int64
+
+    def traded(x: Tensor, place: Tensor, moves: list[list[int]]) -> tuple[Tensor, Tensor]:
+        going, coming = moves[me], [row[me] for row in moves]
+        return swap(x, going, coming, ranks), swap(place.to(small), going, coming, ranks).long()
+
+    key, order = keys(x, descending).sort(stable=True)
+    place = order + pieces[me][0]
+    counts = _counts(key, place, pieces, ranks)
+    x, place = traded(x.gather(0, order), place, counts)
+    # Runs come in the order of ranks, so a stable sort merges them as the whole would be sorted.
+    order = keys(x, descending).sort(stable=True).indices
+    x, place = x.gather(0, order), place.gather(0, order)
+    held = [sum(row[k] for row in counts) for k in range(n)]
+    if held == [size for _, size in pieces]:
+        return x, place
+    firsts = [sum(held[:k]) for k in range(n)]
+    moves = [[_shared(firsts[i], held[i], *piece) for piece in pieces] for i in range(n)]
+    return traded(x, place, moves)
+
+
+def _counts(
+    key: Tensor, place: Tensor, pieces: Sequence[tuple[int, int]], ranks: Sequence[int]
+) -> list[list[int]]:
+    """How many items go from each rank to each: [from][to], the same on every rank."""
+    own = _cut(key, place, _splitters(key, place, pieces, ranks))
+    ends = torch.tensor([*own, len(key)])
+    counts = ends.diff(prepend=ends.new_zeros(1)).to(key.device)
+    every = comm.current().all_gather(counts, [counts.shape] * len(ranks), tuple(ranks))
+    return torch.stack(every).tolist()
+
+
+def _splitters(
+    key: Tensor, place: Tensor, pieces: Sequence[tuple[int, int]], ranks: Sequence[int]
+) -> list[tuple[int, int]]:
+    """(key, place) of an item near each inner border of the sorted whole."""
+    most = _SAMPLES * len(ranks)
+    # Sample j of a rank stands for its items from spots[j] up to the next one.
+    spots = [[j * size // min(size, most) for j in range(min(size, most))] for _, size in pieces]
+    mine = torch.tensor(spots[ranks.index(comm.current().rank)], device=key.device).long()
+    sample = torch.stack([key[mine].long(), place[mine]])
+    every = comm.current().all_gather(sample, [(2, len(s)) for s in spots], tuple(ranks))
+    weights = [
+        b - a
+        for s, (_, size) in zip(spots, pieces, strict=True)
+        for a, b in zip(s, [*s[1:], size], strict=False)  # an empty piece has no spots
+    ]
+    sampled, places = torch.cat(every, 1)
+    sampled, order = sampled.sort(stable=True)
+    before = torch.tensor([0, *weights], device=key.device)
+    before[1:] = before[1:][order]
+    before = before.cumsum(0)[:-1]
+    wanted = torch.tensor([start for start, _ in pieces[1:]], device=key.device)
+    chosen = torch.searchsorted(before, wanted).tolist()
+    found = list(zip(sampled.tolist(), places[order].tolist(), strict=True))
+    end = (torch.iinfo(key.dtype).max, pieces[-1][0] + pieces[-1][1])
+    return [found[c] if c < len(found) else end for c in chosen]
+
+
+def _cut(key: Tensor, place: Tensor, splitters: Sequence[tuple[int, int]]) -> list[int]:
+    """How many of this rank's sorted items come before each splitter."""
+    found = []
+    for at, where in splitters:
+        low, high = (int(torch.searchsorted(key, at, right=right)) for right in (False, True))
+        found.append(low + int(torch.searchsorted(place[low:high], where)))
+    return found
+
+
+def _shared(a: int, count: int, b: int, size: int) -> int:
+    """How many integers two ranges share."""
+    return max(0, min(a + count, b + size) - max(a, b))
