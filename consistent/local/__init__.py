@@ -5,7 +5,7 @@ tensors and may move data over the axes it serves (``Shards.axes``); torch diffe
 any other code.
 """
 
-from . import attention, dropout, index, loss, norm, random, reduce, shape, window
+from . import attention, dropout, embedding, index, loss, norm, random, reduce, shape, window
 from .forms import FORMS, Shards, form
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Shards",
     "attention",
     "dropout",
+    "embedding",
     "form",
     "index",
     "loss",

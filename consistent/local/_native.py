@@ -28,6 +28,8 @@ __all__ = [
     "exponential_",
     "geometric_",
     "log_normal_",
+    "masked_embedding",
+    "masked_embedding_backward",
     "normal_",
     "randint_",
     "randperm",
@@ -209,6 +211,28 @@ def split_cross_entropy_backward(
     return _ops.split_cross_entropy_backward(logits, target, rows, weight, dim, start)
 
 
+def masked_embedding(table: Tensor, index: Tensor, start: int, scale: float = 1.0) -> Tensor:
+    """scale * table[index - start], zeros where that row is not held. [held, width], [...] ->
+    [..., width]."""
+    return _ops.masked_embedding(table, index, start, scale)
+
+
+def masked_embedding_backward(
+    gradient: Tensor,
+    index: Tensor,
+    rows: int,
+    start: int,
+    padding_idx: int = -1,
+    by_count: bool = False,
+    scale: float = 1.0,
+) -> Tensor:
+    """[..., width], [...] -> [rows, width]: each row held here gets scale * the sum of its
+    look-ups' gradients, in order; over their number if ``by_count``. None reach ``padding_idx``."""
+    return _ops.masked_embedding_backward(
+        gradient, index, rows, start, padding_idx, by_count, scale
+    )
+
+
 def _filled(out: Tensor, *_: object) -> None:
     """Nothing to do without data."""
 
@@ -225,6 +249,14 @@ def _register_fakes() -> None:
     @torch.library.register_fake("consistent::randperm")
     def _(n: int, *_: object, device: torch.device | None = None) -> Tensor:
         return torch.empty(n, dtype=torch.int64, device=device)
+
+    @torch.library.register_fake("consistent::masked_embedding")
+    def _(table: Tensor, index: Tensor, *_: object) -> Tensor:
+        return table.new_empty((*index.shape, table.shape[1]))
+
+    @torch.library.register_fake("consistent::masked_embedding_backward")
+    def _(gradient: Tensor, index: Tensor, rows: int, *_: object) -> Tensor:
+        return gradient.new_empty((rows, gradient.shape[-1]))
 
     @torch.library.register_fake("consistent::split_cross_entropy")
     def _(logits: Tensor, target: Tensor, *rest: Any) -> Tensor:

@@ -150,15 +150,9 @@ def _index_operand(shard: Shards) -> int:
 
 @form(READ)
 def read_index(shard: Shards) -> Tensor:
-    """index_select, gather, take_along_dim, embedding with the dim that is indexed split."""
-    rows = shard.call.name == "embedding"
-    at = 1 if rows else _index_operand(shard)
-    dim = 0 if rows else shard.call.dim("dim")
+    """index_select, gather, take_along_dim with the dim that is indexed split."""
+    at, dim = _index_operand(shard), shard.call.dim("dim")
     x, index, outside = _shifted(shard, dim, shard.tensors[at], shard.tensors[0], dim)
-    if rows:
-        padding = shard.get("padding_idx", -1) - shard.box()[0][0]
-        padding = padding if 0 <= padding < x.shape[0] else -1
-        return torch.embedding(x, index, padding).masked_fill(outside.unsqueeze(-1), 0)
     out = _again(shard, {0: x, at: index})
     if shard.call.name == "index_select":
         outside = _lined_up(outside, out.ndim - dim - 1)

@@ -6,9 +6,10 @@ an index that points outside a rank's shard then reads 0, so that results are P,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from ..spec import P, S
+from .flat import taken
 from .signature import Call, Operand, Signature
 from .table import Row, add_rows
 
@@ -36,7 +37,9 @@ def gathered(call: Call, parts: int) -> list[Signature]:
     """gather, and take_along_dim, which broadcasts: an index for each element, along ``dim``."""
     x, index = call.operands[0], _tensor(call, "index")
     made = [call.whole(), call.make({0: P}, P)]
-    if call.get("dim") is None or x.ndim == 0 or call.get("sparse_grad", False):
+    if call.get("dim") is None:
+        return taken(call, parts)
+    if x.ndim == 0 or call.get("sparse_grad", False):
         return made
     dim = call.dim("dim")
     out = call.outs[0].shape
@@ -50,23 +53,16 @@ def gathered(call: Call, parts: int) -> list[Signature]:
     return made
 
 
-def taken(call: Call, parts: int) -> list[Signature]:
-    """take: into the flattened tensor."""
-    index = _tensor(call, "index")
-    made = [call.whole(), call.make({0: P}, P)]
-    return made + [call.make({index.index: S(d)}, S(d)) for d in range(index.ndim)]
-
-
 def embedded(call: Call, parts: int) -> list[Signature]:
     """embedding: the table split by columns or, with a masked look-up, by rows (the vocabulary)."""
     weight, index = call.args[:2]
     if call.get("sparse", False):
         return [call.whole()]
     made = [call.whole(), call.make({0: P}, P), call.make({0: S(1)}, S(index.ndim))]
-    # Scaling gradients by frequency counts every index of the batch, in every row.
+    made.append(call.make({0: S(0)}, P, "masked_embedding"))
+    # Scaling gradients by frequency counts every index of the batch.
     if not call.get("scale_grad_by_freq", False):
         made += [call.make({1: S(d)}, S(d)) for d in range(index.ndim)]
-        made.append(call.make({0: S(0)}, P, READ))
     return made
 
 
@@ -140,24 +136,7 @@ def one_hot(call: Call, parts: int) -> list[Signature]:
     return call.same(range(x.ndim))
 
 
-def searched(values: str, table: str) -> Callable[[Call, int], list[Signature]]:
-    """searchsorted, bucketize, isin: each of ``values`` by itself in ``table``."""
-
-    def signatures(call: Call, parts: int) -> list[Signature]:
-        made = [call.whole()]
-        x, y = call.get(values), call.get(table)
-        if not isinstance(x, Operand):
-            return made
-        if call.name == "searchsorted" and isinstance(y, Operand) and y.ndim > 1:
-            every = range(len(call.operands))
-            return made + [call.make(dict.fromkeys(every, S(d)), S(d)) for d in range(x.ndim - 1)]
-        return made + [call.make({x.index: S(d)}, S(d)) for d in range(x.ndim)]
-
-    return signatures
-
-
 ROWS = (
-    Row("bucketize", searched("input", "boundaries"), "input boundaries"),
     Row("embedding", embedded, "weight indices padding_idx scale_grad_by_freq sparse"),
     Row("gather", gathered, "input dim index sparse_grad"),
     Row("index_add", indexed, "input dim index source alpha reduce"),
@@ -165,11 +144,8 @@ ROWS = (
     Row("index_fill", indexed, "input dim index source reduce"),
     Row("index_reduce", indexed, "input dim index source reduce"),
     Row("index_select", selected, "input dim index"),
-    Row("isin", searched("elements", "test_elements"), "elements test_elements"),
     Row("one_hot", one_hot, "input num_classes"),
     Row("scatter scatter_add scatter_reduce", scattered, "input dim index src reduce"),
-    Row("searchsorted", searched("input", "sorted_sequence"), "sorted_sequence input"),
-    Row("take", taken, "input index"),
     Row("take_along_dim", gathered, "input index dim sparse_grad"),
 )  # fmt: skip
 

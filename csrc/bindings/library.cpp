@@ -29,6 +29,11 @@ TORCH_LIBRARY(consistent, m) {
   m.def(
       "split_cross_entropy_backward(Tensor logits, Tensor target, Tensor rows, Tensor? weight, "
       "int dim, int start) -> Tensor");
+
+  m.def("masked_embedding(Tensor table, Tensor index, int start, float scale) -> Tensor");
+  m.def(
+      "masked_embedding_backward(Tensor gradient, Tensor index, int rows, int start, "
+      "int padding_idx, bool by_count, float scale) -> Tensor");
 }
 
 // Importing consistent.local._C only loads the library; its ops live in torch.ops.consistent.

@@ -2,6 +2,7 @@
 
 #include <stdexcept>
 
+#include "masked_embedding.h"
 #include "random.h"
 #include "split_cross_entropy.h"
 
@@ -29,6 +30,14 @@ void split_cross_entropy_cuda(void*, Dtype, const void*, const int64_t*, const v
 }
 void split_cross_entropy_backward_cuda(void*, Dtype, const void*, const int64_t*, const void*,
                                        const void*, const ClassSplit&, void*) {
+  built_without_cuda();
+}
+void masked_embedding_cuda(void*, Dtype, const void*, const int64_t*, double, const RowWindow&,
+                           int64_t, void*) {
+  built_without_cuda();
+}
+void masked_embedding_backward_cuda(void*, Dtype, const void*, const SortedRows&, double, bool,
+                                    const RowWindow&, void*) {
   built_without_cuda();
 }
 

@@ -171,23 +171,6 @@ void for_each_chunk(const Box& box, int64_t begin, int64_t end, int per_block, c
   if (chunk.blocks > 0) flush();
 }
 
-int size_of(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::f64:
-    case Dtype::i64:
-      return 8;
-    case Dtype::f32:
-    case Dtype::i32:
-      return 4;
-    case Dtype::f16:
-    case Dtype::bf16:
-    case Dtype::i16:
-      return 2;
-    default:
-      return 1;
-  }
-}
-
 struct PerBlock {
   int* result;
   template <class F, class T>

@@ -11,6 +11,23 @@ namespace consistent {
 
 enum class Dtype { f32, f64, f16, bf16, u8, i8, i16, i32, i64, boolean };
 
+inline int size_of(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::f64:
+    case Dtype::i64:
+      return 8;
+    case Dtype::f32:
+    case Dtype::i32:
+      return 4;
+    case Dtype::f16:
+    case Dtype::bf16:
+    case Dtype::i16:
+      return 2;
+    default:
+      return 1;
+  }
+}
+
 struct Half {
   uint16_t bits;
 };

@@ -9,11 +9,6 @@
 
 namespace consistent {
 
-inline int size_of(Dtype dtype) {
-  const int sizes[] = {4, 8, 2, 2, 1, 1, 2, 4, 8, 1};
-  return sizes[int(dtype)];
-}
-
 inline Box run_of(int64_t offset, int64_t count) {
   Box box;
   box.offset = offset;

@@ -49,13 +49,6 @@ def test_a_window_along_the_split_dim_is_read_without_moving_the_tensor() -> Non
     assert op.call.make({0: S(0)}, P, "read_window") in op.signatures(0)
 
 
-def test_sparse_and_frequency_scaled_tables_are_not_split_by_rows() -> None:
-    tokens = torch.randint(0, 7, (3,))
-    for flags in ((True, False), (False, True)):
-        op = _Op(torch.embedding, (real(7, 4), tokens, -1, *flags), {}, 3, None)
-        assert S(0) not in {s.ins[0] for s in op.signatures(0)}
-
-
 def test_an_index_that_torch_refuses_is_refused_with_its_dim_split() -> None:
     with pytest.raises(RuntimeError, match="out of range"):
         pool(2).run(_look_up_too_far)

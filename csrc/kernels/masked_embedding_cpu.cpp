@@ -1,0 +1,97 @@
+// Masked look-up on the CPU: rows are copied or cleared; their gradients are added row by row.
+
+#include <algorithm>
+#include <cstring>
+
+#include "clones.h"
+#include "masked_embedding.h"
+
+namespace consistent {
+namespace {
+
+constexpr int64_t kColumns = 512;  // of a row, added up at once
+
+struct Scale {
+  void* out;
+  const void* from;
+  double scale;
+  int64_t width;
+
+  template <class T>
+  CONSISTENT_INLINE void operator()(T) const {
+    const T* __restrict__ x = static_cast<const T*>(from);
+    T* __restrict__ to = static_cast<T*>(out);
+    const Real<T> by = Real<T>(scale);
+    for (int64_t i = 0; i < width; ++i) to[i] = Storage<T>::store(Storage<T>::load(x[i]) * by);
+  }
+};
+
+CONSISTENT_CLONES void scale_row(Dtype dtype, const Scale& row) { visit_float_type(dtype, row); }
+
+// One run of look-ups of the same row, `columns` of it.
+struct AddRows {
+  void* out;
+  const void* gradient;
+  const int64_t* order;
+  int64_t rows, width, columns;
+  double scale;
+
+  template <class T>
+  CONSISTENT_INLINE void operator()(T) const {
+    using R = Real<T>;
+    R sums[kColumns] = {};
+    for (int64_t k = 0; k < rows; ++k) {
+      const T* __restrict__ x = static_cast<const T*>(gradient) + order[k] * width;
+      for (int64_t c = 0; c < columns; ++c) sums[c] += Storage<T>::load(x[c]);
+    }
+    T* __restrict__ to = static_cast<T*>(out);
+    const R by = R(scale);
+    for (int64_t c = 0; c < columns; ++c) to[c] = Storage<T>::store(R(sums[c] * by));
+  }
+};
+
+CONSISTENT_CLONES void add_rows(Dtype dtype, const AddRows& rows) { visit_float_type(dtype, rows); }
+
+}  // namespace
+
+void masked_embedding_cpu(void* out, Dtype dtype, const void* table, const int64_t* index,
+                          double scale, const RowWindow& window, int64_t begin, int64_t end) {
+  const int64_t bytes = window.width * size_of(dtype);
+  for (int64_t i = begin; i < end; ++i) {
+    char* to = static_cast<char*>(out) + i * bytes;
+    const int64_t row = index[i] - window.start;
+    if (row < 0 || row >= window.held) {
+      std::memset(to, 0, size_t(bytes));
+      continue;
+    }
+    const char* from = static_cast<const char*>(table) + row * bytes;
+    if (scale == 1) {
+      std::memcpy(to, from, size_t(bytes));
+    } else {
+      scale_row(dtype, Scale{to, from, scale, window.width});
+    }
+  }
+}
+
+void masked_embedding_backward_cpu(void* out, Dtype dtype, const void* gradient,
+                                   const SortedRows& sorted, double scale, bool by_count,
+                                   const RowWindow& window, int64_t begin, int64_t end) {
+  const int64_t size = size_of(dtype);
+  for (int64_t k = begin; k < end;) {
+    const int64_t row = sorted.row[k];
+    if (row >= window.held) return;
+    int64_t stop = k + 1;
+    while (stop < sorted.count && sorted.row[stop] == row) ++stop;
+    const bool begins_here = k == 0 || sorted.row[k - 1] != row;
+    const double by = by_count ? scale / double(stop - k) : scale;
+    for (int64_t c = 0; begins_here && c < window.width; c += kColumns) {
+      const int64_t columns = std::min(kColumns, window.width - c);
+      add_rows(dtype, AddRows{static_cast<char*>(out) + (row * window.width + c) * size,
+                              static_cast<const char*>(gradient) + c * size, sorted.order + k,
+                              stop - k, window.width, columns, by});
+    }
+    k = stop;
+  }
+}
+
+}  // namespace consistent
