@@ -13,7 +13,6 @@ from torch import Tensor
 
 from . import comm
 from .comm import Ranks
-from .ordered import ordered_reduce
 
 
 def all_reduce(x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
@@ -43,10 +42,7 @@ def all_gather(x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tenso
                  .         .     x2+y2+z2              x2       y2       z2
     ```
     """
-    shapes = [_resized(x.shape, dim, size) for size in sizes]
-    out, slots = _joinable(x, shapes, dim)
-    pieces = comm.current().all_gather(x, shapes, ranks, slots)
-    return torch.cat(pieces, dim) if out is None else out
+    return comm.current().join(x, dim, sizes, ranks)
 
 
 def reduce_scatter(
@@ -65,14 +61,8 @@ def reduce_scatter(
                  y        y        y       <---        .           y           .
                  z        z        z                   .           .           z
     ```
-
-    An all-to-all of the parts and a sum in the order of `ranks`: the bytes of a reduce-scatter, and
-    the same bits whichever rank holds a part and however the parts are cut.
     """
-    transport = comm.current()
-    own = sizes[comm.check_member("reduce_scatter", transport.rank, ranks)]
-    shapes = [_resized(x.shape, dim, own)] * len(ranks)
-    return ordered_reduce(transport.all_to_all(x.split(list(sizes), dim), shapes, ranks), op)
+    return comm.current().reduce_scatter(x, dim, sizes, ranks, op)
 
 
 def all_to_all(
@@ -100,13 +90,7 @@ def all_to_all(
                   .          .       x2 y2 z2             x2       y2       z2
     ```
     """
-    transport = comm.current()
-    own = split_sizes[comm.check_member("all_to_all", transport.rank, ranks)]
-    kept = _resized(x.shape, split_dim, own)
-    shapes = [_resized(kept, concat_dim, size) for size in concat_sizes]
-    out, slots = _joinable(x, shapes, concat_dim)
-    pieces = transport.all_to_all(x.split(list(split_sizes), split_dim), shapes, ranks, slots)
-    return torch.cat(pieces, concat_dim) if out is None else out
+    return comm.current().turn(x, split_dim, split_sizes, concat_dim, concat_sizes, ranks)
 
 
 def broadcast(
@@ -126,25 +110,3 @@ def broadcast(
     ```
     """
     return comm.current().broadcast(x, shape, dtype, device, source, ranks)
-
-
-def _resized(shape: Sequence[int], dim: int, size: int) -> list[int]:
-    shape = list(shape)
-    shape[dim] = size
-    return shape
-
-
-def _joinable(
-    like: Tensor, shapes: Sequence[Sequence[int]], dim: int
-) -> tuple[Tensor | None, Sequence[Tensor] | None]:
-    """A tensor that joins pieces of `shapes` along `dim`, and its slices to receive them into.
-
-    Only where the dims before `dim` are 1 are slices contiguous; else (None, None), and the pieces
-    are joined by one more copy.
-    """
-    shape = shapes[0]
-    if any(n != 1 for n in shape[: dim % len(shape)]):
-        return None, None
-    sizes = [piece[dim] for piece in shapes]
-    out = torch.empty(_resized(shape, dim, sum(sizes)), dtype=like.dtype, device=like.device)
-    return out, out.split(sizes, dim)

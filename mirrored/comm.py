@@ -3,23 +3,24 @@
 `ranks` is always an ordered tuple of world ranks, and its order means what it says: piece k belongs
 to `ranks[k]`. Every rank of `ranks` makes the same call in the same order; no other rank calls.
 
-Invariants, kept here once for all transports:
+Invariants, kept by all transports:
 * a group of one rank never communicates;
 * results never share memory with the inputs (except `all_reduce_async`, which may work in place);
-* pieces may differ in shape and may be empty; a call whose pieces are all empty sends nothing.
+* pieces may differ in shape and may be empty.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from .ordered import ordered_reduce
 
 Ranks = tuple[int, ...]
 Shape = Sequence[int]
@@ -45,8 +46,7 @@ class Done:
 class Transport(ABC):
     """Moves plain tensors between ranks.
 
-    A new transport writes the five methods with an underscore. They are called on two or more
-    ranks, with detached tensors, and fill the `out` tensors given to them, which are contiguous.
+    A transport that reaches other ranks is a `CheckedTransport`; one around another, a `Layer`.
     """
 
     @property
@@ -60,54 +60,11 @@ class Transport(ABC):
         """The number of ranks in the world."""
 
     @abstractmethod
-    def _reduce(self, x: Tensor, ranks: Ranks, op: str) -> Handle:
-        """Start reducing `x`, which it may overwrite."""
-
-    @abstractmethod
-    def _all_gather(self, x: Tensor, out: Sequence[Tensor], ranks: Ranks) -> None: ...
-
-    @abstractmethod
-    def _all_to_all(
-        self, pieces: Sequence[Tensor], out: Sequence[Tensor], ranks: Ranks
-    ) -> None: ...
-
-    @abstractmethod
-    def _broadcast(self, x: Tensor, source: int, ranks: Ranks) -> None:
-        """Fill the contiguous `x` on every rank with that of `source`."""
-
-    @abstractmethod
-    def _exchange(
-        self,
-        sends: Sequence[tuple[int, Tensor]],
-        out: Sequence[tuple[int, Tensor]],
-        ranks: Ranks,
-        device: torch.device,
-    ) -> None:
-        """Send and fill; no peer is this rank and no tensor is empty."""
-
-    @abstractmethod
-    def _gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]: ...
-
-    def all_reduce(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
-        """The elementwise `op` ("sum", "max", "min") of `x` over `ranks`: a new tensor, same bits
-        on every rank. For bool, "sum" is or. Raises ValueError on another op."""
-        x = x.detach().clone(memory_format=torch.contiguous_format)
-        return self.all_reduce_async(x, ranks, op).wait()
-
     def all_reduce_async(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Handle:
         """`all_reduce` under way; `x` belongs to the transport until `wait()` has returned, and
         may hold the result or rubbish after it. Use what `wait()` returns."""
-        check_member("all_reduce", self.rank, ranks, x)
-        if op not in OPS:
-            raise ValueError(
-                f"all_reduce: op={op!r} is not known.\n  Ranks combine by one of {OPS}.\n"
-                "  For a mean, sum and then divide."
-            )
-        x = x.detach()
-        if len(ranks) == 1 or x.numel() == 0:
-            return Done(x)
-        return self._reduce(x, ranks, op)
 
+    @abstractmethod
     def all_gather(
         self, x: Tensor, shapes: Sequence[Shape], ranks: Ranks, out: Sequence[Tensor] | None = None
     ) -> list[Tensor]:
@@ -115,15 +72,8 @@ class Transport(ABC):
 
         `out` gives contiguous tensors to fill (slices of one tensor, say) instead of new ones.
         """
-        me = check_member("all_gather", self.rank, ranks, x)
-        _check_shapes("all_gather: x", [x.shape], [shapes[me]])
-        pieces = _outputs(x, shapes, out)
-        if len(ranks) == 1:
-            pieces[0].copy_(x.detach())
-        elif any(map(math.prod, shapes)):
-            self._all_gather(x.detach(), pieces, ranks)
-        return pieces
 
+    @abstractmethod
     def all_to_all(
         self,
         pieces: Sequence[Tensor],
@@ -133,15 +83,8 @@ class Transport(ABC):
     ) -> list[Tensor]:
         """`pieces[k]` goes to `ranks[k]`; the result's piece k, of shape `shapes[k]`, comes from
         `ranks[k]`. `out` as in `all_gather`."""
-        me = check_member("all_to_all", self.rank, ranks, *pieces)
-        _check_shapes("all_to_all: own piece", [pieces[me].shape], [shapes[me]])
-        received = _outputs(pieces[me], shapes, out)
-        if len(ranks) == 1:
-            received[0].copy_(pieces[0].detach())
-        else:
-            self._all_to_all([piece.detach() for piece in pieces], received, ranks)
-        return received
 
+    @abstractmethod
     def broadcast(
         self,
         x: Tensor | None,
@@ -152,18 +95,8 @@ class Transport(ABC):
         ranks: Ranks,
     ) -> Tensor:
         """The `x` of world rank `source`, as a new tensor on every rank; `x` is read only there."""
-        check_member("broadcast", self.rank, ranks)
-        check_member("broadcast from source", source, ranks)
-        out = torch.empty(tuple(shape), dtype=dtype, device=device)
-        if source == self.rank:
-            assert x is not None, "broadcast: the source gives x"
-            check_member("broadcast", self.rank, ranks, x)
-            _check_shapes("broadcast: x", [x.shape], [shape])
-            out.copy_(x.detach())
-        if len(ranks) > 1 and out.numel():
-            self._broadcast(out, source, ranks)
-        return out
 
+    @abstractmethod
     def exchange(
         self,
         sends: Sequence[tuple[int, Tensor]],
@@ -176,29 +109,65 @@ class Transport(ABC):
         Between two ranks messages match in order; a rank may send to itself. No order of the
         lists can deadlock. Every rank of `ranks` calls, also one with nothing to send or receive.
         """
-        me = self.rank
-        check_member("exchange", me, ranks, *(x for _, x in sends))
-        out = [
-            torch.empty(tuple(shape), dtype=dtype, device=device) for _, shape, dtype in receives
-        ]
-        own = iter([x for peer, x in sends if peer == me])
-        for (peer, _, _), x in zip(receives, out, strict=True):
-            if peer == me:
-                x.copy_(next(own).detach())
-        going = [(peer, x.detach()) for peer, x in sends if peer != me and x.numel()]
-        coming = [
-            (peer, x)
-            for (peer, _, _), x in zip(receives, out, strict=True)
-            if peer != me and x.numel()
-        ]
-        if len(ranks) > 1:
-            self._exchange(going, coming, ranks, torch.device(device))
-        return out
 
+    @abstractmethod
     def gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]:
         """Every rank's picklable `obj`, in the order of `ranks`: for small metadata and checks."""
-        check_member("gather_objects", self.rank, ranks)
-        return [obj] if len(ranks) == 1 else self._gather_objects(obj, ranks)
+
+    # ---- made of those above, or better ---------------------------------------------------------
+
+    def all_reduce(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
+        """The elementwise `op` ("sum", "max", "min") of `x` over `ranks`: a new tensor, same bits
+        on every rank. For bool, "sum" is or. Raises ValueError on another op."""
+        x = x.detach().clone(memory_format=torch.contiguous_format)
+        return self.all_reduce_async(x, ranks, op).wait()
+
+    def join(self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tensor:
+        """All ranks' `x`, joined along `dim`, where that of `ranks[k]` has size `sizes[k]`."""
+        shapes = [_resized(x.shape, dim, size) for size in sizes]
+        out, slots = _joinable(x, shapes, dim)
+        pieces = self.all_gather(x, shapes, ranks, slots)
+        return torch.cat(pieces, dim) if out is None else out
+
+    def reduce_scatter(
+        self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks, op: str = "sum"
+    ) -> Tensor:
+        """The `op` of `x` over `ranks`, cut along `dim`: `ranks[k]` gets part k of `sizes`.
+
+        An all-to-all of the parts, combined in the order of `ranks`: the bytes of a reduce-scatter,
+        and the same bits whichever rank holds a part and however the parts are cut.
+        """
+        own = sizes[check_member("reduce_scatter", self.rank, ranks)]
+        shapes = [_resized(x.shape, dim, own)] * len(ranks)
+        return ordered_reduce(self.all_to_all(x.split(list(sizes), dim), shapes, ranks), op)
+
+    def turn(
+        self,
+        x: Tensor,
+        split_dim: int,
+        split_sizes: Sequence[int],
+        concat_dim: int,
+        concat_sizes: Sequence[int],
+        ranks: Ranks,
+    ) -> Tensor:
+        """Held in parts of `concat_dim`, now in parts of `split_dim`: an all-to-all.
+
+        `split_sizes[k]` is what `ranks[k]` gets, `concat_sizes[k]` what it held.
+        """
+        own = split_sizes[check_member("all_to_all", self.rank, ranks)]
+        kept = _resized(x.shape, split_dim, own)
+        shapes = [_resized(kept, concat_dim, size) for size in concat_sizes]
+        out, slots = _joinable(x, shapes, concat_dim)
+        pieces = self.all_to_all(x.split(list(split_sizes), split_dim), shapes, ranks, slots)
+        return torch.cat(pieces, concat_dim) if out is None else out
+
+    def peers(self, x: Tensor, ranks: Ranks) -> AbstractContextManager[list[Tensor]]:
+        """Every rank's `x`, all of one shape, to be read inside the `with` block and not after it.
+
+        Where the ranks share memory these are views of it, so that a kernel can read all of them in
+        one pass; no other communication of these ranks may happen inside the block.
+        """
+        return nullcontext(self.all_gather(x, [x.shape] * len(ranks), ranks))
 
 
 def check_member(what: str, rank: int, ranks: Ranks, *tensors: Tensor) -> int:
@@ -219,22 +188,35 @@ def check_member(what: str, rank: int, ranks: Ranks, *tensors: Tensor) -> int:
     return ranks.index(rank)
 
 
-def _check_shapes(what: str, given: Sequence[Shape], promised: Sequence[Shape]) -> None:
-    for a, b in zip(given, promised, strict=True):
-        if tuple(a) != tuple(b):
-            raise ValueError(
-                f"{what} has shape {tuple(a)}, but {tuple(b)} was promised to the other ranks.\n"
-                "  They would wait for bytes that never come.\n"
-                "  Pass the shape this rank's piece has."
-            )
+def check_op(op: str) -> None:
+    """Raises ValueError if ranks do not combine by `op`."""
+    if op not in OPS:
+        raise ValueError(
+            f"all_reduce: op={op!r} is not known.\n  Ranks combine by one of {OPS}.\n"
+            "  For a mean, sum and then divide."
+        )
 
 
-def _outputs(like: Tensor, shapes: Sequence[Shape], out: Sequence[Tensor] | None) -> list[Tensor]:
-    if out is not None:
-        _check_shapes("out", [x.shape for x in out], shapes)
-        assert all(x.is_contiguous() for x in out), "out: the pieces must be contiguous"
-        return list(out)
-    return [torch.empty(tuple(s), dtype=like.dtype, device=like.device) for s in shapes]
+def _resized(shape: Sequence[int], dim: int, size: int) -> list[int]:
+    shape = list(shape)
+    shape[dim] = size
+    return shape
+
+
+def _joinable(
+    like: Tensor, shapes: Sequence[Sequence[int]], dim: int
+) -> tuple[Tensor | None, Sequence[Tensor] | None]:
+    """A tensor that joins pieces of `shapes` along `dim`, and its slices to receive them into.
+
+    Only where the dims before `dim` are 1 are slices contiguous; else (None, None), and the pieces
+    are joined by one more copy.
+    """
+    shape = shapes[0]
+    if any(n != 1 for n in shape[: dim % len(shape)]):
+        return None, None
+    sizes = [piece[dim] for piece in shapes]
+    out = torch.empty(_resized(shape, dim, sum(sizes)), dtype=like.dtype, device=like.device)
+    return out, out.split(sizes, dim)
 
 
 class _Thread(threading.local):
@@ -252,9 +234,10 @@ def current() -> Transport:
 
 def _make_default() -> Transport:
     global _default
+    from .transports.shared_memory import SharedMemory
     from .transports.torch_dist import TorchDist
 
-    _default = TorchDist()
+    _default = SharedMemory(TorchDist())
     return _default
 
 

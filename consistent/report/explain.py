@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from mirrored import comm
+from mirrored.transports.checked import CheckedTransport
 
 from ..boxing.choose import seconds
 from ..boxing.plan import boxing_bytes
@@ -111,7 +112,7 @@ def explain(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanati
     return Explanation([op for op in ops if op is not None], stopped)
 
 
-class _Outside(comm.Transport):
+class _Outside(CheckedTransport):
     """That of a rank which is in no placement and never communicates."""
 
     rank: Any = -1

@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..comm import Done, Handle, Ranks, Transport, use
+from ..comm import Done, Handle, Ranks, use
 from ..ordered import ordered_reduce
+from .checked import CheckedTransport
 
 
 class RankAborted(RuntimeError):
@@ -90,7 +91,7 @@ class World:
             self.changed.notify_all()
 
 
-class InProcess(Transport):
+class InProcess(CheckedTransport):
     """Rank `rank` of a simulated `world`."""
 
     def __init__(self, world: World, rank: int) -> None:

@@ -29,8 +29,9 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
-from ..comm import Done, Handle, Ranks, Transport
+from ..comm import Done, Handle, Ranks
 from ..ordered import WIDER, no_order, ordered_reduce
+from .checked import CheckedTransport
 
 # An all-reduce on gloo that sends at most this many bytes a rank when every rank sends all of x to
 # every other does just that, and sums in order: one round of messages instead of gloo's 2(n-1), and
@@ -52,7 +53,7 @@ class _State:
     groups: dict[tuple[Ranks, str], Any] = field(default_factory=dict)
 
 
-class TorchDist(Transport):
+class TorchDist(CheckedTransport):
     """The ranks of torch.distributed's default process group; rank 0 of 1 when there is none."""
 
     def __init__(self) -> None:
@@ -67,6 +68,14 @@ class TorchDist(Transport):
     @property
     def size(self) -> int:
         return self._state().size
+
+    def world(self) -> dist.ProcessGroup | None:
+        """The default process group. Starts it where a launcher says how."""
+        return c10d.GroupMember.WORLD or self._state() and c10d.GroupMember.WORLD
+
+    def timeout_s(self) -> float:
+        """How long a rank waits for others."""
+        return _timeout("cpu").total_seconds()
 
     def _state(self) -> _State:
         world = dist.group.WORLD
@@ -113,6 +122,8 @@ class TorchDist(Transport):
             pieces = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in ranks]
             self._all_gather(x, pieces, ranks)
             return Done(ordered_reduce(pieces, op))
+        if op != "sum" and x.dtype.is_floating_point:  # gloo and NCCL lose NaN on the way
+            return Done(self._fold(x, ranks, op))
         wire = x if nccl else x.cpu()
         wire, op = _reducible(wire.contiguous(), op)
         group = self._group(ranks, "cuda" if nccl else "cpu")
@@ -120,6 +131,16 @@ class TorchDist(Transport):
         options = dist.AllreduceOptions()
         options.reduceOp = ops[op]  # type: ignore[assignment]
         return _Reducing(group.allreduce([wire], options), wire, x)
+
+    def _fold(self, x: Tensor, ranks: Ranks, op: str) -> Tensor:
+        """Each rank combines a part of all, and the parts are gathered: a reduction's bytes."""
+        parts = x.reshape(-1).tensor_split(len(ranks))
+        received = [torch.empty_like(parts[ranks.index(self.rank)]) for _ in ranks]
+        self._all_to_all(parts, received, ranks)
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        places = out.view(-1).tensor_split(len(ranks))
+        self._all_gather(ordered_reduce(received, op), places, ranks)
+        return out
 
     # ---- gathers and exchanges ------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import mirrored
-from tests.mirrored.where import SIZES, both, run
+from tests.mirrored.where import SIZES, everywhere, run
 
 
 def world(n: int) -> tuple[int, ...]:
@@ -16,7 +16,7 @@ def reduce_own(rank: int, n: int, op: str) -> Tensor:
     return mirrored.all_reduce(torch.tensor([rank, -rank, 10**rank]), world(n), op)
 
 
-@both
+@everywhere
 @pytest.mark.parametrize("n", SIZES)
 def test_all_reduce_combines_elementwise(where: str, n: int) -> None:
     rows = torch.tensor([[r, -r, 10**r] for r in range(n)])
@@ -35,7 +35,7 @@ def reduce_large(rank: int, ranks: tuple[int, ...], dtype: torch.dtype, op: str)
 DTYPES = [torch.bool, torch.int16, torch.int64, torch.bfloat16, torch.float64, torch.complex64]
 
 
-@both
+@everywhere
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_large_all_reduce_knows_every_dtype(where: str, dtype: torch.dtype) -> None:
     rows = torch.tensor([0, 1, 0]).to(dtype)
@@ -44,7 +44,7 @@ def test_large_all_reduce_knows_every_dtype(where: str, dtype: torch.dtype) -> N
         assert got.dtype == dtype and (got == expected).all()
 
 
-@both
+@everywhere
 def test_all_reduce_of_a_subgroup_leaves_others_out(where: str) -> None:
     left, mid, right = run(where, reduce_large, 3, (2, 1), torch.float32, "max")
     assert left is None and (mid == 1).all() and torch.equal(mid, right)
@@ -58,7 +58,7 @@ def gather_rows(rank: int, ranks: tuple[int, ...], sizes: list[int], dim: int) -
     return mirrored.all_gather(torch.full(shape, rank), dim, sizes, ranks)
 
 
-@both
+@everywhere
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_all_gather_joins_uneven_and_empty_pieces_in_the_order_of_ranks(
     where: str, dim: int
@@ -71,7 +71,7 @@ def test_all_gather_joins_uneven_and_empty_pieces_in_the_order_of_ranks(
             assert torch.equal(results[rank], expected if dim else expected.T)
 
 
-@both
+@everywhere
 def test_all_gather_of_nothing_is_empty(where: str) -> None:
     for got in run(where, gather_rows, 3, (0, 1, 2), [0, 0, 0], 0):
         assert got.shape == (0, 2)
@@ -84,7 +84,7 @@ def scatter_sum(rank: int, ranks: tuple[int, ...], sizes: list[int]) -> Tensor |
     return mirrored.reduce_scatter(x, 1, sizes, ranks)
 
 
-@both
+@everywhere
 def test_reduce_scatter_sums_and_cuts(where: str) -> None:
     a, b, c = run(where, scatter_sum, 3, (0, 1, 2), [2, 1, 1])
     assert a.tolist() == [[300, 303]] * 2
@@ -92,7 +92,7 @@ def test_reduce_scatter_sums_and_cuts(where: str) -> None:
     assert c.tolist() == [[309]] * 2
 
 
-@both
+@everywhere
 def test_reduce_scatter_cuts_in_the_order_of_ranks(where: str) -> None:
     a, b, c = run(where, scatter_sum, 3, (2, 0), [3, 0])
     assert a.shape == (2, 0) and b is None
@@ -103,7 +103,7 @@ def all_gather_dtype(rank: int, dtype: torch.dtype) -> Tensor:
     return mirrored.all_gather(torch.ones(rank, 2).to(dtype), 0, [0, 1, 2], (0, 1, 2))
 
 
-@both
+@everywhere
 @pytest.mark.parametrize(
     "dtype", [*DTYPES, torch.float16, torch.uint8, torch.float8_e4m3fn, torch.complex128], ids=str
 )
@@ -118,7 +118,7 @@ def gather_conjugate(rank: int) -> Tensor:
     return mirrored.all_gather(x, 0, [1, 1], (0, 1))
 
 
-@both
+@everywhere
 def test_conjugate_views_are_resolved(where: str) -> None:
     for got in run(where, gather_conjugate, 2):
         assert torch.equal(got, torch.tensor([0j, -1j]))
@@ -130,7 +130,7 @@ def transpose(rank: int, n: int, rows: list[int], columns: list[int]) -> Tensor:
     return mirrored.all_to_all(own, 1, columns, 0, rows, world(n))
 
 
-@both
+@everywhere
 @pytest.mark.parametrize("n", SIZES)
 def test_all_to_all_moves_the_split_to_another_dim(where: str, n: int) -> None:
     rows, columns = [2, 0, 1, 3][:n], [1, 2, 0, 2][:n]
@@ -147,7 +147,7 @@ def send_round(rank: int, source: int, ranks: tuple[int, ...]) -> Tensor | None:
     return mirrored.broadcast(x, (), torch.bfloat16, "cpu", source, ranks)
 
 
-@both
+@everywhere
 def test_broadcast_sends_from_a_world_rank(where: str) -> None:
     assert [x.item() for x in run(where, send_round, 3, 2, (0, 1, 2))] == [2, 2, 2]
     none, *rest = run(where, send_round, 3, 1, (2, 1))
@@ -160,7 +160,7 @@ def same_bits(rank: int, n: int) -> tuple[Tensor, Tensor]:
     return mirrored.all_reduce(x, world(n)), mirrored.all_gather(part, 0, [7] * n, world(n))
 
 
-@both
+@everywhere
 @pytest.mark.parametrize("n", SIZES)
 def test_sums_have_the_same_bits_on_every_rank(where: str, n: int) -> None:
     results = run(where, same_bits, n, n)
@@ -187,6 +187,6 @@ def gradient(rank: int) -> Tensor:
     return x.grad
 
 
-@both
+@everywhere
 def test_collectives_serve_in_autograd_functions(where: str) -> None:
     assert [g.tolist() for g in run(where, gradient, 3)] == [[], [0], [6, 12]]

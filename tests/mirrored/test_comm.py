@@ -9,7 +9,7 @@ from torch import Tensor
 import mirrored
 from mirrored.comm import current, use
 from mirrored.transports.in_process import InProcess, World
-from tests.mirrored.where import SIZES, both, run
+from tests.mirrored.where import SIZES, everywhere, run
 from tests.ranks import simulate
 
 
@@ -27,7 +27,7 @@ def ring(rank: int, n: int) -> list[Tensor]:
     return current().exchange(sends, receives, tuple(range(n)))
 
 
-@both
+@everywhere
 @pytest.mark.parametrize("n", SIZES[1:])
 def test_exchange_matches_messages_in_order_and_never_deadlocks(where: str, n: int) -> None:
     for rank, (pair, own, empty, flag) in enumerate(run(where, ring, n, n)):
@@ -40,7 +40,7 @@ def objects(rank: int, ranks: tuple[int, ...]) -> Any:
     return current().gather_objects({"rank": rank}, ranks) if rank in ranks else None
 
 
-@both
+@everywhere
 def test_gather_objects_keeps_the_order_of_ranks(where: str) -> None:
     expected = [{"rank": 2}, {"rank": 0}]
     assert run(where, objects, 3, (2, 0)) == [expected, None, expected]
@@ -52,7 +52,7 @@ def overlapped(rank: int) -> list[float]:
     return [handle.wait()[-1].item() for handle in reversed(handles)]
 
 
-@both
+@everywhere
 def test_async_reductions_may_be_waited_for_in_any_order(where: str) -> None:
     assert run(where, overlapped, 3) == [[3.0, 3.0]] * 3
 
@@ -67,7 +67,7 @@ def new_memory(rank: int, n: int) -> bool:
     return bool((x == 1).all())
 
 
-@both
+@everywhere
 @pytest.mark.parametrize("n", [1, 2])
 def test_results_never_share_memory_with_inputs(where: str, n: int) -> None:
     assert all(run(where, new_memory, n, n))

@@ -4,7 +4,7 @@ import torch
 
 import mirrored
 from mirrored import counting, current
-from tests.mirrored.where import both, run
+from tests.mirrored.where import everywhere, run
 from tests.ranks import simulate
 
 RANKS = (0, 1, 2)
@@ -25,7 +25,7 @@ def count_all(rank: int) -> list[tuple[str, int]]:
     return [(call.name, call.bytes) for call in log.calls]
 
 
-@both
+@everywhere
 def test_counting_gives_the_bytes_each_rank_sends(where: str) -> None:
     for rank, calls in enumerate(run(where, count_all, 3)):
         assert calls == [

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import mirrored
 from mirrored import current
-from tests.mirrored.where import both, run
+from tests.mirrored.where import everywhere, run
 
 N = 3
 orders = st.permutations(range(N)).map(tuple)
@@ -33,7 +33,7 @@ def cut_and_gather(rank: int, cut: list[int], dim: int, ranks: tuple[int, ...]) 
     return torch.equal(mirrored.all_gather(piece, dim, cut, ranks), whole)
 
 
-@both
+@everywhere
 @few
 @given(cut=sizes, dim=dims, ranks=orders)
 def test_cut_then_gather_is_the_identity(where: str, cut: Any, dim: int, ranks: Any) -> None:
@@ -48,7 +48,7 @@ def scatter_and_gather(rank: int, cut: list[int], dim: int, ranks: tuple[int, ..
     return torch.equal(mirrored.all_gather(part, dim, cut, ranks), mirrored.all_reduce(x, ranks))
 
 
-@both
+@everywhere
 @few
 @given(cut=sizes, dim=dims, ranks=orders)
 def test_reduce_scatter_then_gather_is_all_reduce(
@@ -71,7 +71,7 @@ def there_and_back(
     )
 
 
-@both
+@everywhere
 @few
 @given(
     cuts=st.tuples(sizes, sizes),
@@ -94,7 +94,7 @@ def deliver(rank: int, messages: list[tuple[int, int, int]]) -> bool:
 message = st.tuples(st.integers(0, N - 1), st.integers(0, N - 1), st.integers(0, 2))
 
 
-@both
+@everywhere
 @few
 @given(messages=st.lists(message, max_size=12))
 def test_any_set_of_messages_arrives(where: str, messages: Any) -> None:

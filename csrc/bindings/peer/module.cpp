@@ -1,8 +1,497 @@
-// Peer-memory moves between the ranks of one host.
+// Peer-memory moves between the ranks of one host, as the module mirrored.transports._C.
+//
+// A Group's methods take and give CPU tensors; they release the GIL while they copy and wait. All
+// raise RuntimeError, on every rank, where ranks make calls that do not fit or one has died.
 
+#include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
 #include <Python.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../../peer/group.h"
+
+namespace consistent::peer {
+namespace {
+
+using at::Tensor;
+
+struct PyGroup {
+  PyObject_HEAD Group* group;
+};
+
+// ---- from Python --------------------------------------------------------------------------------
+
+void need(bool fact, const char* text) {
+  if (!fact) throw std::invalid_argument(text);
+}
+
+Group& group_of(PyObject* self) { return *reinterpret_cast<PyGroup*>(self)->group; }
+
+// The tensor as plain contiguous memory that autograd does not watch.
+Tensor plain(PyObject* object) {
+  need(THPVariable_Check(object), "a tensor is needed");
+  Tensor x = THPVariable_Unpack(object);
+  need(x.device().is_cpu() && x.layout() == at::kStrided, "a CPU tensor is needed");
+  if (x.is_contiguous() && !x.is_conj() && !x.is_neg() && !x._is_zerotensor()) return x;
+  const at::AutoDispatchBelowADInplaceOrView no_grad;
+  if (x._is_zerotensor()) x = x.clone();
+  return x.resolve_conj().resolve_neg().contiguous();
+}
+
+int64_t integer(PyObject* object) {
+  const int64_t value = PyLong_AsLongLong(object);
+  if (value == -1 && PyErr_Occurred()) throw pybind11::error_already_set();
+  return value;
+}
+
+std::vector<int64_t> integers(PyObject* sequence) {
+  const auto fast = pybind11::reinterpret_steal<pybind11::object>(
+      PySequence_Fast(sequence, "a sequence of sizes is needed"));
+  if (!fast) throw pybind11::error_already_set();
+  std::vector<int64_t> values(PySequence_Fast_GET_SIZE(fast.ptr()));
+  for (size_t k = 0; k < values.size(); ++k) {
+    values[k] = integer(PySequence_Fast_GET_ITEM(fast.ptr(), k));
+  }
+  return values;
+}
+
+std::vector<Tensor> tensors(PyObject* list, const Group& group) {
+  need(PyList_Check(list) && PyList_GET_SIZE(list) == group.size(), "a tensor a rank is needed");
+  std::vector<Tensor> values;
+  for (int k = 0; k < group.size(); ++k) values.push_back(plain(PyList_GET_ITEM(list, k)));
+  return values;
+}
+
+Op op_of(PyObject* name) {
+  const std::string text = pybind11::cast<std::string>(name);
+  need(text == "sum" || text == "max" || text == "min", "op is sum, max or min");
+  return text == "sum" ? Op::sum : text == "max" ? Op::max : Op::min;
+}
+
+struct Numbers {
+  const char* name;
+  int type;   // -1: they are moved and not combined
+  int pairs;  // 2 for complex numbers
+};
+
+Numbers numbers_of(at::ScalarType type) {
+  switch (type) {
+    case at::kChar:
+      return {"int8", int(Type::int8), 1};
+    case at::kByte:
+      return {"uint8", int(Type::uint8), 1};
+    case at::kShort:
+      return {"int16", int(Type::int16), 1};
+    case at::kUInt16:
+      return {"uint16", int(Type::uint16), 1};
+    case at::kInt:
+      return {"int32", int(Type::int32), 1};
+    case at::kUInt32:
+      return {"uint32", int(Type::uint32), 1};
+    case at::kLong:
+      return {"int64", int(Type::int64), 1};
+    case at::kUInt64:
+      return {"uint64", int(Type::uint64), 1};
+    case at::kFloat:
+      return {"float32", int(Type::float32), 1};
+    case at::kDouble:
+      return {"float64", int(Type::float64), 1};
+    case at::kHalf:
+      return {"float16", int(Type::float16), 1};
+    case at::kBFloat16:
+      return {"bfloat16", int(Type::bfloat16), 1};
+    case at::kBool:
+      return {"bool", int(Type::boolean), 1};
+    case at::kComplexFloat:
+      return {"complex64", int(Type::float32), 2};
+    case at::kComplexDouble:
+      return {"complex128", int(Type::float64), 2};
+    default:
+      return {c10::toString(type), -1, 1};
+  }
+}
+
+Type type_of(const Tensor& x) {
+  const int type = numbers_of(x.scalar_type()).type;
+  need(type >= 0, "this dtype is not combined in shared memory");
+  return Type(type);
+}
+
+Call call_of(Kind kind, const Tensor& x, bool shaped = true) {
+  Call call{kind};
+  strncpy(call.dtype, numbers_of(x.scalar_type()).name, sizeof call.dtype - 1);
+  if (!shaped) return call;
+  call.ndim = int(x.dim());
+  for (int d = 0; d < std::min(call.ndim, kMaxDims); ++d) call.shape[d] = x.size(d);
+  return call;
+}
+
+// ---- a tensor around one dim --------------------------------------------------------------------
+
+int dim_of(PyObject* object, const Tensor& x) {
+  int64_t dim = integer(object);
+  if (dim < 0) dim += x.dim();
+  need(0 <= dim && dim < x.dim(), "the dim is not one of the tensor's");
+  return int(dim);
+}
+
+std::vector<int64_t> sizes_of(PyObject* object, const Group& group) {
+  const std::vector<int64_t> sizes = integers(object);
+  need(int(sizes.size()) == group.size(), "a size a rank is needed");
+  for (const int64_t size : sizes) need(size >= 0, "sizes are not negative");
+  return sizes;
+}
+
+// Not by the dispatcher: no mode or key may turn it into something else than memory.
+Tensor empty(at::IntArrayRef shape, const Tensor& like) {
+  return at::detail::empty_cpu(shape, like.scalar_type());
+}
+
+Tensor empty_with(const Tensor& x, int dim, int64_t size) {
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape[dim] = size;
+  return empty(shape, x);
+}
+
+int64_t total(const std::vector<int64_t>& sizes) {
+  int64_t sum = 0;
+  for (const int64_t size : sizes) sum += size;
+  return sum;
+}
+
+// The parts of contiguous `x` that `sizes` cut along `dim`.
+std::vector<Rows> parts(const Tensor& x, int dim, const std::vector<int64_t>& sizes) {
+  int64_t outer = 1, inner = x.element_size(), start = 0;
+  for (int d = 0; d < dim; ++d) outer *= x.size(d);
+  for (int d = dim + 1; d < int(x.dim()); ++d) inner *= x.size(d);
+  std::vector<Rows> cuts;
+  for (const int64_t size : sizes) {
+    cuts.push_back(cut(x.data_ptr(), outer, x.size(dim), inner, start, size));
+    start += size;
+  }
+  return cuts;
+}
+
+Rows whole(const Tensor& x) { return joined(x.data_ptr(), int64_t(x.nbytes())); }
+
+std::vector<Rows> wholes(const std::vector<Tensor>& xs) {
+  std::vector<Rows> boxes;
+  for (const Tensor& x : xs) boxes.push_back(whole(x));
+  return boxes;
+}
+
+// Throws if `sizes` do not make up the dim: after the others were told, so that a rank whose tensor
+// or sizes differ does not leave them waiting.
+void check_cut(Group& group, const Call& call, const Tensor& x, int dim,
+               const std::vector<int64_t>& sizes) {
+  if (total(sizes) == x.size(dim)) return;
+  {
+    const pybind11::gil_scoped_release free;
+    group.check(call, sizes);
+  }
+  throw std::invalid_argument("the sizes of the parts add up to " + std::to_string(total(sizes)) +
+                              ", not to that of the dim, in " + call.text());
+}
+
+PyObject* given(const Tensor& x) { return THPVariable_Wrap(x); }
+
+// ---- methods ------------------------------------------------------------------------------------
+
+using Arguments = PyObject* const*;
+
+// all_reduce(x, op, in_place) -> Tensor
+PyObject* all_reduce(Group& group, Arguments arguments) {
+  const Tensor x = plain(arguments[0]);
+  const Op op = op_of(arguments[1]);
+  const Type type = type_of(x);
+  const bool in_place = arguments[2] == Py_True;
+  const Tensor out = in_place ? x : empty(x.sizes(), x);
+  const int64_t elements = x.numel() * numbers_of(x.scalar_type()).pairs;
+  Call call = call_of(Kind::all_reduce, x);
+  call.op = int(op);
+  {
+    const pybind11::gil_scoped_release free;
+    group.all_reduce(call, x.data_ptr(), out.data_ptr(), elements, type, op);
+  }
+  return given(out);
+}
+
+// reduce_scatter(x, dim, sizes, op) -> Tensor
+PyObject* reduce_scatter(Group& group, Arguments arguments) {
+  const Tensor x = plain(arguments[0]);
+  const int dim = dim_of(arguments[1], x);
+  const std::vector<int64_t> sizes = sizes_of(arguments[2], group);
+  const Op op = op_of(arguments[3]);
+  const Type type = type_of(x);
+  const Tensor out = empty_with(x, dim, sizes[group.me()]);
+  Call call = call_of(Kind::reduce_scatter, x);
+  call.op = int(op);
+  call.dim = dim;
+  check_cut(group, call, x, dim, sizes);
+  {
+    const pybind11::gil_scoped_release free;
+    group.reduce_scatter(call, parts(x, dim, sizes), out.data_ptr(), type, op);
+  }
+  return given(out);
+}
+
+// all_gather(x, dim, sizes) -> Tensor
+PyObject* all_gather(Group& group, Arguments arguments) {
+  const Tensor x = plain(arguments[0]);
+  const int dim = dim_of(arguments[1], x);
+  const std::vector<int64_t> sizes = sizes_of(arguments[2], group);
+  const Tensor out = empty_with(x, dim, total(sizes));
+  Call call = call_of(Kind::all_gather, x);
+  call.dim = call.free = dim;
+  {
+    const pybind11::gil_scoped_release free;
+    group.all_gather(call, whole(x), parts(out, dim, sizes));
+  }
+  return given(out);
+}
+
+// all_to_all(x, split_dim, split_sizes, concat_dim, concat_sizes) -> Tensor
+PyObject* all_to_all(Group& group, Arguments arguments) {
+  const Tensor x = plain(arguments[0]);
+  const int split = dim_of(arguments[1], x), dim = dim_of(arguments[3], x);
+  const std::vector<int64_t> split_sizes = sizes_of(arguments[2], group);
+  const std::vector<int64_t> sizes = sizes_of(arguments[4], group);
+  std::vector<int64_t> shape = x.sizes().vec();
+  shape[split] = split_sizes[group.me()];
+  shape[dim] = total(sizes);
+  const Tensor out = empty(shape, x);
+  Call call = call_of(Kind::all_to_all, x);
+  call.split = split;
+  call.dim = call.free = dim;
+  check_cut(group, call, x, split, split_sizes);
+  {
+    const pybind11::gil_scoped_release free;
+    group.all_to_all(call, parts(x, split, split_sizes), parts(out, dim, sizes));
+  }
+  return given(out);
+}
+
+// gather_into(x, outs): every rank's x into the contiguous outs
+PyObject* gather_into(Group& group, Arguments arguments) {
+  const Tensor x = plain(arguments[0]);
+  const std::vector<Tensor> outs = tensors(arguments[1], group);
+  const pybind11::gil_scoped_release free;
+  group.all_gather(call_of(Kind::all_gather, x, false), whole(x), wholes(outs));
+  return Py_None;
+}
+
+// trade_into(pieces, outs, exchanging): pieces[k] to rank k, the contiguous outs[k] from it
+PyObject* trade_into(Group& group, Arguments arguments) {
+  const std::vector<Tensor> pieces = tensors(arguments[0], group);
+  const std::vector<Tensor> outs = tensors(arguments[1], group);
+  // Messages of an exchange differ in dtype, and are bytes here.
+  const Kind kind = arguments[2] == Py_True ? Kind::exchange : Kind::all_to_all;
+  const Call call = kind == Kind::exchange ? Call{kind} : call_of(kind, pieces[0], false);
+  const pybind11::gil_scoped_release free;
+  group.all_to_all(call, wholes(pieces), wholes(outs));
+  return Py_None;
+}
+
+// broadcast_into(x, source): the x of the source-th rank into the contiguous x of the others
+PyObject* broadcast_into(Group& group, Arguments arguments) {
+  const Tensor x = plain(arguments[0]);
+  const int64_t source = integer(arguments[1]);
+  need(0 <= source && source < group.size(), "the source is not in the group");
+  Call call = call_of(Kind::broadcast, x);
+  call.source = group.ranks()[source];
+  const pybind11::gil_scoped_release free;
+  group.broadcast(call, int(source), x.data_ptr(), int64_t(x.nbytes()));
+  return Py_None;
+}
+
+// gather_objects(bytes) -> list of every rank's
+PyObject* gather_objects(Group& group, Arguments arguments) {
+  const std::string mine = pybind11::cast<std::string>(arguments[0]);
+  std::vector<std::string> all;
+  {
+    const pybind11::gil_scoped_release free;
+    all = group.gather_objects(mine);
+  }
+  pybind11::list list;
+  for (const std::string& text : all) list.append(pybind11::bytes(text));
+  return list.release().ptr();
+}
+
+// stage(x) -> every rank's x, as tensors in shared memory that may be read until unstage()
+PyObject* stage(Group& group, Arguments arguments) {
+  const Tensor x = plain(arguments[0]);
+  need(group.room() >= int64_t(x.nbytes()), "there is no room for this tensor");
+  std::vector<void*> places;
+  {
+    const pybind11::gil_scoped_release free;
+    places = group.stage(call_of(Kind::peers, x), x.data_ptr(), int64_t(x.nbytes()));
+  }
+  pybind11::list list;
+  for (void* place : places) {
+    const Tensor view = at::from_blob(place, x.sizes(), x.options());
+    list.append(pybind11::reinterpret_steal<pybind11::object>(given(view)));
+  }
+  return list.release().ptr();
+}
+
+PyObject* unstage(Group& group, Arguments) {
+  group.unstage();
+  return Py_None;
+}
+
+// unlink(): the name of the segment, once all have mapped it
+PyObject* unlink(Group& group, Arguments) {
+  group.segment().unlink();
+  return Py_None;
+}
+
+// set_one_shot(bytes): all-reduces up to so many send everything to all
+PyObject* set_one_shot(Group& group, Arguments arguments) {
+  group.set_one_shot(integer(arguments[0]));
+  return Py_None;
+}
+
+// ---- the type -----------------------------------------------------------------------------------
+
+template <typename Body>
+PyObject* guarded(Body body) {
+  try {
+    return body();
+  } catch (pybind11::error_already_set& error) {
+    error.restore();
+  } catch (const std::invalid_argument& error) {
+    PyErr_SetString(PyExc_ValueError, error.what());
+  } catch (const pybind11::cast_error& error) {
+    PyErr_SetString(PyExc_TypeError, error.what());
+  } catch (const std::exception& error) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+template <PyObject* (*method)(Group&, Arguments), int count>
+PyObject* entry(PyObject* self, PyObject* const* arguments, Py_ssize_t given) {
+  return guarded([&]() -> PyObject* {
+    need(given == count, "another number of arguments is needed");
+    PyObject* result = method(group_of(self), arguments);
+    if (result == Py_None) Py_INCREF(result);
+    return result;
+  });
+}
+
+#define METHOD(NAME, COUNT)                                                            \
+  {#NAME, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&entry<NAME, COUNT>)), \
+   METH_FASTCALL, nullptr}
+
+PyMethodDef methods[] = {
+    METHOD(all_reduce, 3),
+    METHOD(reduce_scatter, 4),
+    METHOD(all_gather, 3),
+    METHOD(all_to_all, 5),
+    METHOD(gather_into, 2),
+    METHOD(trade_into, 3),
+    METHOD(broadcast_into, 2),
+    METHOD(gather_objects, 1),
+    METHOD(stage, 1),
+    METHOD(unstage, 0),
+    METHOD(unlink, 0),
+    METHOD(set_one_shot, 1),
+    {nullptr, nullptr, 0, nullptr},
+};
+
+// Whether a signal's handler raised; `guarded` lets what it raised pass.
+bool interrupted() {
+  const pybind11::gil_scoped_acquire held;
+  return PyErr_CheckSignals() != 0;
+}
+
+// Group(name, me, ranks, slot_bytes, timeout_s); without a name, makes the segment
+PyObject* make(PyTypeObject* type, PyObject* arguments, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    const char* name = nullptr;
+    PyObject* ranks = nullptr;
+    int me = 0;
+    long long slot_bytes = 0;
+    double timeout_s = 0;
+    if (!PyArg_ParseTuple(arguments, "ziOLd", &name, &me, &ranks, &slot_bytes, &timeout_s)) {
+      return nullptr;
+    }
+    const std::vector<int64_t> all = integers(ranks);
+    const int n = int(all.size());
+    need(n >= 2 && 0 <= me && me < n, "this rank must be one of two or more");
+    need(slot_bytes >= 64 * n, "a slot needs 64 bytes a rank");
+    const size_t bytes = Group::segment_bytes(n, slot_bytes);
+    Segment segment = name == nullptr ? Segment::create(bytes) : Segment::attach(name, bytes);
+    auto group =
+        std::make_unique<Group>(std::move(segment), me, std::vector<int>(all.begin(), all.end()),
+                                slot_bytes, timeout_s, interrupted);
+    PyObject* self = type->tp_alloc(type, 0);
+    if (self != nullptr) reinterpret_cast<PyGroup*>(self)->group = group.release();
+    return self;
+  });
+}
+
+void destroy(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  delete reinterpret_cast<PyGroup*>(self)->group;
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyObject* name(PyObject* self, void*) {
+  return PyUnicode_FromString(group_of(self).segment().name().c_str());
+}
+
+PyGetSetDef members[] = {
+    {"name", name, nullptr, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+PyType_Slot slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(make)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, members},
+    {0, nullptr},
+};
+
+PyType_Spec group_type = {"mirrored.transports._C.Group", sizeof(PyGroup), 0, Py_TPFLAGS_DEFAULT,
+                          slots};
+
+PyObject* host(PyObject*, PyObject*) {
+  return guarded([] { return PyUnicode_FromString(host_identity().c_str()); });
+}
+
+PyObject* clean(PyObject*, PyObject*) {
+  return guarded([] {
+    remove_abandoned();
+    Py_RETURN_NONE;
+  });
+}
+
+PyMethodDef functions[] = {
+    {"host_identity", host, METH_NOARGS, "What is equal for processes that can share memory."},
+    {"remove_abandoned", clean, METH_NOARGS, "Unlinks the segments of dead processes."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace
+}  // namespace consistent::peer
 
 PyMODINIT_FUNC PyInit__C(void) {
-  static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr};
-  return PyModule_Create(&module);
+  using namespace consistent::peer;
+  static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, functions};
+  PyObject* made = PyModule_Create(&module);
+  PyObject* type = made ? PyType_FromSpec(&group_type) : nullptr;
+  if (type == nullptr || PyModule_AddObject(made, "Group", type) != 0) return nullptr;
+  return made;
 }

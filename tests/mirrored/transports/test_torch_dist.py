@@ -8,6 +8,8 @@ import torch.distributed as dist
 
 import mirrored
 from mirrored import current
+from mirrored.transports.torch_dist import TorchDist
+from tests.mirrored.where import over_gloo
 from tests.ranks import pool
 
 
@@ -17,12 +19,13 @@ def subgroups(rank: int) -> int:
         if rank in ranks:
             mirrored.all_reduce(big, ranks)
     transport = current()
-    return len(transport._state().groups)  # type: ignore[attr-defined]
+    assert isinstance(transport, TorchDist)
+    return len(transport._state().groups)
 
 
 def test_one_process_group_serves_every_order_of_its_ranks() -> None:
     pool(3).close()
-    assert pool(3).run(subgroups) == [1, 1, 0]  # the whole world is the default group
+    assert pool(3).run(over_gloo, subgroups) == [1, 1, 0]  # the whole world is the default group
 
 
 def sums_over(rank: int, groups: list[tuple[int, ...]]) -> list[float]:
@@ -32,7 +35,7 @@ def sums_over(rank: int, groups: list[tuple[int, ...]]) -> list[float]:
 
 def test_groups_may_be_made_in_any_number_by_each_rank() -> None:
     # Rank 2 has one more group than rank 0 when they make theirs.
-    assert pool(3).run(sums_over, [(2, 1), (2, 0), (0, 1)]) == [[2, 2]] * 3
+    assert pool(3).run(over_gloo, sums_over, [(2, 1), (2, 0), (0, 1)]) == [[2, 2]] * 3
 
 
 def timeout(rank: int) -> float:
@@ -56,7 +59,7 @@ def begin_again(rank: int, file: str) -> list[float]:
 
 def test_transport_follows_a_new_default_group() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        assert pool(2).run(begin_again, folder + "/store") == [[2.0, 2.0]] * 2
+        assert pool(2).run(over_gloo, begin_again, folder + "/store") == [[2.0, 2.0]] * 2
     pool(2).close()
 
 
@@ -76,7 +79,7 @@ def test_cuda_tensors_are_staged_where_there_is_only_gloo() -> None:
 def only_nccl(rank: int, file: str) -> list[int]:
     dist.destroy_process_group()
     dist.init_process_group("nccl", init_method=f"file://{file}", rank=0, world_size=1)
-    t, x = current(), torch.arange(3, device="cuda")
+    t, x = TorchDist(), torch.arange(3, device="cuda")
     out = torch.empty_like(x)
     t._all_gather(x, [out], (0,))
     t._all_to_all([x + 1], [out], (0,))
@@ -89,3 +92,14 @@ def test_nccl_moves_bytes() -> None:
     with tempfile.TemporaryDirectory() as folder:
         assert pool(1).run(only_nccl, folder + "/store") == [[1, 2, 3]]
     pool(1).close()
+
+
+def extremes_of(rank: int, n: int) -> list[int]:
+    x = torch.full((n,), float(rank))
+    x[rank] = float("nan")
+    return [int(mirrored.all_reduce(x, (0, 1, 2), op).isnan().sum()) for op in ("max", "min")]
+
+
+@pytest.mark.parametrize("n", [5, 200_003], ids=["small", "large"])
+def test_not_a_number_wins_on_every_rank(n: int) -> None:
+    assert pool(3).run(extremes_of, n) == [[3, 3]] * 3

@@ -1,0 +1,203 @@
+#include "group.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+namespace consistent::peer {
+namespace {
+
+size_t aligned(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+
+size_t headers_at(int members) { return aligned(Meeting::bytes(members)); }
+
+size_t slots_at(int members) {
+  return headers_at(members) + aligned(2 * size_t(members) * Header::bytes(members));
+}
+
+std::vector<int64_t> sizes_of(const std::vector<Rows>& boxes) {
+  std::vector<int64_t> sizes;
+  for (const Rows& box : boxes) sizes.push_back(box.bytes());
+  return sizes;
+}
+
+int64_t rounds(int64_t bytes, int64_t each) {
+  return std::max<int64_t>(1, (bytes + each - 1) / each);
+}
+
+}  // namespace
+
+size_t Group::segment_bytes(int members, int64_t slot_bytes) {
+  return slots_at(members) + 2 * size_t(members) * size_t(slot_bytes);
+}
+
+Group::Group(Segment segment, int me, std::vector<int> ranks, int64_t slot_bytes, double timeout_s,
+             std::function<bool()> interrupted)
+    : segment_(std::move(segment)),
+      meeting_(segment_.data(), me, std::move(ranks), timeout_s, std::move(interrupted)),
+      slot_bytes_(slot_bytes),
+      one_shot_bytes_(slot_bytes / 8),
+      headers_at_(headers_at(size())),
+      slots_at_(slots_at(size())) {}
+
+char* Group::slot(int member, uint64_t step) const {
+  return segment_.data() + slots_at_ + (size_t(member) * 2 + step % 2) * size_t(slot_bytes_);
+}
+
+Header* Group::header(int member, uint64_t step) const {
+  const size_t place = (size_t(member) * 2 + step % 2) * Header::bytes(size());
+  return reinterpret_cast<Header*>(segment_.data() + headers_at_ + place);
+}
+
+Group::Lock Group::begin(const Call& call, const std::vector<int64_t>& sent,
+                         const std::vector<int64_t>& due) {
+  Lock lock(mutex_);
+  call_ = call;
+  first_ = next_step();
+  Header* mine = header(me(), first_);
+  mine->call = call;
+  std::copy(sent.begin(), sent.end(), mine->sizes);
+  std::copy(due.begin(), due.end(), mine->sizes + size());
+  return lock;
+}
+
+void Group::wait() {
+  meeting_.wait([this] { return call_.text(); });
+  if (meeting_.steps() == first_) check_headers();
+}
+
+void Group::check_headers() {
+  std::vector<const Header*> headers;
+  for (int k = 0; k < size(); ++k) headers.push_back(header(k, first_));
+  compare(headers, ranks());
+}
+
+// The most bytes that one member sends to another: known to all by the headers of the first step.
+int64_t Group::longest_between() const {
+  int64_t longest = 0;
+  for (int from = 0; from < size(); ++from) {
+    for (int to = 0; to < size(); ++to) {
+      if (from != to) longest = std::max(longest, header(from, first_)->sizes[to]);
+    }
+  }
+  return longest;
+}
+
+void Group::all_gather(const Call& call, const Rows& mine, const std::vector<Rows>& outs) {
+  const Lock lock = begin(call, std::vector<int64_t>(size(), mine.bytes()), sizes_of(outs));
+  int64_t count = 1;
+  for (int64_t r = 0; r < count; ++r) {
+    const uint64_t step = next_step();
+    const int64_t begin = r * slot_bytes_, end = begin + slot_bytes_;
+    pack(slot(me(), step), mine, begin, std::min(end, mine.bytes()));
+    arrive();
+    wait();
+    if (r == 0) count = rounds(longest_between(), slot_bytes_);
+    for (int k = 0; k < size(); ++k) {
+      const int64_t stop = std::min(end, outs[k].bytes());
+      unpack(outs[k], begin, stop, slot(k, step));
+    }
+  }
+}
+
+std::vector<std::string> Group::gather_objects(const std::string& mine) {
+  Call call{Kind::objects};
+  const int64_t bytes = int64_t(mine.size());
+  const Lock lock =
+      begin(call, std::vector<int64_t>(size(), bytes), std::vector<int64_t>(size(), kUnknown));
+  std::vector<std::string> outs(size());
+  int64_t count = 1;
+  for (int64_t r = 0; r < count; ++r) {
+    const uint64_t step = next_step();
+    const int64_t begin = r * slot_bytes_, end = begin + slot_bytes_;
+    pack(slot(me(), step), joined(mine.data(), bytes), begin, std::min(end, bytes));
+    arrive();
+    wait();
+    if (r == 0) {
+      count = rounds(longest_between(), slot_bytes_);
+      for (int k = 0; k < size(); ++k) outs[k].resize(header(k, first_)->sizes[me()]);
+    }
+    for (int k = 0; k < size(); ++k) {
+      const int64_t all = int64_t(outs[k].size());
+      unpack(joined(outs[k].data(), all), begin, std::min(end, all), slot(k, step));
+    }
+  }
+  return outs;
+}
+
+void Group::all_to_all(const Call& call, const std::vector<Rows>& ins,
+                       const std::vector<Rows>& outs) {
+  const Lock lock = begin(call, sizes_of(ins), sizes_of(outs));
+  int64_t count = 1;
+  for (int64_t r = 0; r < count; ++r) {
+    const uint64_t step = next_step();
+    const int64_t begin = r * part_bytes(), end = begin + part_bytes();
+    for (int k = 0; k < size(); ++k) {
+      if (k == me()) continue;
+      pack(slot(me(), step) + part(me(), k), ins[k], begin, std::min(end, ins[k].bytes()));
+    }
+    arrive();
+    wait();
+    if (r == 0) {
+      count = rounds(longest_between(), part_bytes());
+      copy(outs[me()], ins[me()], 0, ins[me()].bytes());
+    }
+    for (int k = 0; k < size(); ++k) {
+      if (k == me()) continue;
+      unpack(outs[k], begin, std::min(end, outs[k].bytes()), slot(k, step) + part(k, me()));
+    }
+  }
+}
+
+void Group::broadcast(const Call& call, int source, void* x, int64_t bytes) {
+  std::vector<int64_t> sent(size(), 0), due(size(), 0);
+  if (me() == source) sent.assign(size(), bytes);
+  due[source] = bytes;
+  const Lock lock = begin(call, sent, due);
+  char* data = static_cast<char*>(x);
+  int64_t count = 1;
+  for (int64_t r = 0; r < count; ++r) {
+    const uint64_t step = next_step();
+    const int64_t begin = r * slot_bytes_, end = std::min(begin + slot_bytes_, bytes);
+    if (me() == source) pack(slot(source, step), joined(data, bytes), begin, end);
+    arrive();
+    wait();
+    if (r == 0) count = rounds(bytes, slot_bytes_);
+    if (me() != source) unpack(joined(data, bytes), begin, end, slot(source, step));
+  }
+}
+
+void Group::check(const Call& call, const std::vector<int64_t>& sizes) {
+  const Lock lock = begin(call, sizes, std::vector<int64_t>(size(), sizes[me()]));
+  arrive();
+  wait();
+}
+
+std::vector<void*> Group::stage(const Call& call, const void* x, int64_t bytes) {
+  Lock lock = begin(call, std::vector<int64_t>(size(), bytes), std::vector<int64_t>(size(), bytes));
+  const bool fits = bytes <= slot_bytes_;
+  if (!fits) {  // the one bulk place is free only when all have come here
+    arrive();
+    wait();
+  }
+  const uint64_t step = next_step();
+  std::vector<void*> places;
+  for (int k = 0; k < size(); ++k) {
+    places.push_back(fits ? slot(k, step) : bulk_->data() + k * bulk_bytes_);
+  }
+  if (bytes > 0) memcpy(places[me()], x, bytes);
+  arrive();
+  wait();
+  staged_ = std::move(lock);
+  return places;
+}
+
+void Group::unstage() { staged_.unlock(); }
+
+void Group::set_bulk(Segment segment, int64_t bytes) {
+  bulk_.emplace(std::move(segment));
+  bulk_bytes_ = bytes;
+}
+
+}  // namespace consistent::peer

@@ -1,0 +1,95 @@
+// Moves between the members of a group, through slots of a shared segment.
+//
+// Each member has two slots. In step s it writes to slot s % 2, meets the others, and reads theirs.
+// Who arrives at step s + 1 has read all of step s, so after that meeting slot s % 2 may be written
+// again: one meeting a step, and the next write overlaps with the others' reading. Messages longer
+// than a slot take several steps. Every move is a call that all members make in the same order.
+
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "header.h"
+#include "meeting.h"
+#include "reduce.h"
+#include "rows.h"
+#include "segment.h"
+
+namespace consistent::peer {
+
+class Group {
+ public:
+  static size_t segment_bytes(int members, int64_t slot_bytes);
+
+  // `slot_bytes` is a multiple of 64 * members. `ranks` are the members' names, in order.
+  Group(Segment segment, int me, std::vector<int> ranks, int64_t slot_bytes, double timeout_s,
+        std::function<bool()> interrupted);
+
+  // out = x op x' op ... over the members, in their order. `out` may be `x`.
+  void all_reduce(const Call& call, const void* x, void* out, int64_t elements, Type type, Op op);
+  // Part k of every member's x, `ins[k]`, is combined on member k into `out`.
+  void reduce_scatter(const Call& call, const std::vector<Rows>& ins, void* out, Type type, Op op);
+  // Every member's `mine` goes to `outs[k]` of all.
+  void all_gather(const Call& call, const Rows& mine, const std::vector<Rows>& outs);
+  // The same where nobody knows the others' sizes.
+  std::vector<std::string> gather_objects(const std::string& mine);
+  // `ins[k]` goes to member k, `outs[k]` comes from it.
+  void all_to_all(const Call& call, const std::vector<Rows>& ins, const std::vector<Rows>& outs);
+  void broadcast(const Call& call, int source, void* x, int64_t bytes);
+
+  // Compares the calls and the sizes given by all, and moves nothing.
+  void check(const Call& call, const std::vector<int64_t>& sizes);
+
+  // Copies x into shared memory; the places where every member's x can be read until `unstage`.
+  // No other call may come between. Needs `room() >= bytes`.
+  std::vector<void*> stage(const Call& call, const void* x, int64_t bytes);
+  void unstage();
+  // For x that does not fit in a slot: a segment of size() * bytes that all members map.
+  int64_t room() const { return bulk_ ? bulk_bytes_ : slot_bytes_; }
+  void set_bulk(Segment segment, int64_t bytes);
+
+  // All-reduces up to so many bytes send all of x to all; longer ones reduce it in parts first.
+  // All members give the same.
+  void set_one_shot(int64_t bytes) { one_shot_bytes_ = bytes; }
+  int size() const { return meeting_.size(); }
+  int me() const { return meeting_.me(); }
+  const std::vector<int>& ranks() const { return meeting_.ranks(); }
+  Segment& segment() { return segment_; }
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+
+  char* slot(int member, uint64_t step) const;
+  Header* header(int member, uint64_t step) const;
+  // Where in a slot that is cut for all others the part between `from` and `to` lies.
+  int64_t part(int from, int to) const { return part_bytes() * (to < from ? to : to - 1); }
+  int64_t part_bytes() const { return slot_bytes_ / (size() - 1) / 64 * 64; }
+
+  Lock begin(const Call& call, const std::vector<int64_t>& sent, const std::vector<int64_t>& due);
+  void check_headers();
+  uint64_t next_step() const { return meeting_.steps() + 1; }
+  void arrive() { meeting_.arrive(); }
+  void wait();
+  int64_t longest_between() const;
+  void one_shot(const char* x, char* out, int64_t elements, Type type, Op op);
+  void two_shot(const char* x, char* out, int64_t elements, Type type, Op op);
+
+  Segment segment_;
+  Meeting meeting_;
+  int64_t slot_bytes_;
+  int64_t one_shot_bytes_;
+  size_t headers_at_, slots_at_;
+  std::optional<Segment> bulk_;
+  int64_t bulk_bytes_ = 0;
+  Call call_{};         // under way
+  uint64_t first_ = 0;  // its first step
+  std::mutex mutex_;    // one call at a time
+  Lock staged_;
+};
+
+}  // namespace consistent::peer

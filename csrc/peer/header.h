@@ -1,0 +1,52 @@
+// What each member writes before its data: the call it makes and the bytes it sends and expects.
+// All members compare all headers before any data is read, so all find the same fault.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace consistent::peer {
+
+enum class Kind : int32_t {
+  all_reduce,
+  reduce_scatter,
+  all_gather,
+  all_to_all,
+  broadcast,
+  exchange,
+  objects,
+  peers,
+};
+
+constexpr int kMaxDims = 12;  // of a shape in a header; later dims are not compared
+constexpr int64_t kUnknown = -1;
+
+// A call, as one member sees it.
+struct Call {
+  Kind kind;
+  int32_t op = -1;      // of a reduction
+  int32_t source = -1;  // of a broadcast
+  int32_t dim = -1;     // that is joined or cut
+  int32_t split = -1;   // the dim an all-to-all cuts
+  int32_t free = -1;    // the dim whose size differs between members
+  int32_t ndim = -1;    // -1: the shapes are not compared
+  char dtype[20] = {};
+  int64_t shape[kMaxDims] = {};
+
+  std::string text() const;  // all_gather of float32[2, 3] along dim 0
+};
+
+struct Header {
+  Call call;
+  int64_t sizes[];  // bytes to each member, then bytes expected from each (or kUnknown)
+
+  static size_t bytes(int members);
+};
+
+// Throws std::runtime_error if members make different calls, or sizes do not fit together.
+void compare(const std::vector<const Header*>& headers, const std::vector<int>& ranks);
+
+}  // namespace consistent::peer

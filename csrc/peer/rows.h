@@ -1,0 +1,118 @@
+// A box of a contiguous tensor as equal rows, a stride apart, and copies from one such box to
+// another of as many bytes: the split dim is handled here, in the copy.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+namespace consistent::peer {
+
+struct Rows {
+  char* base = nullptr;
+  int64_t row = 0;     // bytes in a row
+  int64_t stride = 0;  // bytes from one row to the next
+  int64_t count = 0;
+
+  int64_t bytes() const { return row * count; }
+  bool joined() const { return count <= 1 || row == stride; }
+};
+
+inline Rows joined(const void* base, int64_t bytes) {
+  return {static_cast<char*>(const_cast<void*>(base)), bytes, bytes, 1};
+}
+
+// `size` indices from `start` of the middle dim of a contiguous (outer, all, inner) tensor.
+inline Rows cut(void* base, int64_t outer, int64_t all, int64_t inner_bytes, int64_t start,
+                int64_t size) {
+  return {static_cast<char*>(base) + start * inner_bytes, size * inner_bytes, all * inner_bytes,
+          outer};
+}
+
+// Rows of `Row` bytes: known to the compiler, so that short rows cost a move and not a call.
+template <int Row>
+void copy_short_rows(char* to, int64_t to_stride, const char* from, int64_t from_stride,
+                     int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    memcpy(to, from, Row);
+    to += to_stride;
+    from += from_stride;
+  }
+}
+
+inline void copy_rows(char* to, int64_t to_stride, const char* from, int64_t from_stride,
+                      int64_t row, int64_t count) {
+  switch (row) {
+    case 1:
+      return copy_short_rows<1>(to, to_stride, from, from_stride, count);
+    case 2:
+      return copy_short_rows<2>(to, to_stride, from, from_stride, count);
+    case 4:
+      return copy_short_rows<4>(to, to_stride, from, from_stride, count);
+    case 8:
+      return copy_short_rows<8>(to, to_stride, from, from_stride, count);
+    case 12:
+      return copy_short_rows<12>(to, to_stride, from, from_stride, count);
+    case 16:
+      return copy_short_rows<16>(to, to_stride, from, from_stride, count);
+    case 32:
+      return copy_short_rows<32>(to, to_stride, from, from_stride, count);
+    case 64:
+      return copy_short_rows<64>(to, to_stride, from, from_stride, count);
+  }
+  for (int64_t i = 0; i < count; ++i) memcpy(to + i * to_stride, from + i * from_stride, row);
+}
+
+// Bytes [begin, end) of a box, counted row after row, to memory without gaps.
+inline void pack(char* to, const Rows& from, int64_t begin, int64_t end) {
+  if (begin >= end) return;
+  if (from.joined()) {
+    memcpy(to, from.base + begin, end - begin);
+    return;
+  }
+  int64_t row = begin / from.row, offset = begin % from.row;
+  if (offset != 0) {  // the rest of a row
+    const int64_t bytes = std::min(from.row - offset, end - begin);
+    memcpy(to, from.base + row * from.stride + offset, bytes);
+    to += bytes, begin += bytes, ++row;
+  }
+  const int64_t whole = (end - begin) / from.row;
+  copy_rows(to, from.row, from.base + row * from.stride, from.stride, from.row, whole);
+  to += whole * from.row, begin += whole * from.row, row += whole;
+  if (begin < end) memcpy(to, from.base + row * from.stride, end - begin);
+}
+
+// The way back.
+inline void unpack(const Rows& to, int64_t begin, int64_t end, const char* from) {
+  if (begin >= end) return;
+  if (to.joined()) {
+    memcpy(to.base + begin, from, end - begin);
+    return;
+  }
+  int64_t row = begin / to.row, offset = begin % to.row;
+  if (offset != 0) {
+    const int64_t bytes = std::min(to.row - offset, end - begin);
+    memcpy(to.base + row * to.stride + offset, from, bytes);
+    from += bytes, begin += bytes, ++row;
+  }
+  const int64_t whole = (end - begin) / to.row;
+  copy_rows(to.base + row * to.stride, to.stride, from, to.row, to.row, whole);
+  from += whole * to.row, begin += whole * to.row, row += whole;
+  if (begin < end) memcpy(to.base + row * to.stride, from, end - begin);
+}
+
+// Bytes [begin, end) of a box to the same bytes of another.
+inline void copy(const Rows& to, const Rows& from, int64_t begin, int64_t end) {
+  if (begin >= end) return;
+  if (from.joined()) return unpack(to, begin, end, from.base + begin);
+  if (to.joined()) return pack(to.base + begin, from, begin, end);
+  alignas(64) char block[16384];  // stays in the nearest cache
+  for (; begin < end; begin += int64_t(sizeof block)) {
+    const int64_t stop = std::min(end, begin + int64_t(sizeof block));
+    pack(block, from, begin, stop);
+    unpack(to, begin, stop, block);
+  }
+}
+
+}  // namespace consistent::peer

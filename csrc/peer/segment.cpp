@@ -1,0 +1,152 @@
+#include "segment.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <random>
+#include <sstream>
+#include <stdexcept>
+#include <system_error>
+#include <utility>
+
+namespace consistent::peer {
+namespace {
+
+const char kFolder[] = "/dev/shm";
+const char kPrefix[] = "consistent";
+
+[[noreturn]] void fail(const std::string& what, int error = errno) {
+  throw std::system_error(error, std::generic_category(), what);
+}
+
+unsigned long long inode(const char* path) {
+  struct stat found;
+  return stat(path, &found) == 0 ? found.st_ino : 0;
+}
+
+// consistent-<namespace of pids>-<pid>-<start>-<random>: enough to see whether its creator lives.
+std::string fresh_name() {
+  std::random_device random;
+  char name[160];
+  snprintf(name, sizeof name, "/%s-%llu-%ld-%llu-%08x%08x", kPrefix, inode("/proc/self/ns/pid"),
+           long(getpid()), started(getpid()), random(), random());
+  return name;
+}
+
+bool abandoned(const char* name) {
+  unsigned long long space, start;
+  long pid;
+  const std::string pattern = std::string(kPrefix) + "-%llu-%ld-%llu-";
+  if (sscanf(name, pattern.c_str(), &space, &pid, &start) != 3) return false;
+  return space == inode("/proc/self/ns/pid") && started(pid) != start;
+}
+
+bool belongs_to_us(const struct stat& found) { return found.st_uid == geteuid(); }
+
+}  // namespace
+
+std::string host_identity() {
+  struct stat shm = {};
+  stat(kFolder, &shm);
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  std::ostringstream text;
+  text << boot << ' ' << inode("/proc/self/ns/pid") << ' ' << shm.st_dev << ' ' << geteuid();
+  return text.str();
+}
+
+unsigned long long started(long pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string line;
+  if (!std::getline(file, line)) return 0;
+  // The name of the program, in brackets, may hold anything: count from the last bracket.
+  const size_t end = line.rfind(')');
+  if (end == std::string::npos) return 0;
+  std::istringstream fields(line.substr(end + 1));
+  std::string field;
+  fields >> field;
+  if (field == "Z" || field == "X") return 0;
+  for (int k = 4; k < 22; ++k) fields >> field;
+  unsigned long long start = 0;
+  fields >> start;
+  return start;
+}
+
+void remove_abandoned() {
+  DIR* folder = opendir(kFolder);
+  if (folder == nullptr) return;
+  while (const dirent* entry = readdir(folder)) {
+    struct stat found;
+    if (!abandoned(entry->d_name)) continue;
+    if (fstatat(dirfd(folder), entry->d_name, &found, AT_SYMLINK_NOFOLLOW) != 0) continue;
+    if (belongs_to_us(found)) shm_unlink((std::string("/") + entry->d_name).c_str());
+  }
+  closedir(folder);
+}
+
+Segment Segment::create(size_t bytes) {
+  Segment made;
+  made.name_ = fresh_name();
+  const int file = shm_open(made.name_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (file < 0) fail("creating the shared memory " + made.name_);
+  made.named_ = true;
+  // Not ftruncate alone: where /dev/shm is full, that would end in SIGBUS at the first touch.
+  const int error = posix_fallocate(file, 0, off_t(bytes));
+  void* data =
+      error ? MAP_FAILED : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  const int failed = error ? error : errno;
+  close(file);
+  if (data == MAP_FAILED) fail("reserving " + std::to_string(bytes) + " shared bytes", failed);
+  made.data_ = static_cast<char*>(data);
+  made.bytes_ = bytes;
+  return made;
+}
+
+Segment Segment::attach(const std::string& name, size_t bytes) {
+  Segment made;
+  made.name_ = name;
+  const int file = shm_open(name.c_str(), O_RDWR | O_CLOEXEC, 0);
+  if (file < 0) fail("opening the shared memory " + name);
+  struct stat found;
+  const bool known = fstat(file, &found) == 0;
+  const bool ours = known && belongs_to_us(found), whole = known && size_t(found.st_size) >= bytes;
+  void* data = MAP_FAILED;
+  if (ours && whole) data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  const int error = errno;
+  close(file);
+  if (!ours) throw std::runtime_error("the shared memory " + name + " is another user's");
+  if (!whole) throw std::runtime_error("the shared memory " + name + " is too short");
+  if (data == MAP_FAILED) fail("mapping the shared memory " + name, error);
+  made.data_ = static_cast<char*>(data);
+  made.bytes_ = bytes;
+  return made;
+}
+
+Segment::Segment(Segment&& other) noexcept { *this = std::move(other); }
+
+Segment& Segment::operator=(Segment&& other) noexcept {
+  std::swap(name_, other.name_);
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  std::swap(named_, other.named_);
+  return *this;
+}
+
+Segment::~Segment() {
+  if (data_ != nullptr) munmap(data_, bytes_);
+  unlink();
+}
+
+void Segment::unlink() {
+  if (named_) shm_unlink(name_.c_str());
+  named_ = false;
+}
+
+}  // namespace consistent::peer

@@ -1,0 +1,276 @@
+"""Ranks of one host meet in shared memory; all else goes to the transport below.
+
+A group of ranks shares one segment, made in its first call and agreed by all of its members: they
+must be processes of one boot, one /dev/shm, one namespace of process numbers and one user, and all
+must have mapped it. Where they have not, one warning, and the calls go to the transport below. The
+name of the segment is unlinked once all have mapped it, so nothing is left when a process is
+killed; what one left that died before that is unlinked by the next start.
+
+Every call begins with a header that tells what the rank calls; a mismatch raises RuntimeError on
+every rank, and nothing has been moved. A rank that ends, or does not come within the time-out of
+the process group, makes the others raise. Reductions add in the order of the ranks, short floats in
+float32: the bits of `ordered_reduce`, on every rank and in every run.
+
+CONSISTENT_SHARED_MEMORY=0 in the environment of one member switches it off for the group.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..comm import Done, Handle, Ranks, Shape, check_member, check_op
+from . import _C  # pyright: ignore[reportAttributeAccessIssue]
+from .layer import Layer
+from .torch_dist import TorchDist
+
+SWITCH = "CONSISTENT_SHARED_MEMORY"
+SLOT = 512 * 1024  # bytes a rank writes at once, twice: both lie in a cache
+MOST_RANKS = 64
+ONE_SHOT = 64 * 1024
+
+REDUCED = frozenset(
+    (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64)
+    + (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool)
+)
+SUMMED = REDUCED | {torch.complex64, torch.complex128}  # complex numbers have no order
+
+
+class SharedMemory(Layer):
+    """Moves CPU tensors between ranks of one host; asks `inner` for all else."""
+
+    inner: TorchDist
+
+    def __init__(self, inner: TorchDist) -> None:
+        super().__init__(inner)
+        self._groups: dict[Ranks, Any] = {}
+        self._world: Any = lambda: None  # the process group they belong to, weakly
+        self._making = threading.RLock()
+
+    def _group(self, ranks: Ranks) -> Any:
+        """The members' meeting place, None where there is none. Made in the first call."""
+        world = self.inner.world()
+        if world is None:
+            return None
+        if world is not self._world():
+            self._groups, self._world = {}, weakref.ref(world)
+        try:
+            return self._groups[ranks]
+        except KeyError:
+            pass
+        if len(ranks) < 2 or self.inner.rank not in ranks:
+            return None
+        with self._making:
+            if ranks not in self._groups:
+                self._groups[ranks] = self._make(ranks)
+        return self._groups[ranks]
+
+    def _make(self, ranks: Ranks) -> Any:
+        """Made by the first member, mapped by the others, kept if all could. Communicates."""
+        me, group, fault = ranks.index(self.inner.rank), None, ""
+        wanted = os.environ.get(SWITCH, "1") != "0" and len(ranks) <= MOST_RANKS
+        slot = SLOT // (64 * len(ranks)) * (64 * len(ranks))
+        timeout = self.inner.timeout_s()
+        name = None
+        if wanted and me == 0:
+            group, fault = _attempt(None, me, ranks, slot, timeout)
+            name = group.name if group else None
+        told = self.inner.gather_objects((wanted, _C.host_identity(), name, fault), ranks)
+        if not all(note[0] for note in told) or len({note[1] for note in told}) > 1:
+            return None  # switched off, or on several hosts: as it should be
+        name, fault = told[0][2:]
+        if name is not None and me > 0:
+            group, fault = _attempt(name, me, ranks, slot, timeout)
+        faults = self.inner.gather_objects(fault, ranks)
+        if group is None or any(faults):
+            _warn(ranks, next(filter(None, faults)))
+            return None
+        if me == 0:
+            group.unlink()
+        group.set_one_shot(ONE_SHOT)
+        return group
+
+    # ---- reductions -----------------------------------------------------------------------------
+
+    def all_reduce(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
+        group = self._group(ranks) if x.is_cpu else None
+        if group is None or x.dtype not in (SUMMED if op == "sum" else REDUCED):
+            return self.inner.all_reduce(x, ranks, op)
+        check_op(op)
+        return group.all_reduce(x, op, False)
+
+    def all_reduce_async(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Handle:
+        group = self._group(ranks) if x.is_cpu else None
+        if group is None or x.dtype not in (SUMMED if op == "sum" else REDUCED):
+            return self.inner.all_reduce_async(x, ranks, op)
+        check_op(op)
+        return Done(group.all_reduce(x.detach(), op, True))
+
+    def reduce_scatter(
+        self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks, op: str = "sum"
+    ) -> Tensor:
+        group = self._group(ranks) if x.is_cpu else None
+        if group is None:
+            return self.inner.reduce_scatter(x, dim, sizes, ranks, op)
+        if x.dtype not in (SUMMED if op == "sum" else REDUCED):
+            return super(Layer, self).reduce_scatter(x, dim, sizes, ranks, op)
+        check_op(op)
+        return group.reduce_scatter(x, dim, sizes, op)
+
+    # ---- gathers and exchanges ------------------------------------------------------------------
+
+    def join(self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tensor:
+        group = self._group(ranks) if x.is_cpu else None
+        if group is None:
+            return self.inner.join(x, dim, sizes, ranks)
+        return group.all_gather(x, dim, sizes)
+
+    def turn(
+        self,
+        x: Tensor,
+        split_dim: int,
+        split_sizes: Sequence[int],
+        concat_dim: int,
+        concat_sizes: Sequence[int],
+        ranks: Ranks,
+    ) -> Tensor:
+        group = self._group(ranks) if x.is_cpu else None
+        if group is None:
+            return self.inner.turn(x, split_dim, split_sizes, concat_dim, concat_sizes, ranks)
+        return group.all_to_all(x, split_dim, split_sizes, concat_dim, concat_sizes)
+
+    def all_gather(
+        self, x: Tensor, shapes: Sequence[Shape], ranks: Ranks, out: Sequence[Tensor] | None = None
+    ) -> list[Tensor]:
+        group = self._group(ranks) if x.is_cpu else None
+        if group is None:
+            return self.inner.all_gather(x, shapes, ranks, out)
+        pieces = _outputs(x, shapes, out)
+        group.gather_into(x, pieces)
+        return pieces
+
+    def all_to_all(
+        self,
+        pieces: Sequence[Tensor],
+        shapes: Sequence[Shape],
+        ranks: Ranks,
+        out: Sequence[Tensor] | None = None,
+    ) -> list[Tensor]:
+        group = self._group(ranks) if pieces[0].is_cpu else None
+        if group is None:
+            return self.inner.all_to_all(pieces, shapes, ranks, out)
+        received = _outputs(pieces[0], shapes, out)
+        group.trade_into(list(pieces), received, False)
+        return received
+
+    def broadcast(
+        self,
+        x: Tensor | None,
+        shape: Shape,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        source: int,
+        ranks: Ranks,
+    ) -> Tensor:
+        group = self._group(ranks) if torch.device(device).type == "cpu" else None
+        if group is None:
+            return self.inner.broadcast(x, shape, dtype, device, source, ranks)
+        check_member("broadcast from source", source, ranks)
+        if source == self.inner.rank:
+            assert x is not None, "broadcast: the source gives x"
+            out = x.detach().clone(memory_format=torch.contiguous_format)
+        else:
+            out = torch.empty(tuple(shape), dtype=dtype)
+        group.broadcast_into(out, ranks.index(source))
+        return out
+
+    def exchange(
+        self,
+        sends: Sequence[tuple[int, Tensor]],
+        receives: Sequence[tuple[int, Shape, torch.dtype]],
+        ranks: Ranks,
+        device: torch.device | str = "cpu",
+    ) -> list[Tensor]:
+        group = self._group(ranks) if torch.device(device).type == "cpu" else None
+        if group is None:
+            return self.inner.exchange(sends, receives, ranks, device)
+        out = [torch.empty(tuple(shape), dtype=dtype) for _, shape, dtype in receives]
+        sources = [source for source, _, _ in receives]
+        pieces = [_joined([x for to, x in sends if to == rank]) for rank in ranks]
+        places = [[x for source, x in zip(sources, out) if source == rank] for rank in ranks]
+        # One message fills its place, several arrive together and are cut.
+        arrived = [place[0] if len(place) == 1 else _joined(place) for place in places]
+        group.trade_into(pieces, arrived, True)
+        for place, together in zip(places, arrived):
+            if len(place) > 1:
+                for x, part in zip(place, together.split([x.nbytes for x in place])):
+                    _bytes(x).copy_(part)
+        return out
+
+    def gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]:
+        group = self._group(ranks)
+        if group is None:
+            return self.inner.gather_objects(obj, ranks)
+        return [pickle.loads(text) for text in group.gather_objects(pickle.dumps(obj))]
+
+    def peers(self, x: Tensor, ranks: Ranks) -> AbstractContextManager[list[Tensor]]:
+        group = self._group(ranks) if x.is_cpu else None
+        if group is None or x.nbytes > SLOT // (64 * len(ranks)) * (64 * len(ranks)):
+            return super(Layer, self).peers(x, ranks)
+        return _staged(group, x)
+
+
+@contextmanager
+def _staged(group: Any, x: Tensor) -> Iterator[list[Tensor]]:
+    views = group.stage(x)
+    try:
+        yield views
+    finally:
+        group.unstage()
+
+
+def _attempt(name: str | None, *rest: Any) -> tuple[Any, str]:
+    """The group and why there is none."""
+    try:
+        if name is None:
+            _C.remove_abandoned()
+        return _C.Group(name, *rest), ""
+    except RuntimeError as error:
+        return None, str(error)
+
+
+def _warn(ranks: Ranks, fault: str) -> None:
+    warnings.warn(
+        f"ranks {ranks} cannot share memory: {fault}.\n"
+        "  They send messages instead, which is slower.\n"
+        f"  Make room in /dev/shm, or set {SWITCH}=0 to say that it is meant.",
+        stacklevel=2,
+    )
+
+
+def _outputs(like: Tensor, shapes: Sequence[Shape], out: Sequence[Tensor] | None) -> list[Tensor]:
+    if out is None:
+        return [torch.empty(tuple(s), dtype=like.dtype) for s in shapes]
+    assert all(x.is_contiguous() for x in out), "out: the pieces must be contiguous"
+    return list(out)
+
+
+def _bytes(x: Tensor) -> Tensor:
+    """The bytes of contiguous `x`, sharing memory."""
+    return x.as_strided((x.numel(),), (1,)).view(torch.uint8)
+
+
+def _joined(xs: Sequence[Tensor]) -> Tensor:
+    if len(xs) == 1:
+        return xs[0].detach()
+    flat = [_bytes(x.detach().resolve_conj().resolve_neg().contiguous()) for x in xs]
+    return torch.cat([torch.empty(0, dtype=torch.uint8), *flat])
