@@ -15,7 +15,9 @@ NAN = math.nan
 MIXED = torch.tensor(
     [3, NAN, 1, -0.0, 0, math.inf, 2, 2, -math.inf, NAN, 2, -5, 0, 7], dtype=torch.float64
 )
-HOLES = torch.tensor([[3, NAN, 1, 4, 2], [NAN, 8, 1.5, 2.5, 9], [5, 0, 7, 1.2, 6]], dtype=torch.float64)
+HOLES = torch.tensor(
+    [[3, NAN, 1, 4, 2], [NAN, 8, 1.5, 2.5, 9], [5, 0, 7, 1.2, 6]], dtype=torch.float64
+)
 # Nothing but -inf before, between and after numbers.
 SPARSE = torch.tensor(
     [[-math.inf] * 3 + [1, 2, -math.inf, 3], [1, 2, -math.inf, 3, 4, 5, 6]], dtype=torch.float64
