@@ -5,21 +5,48 @@ tensors and may move data over the axes it serves (``Shards.axes``); torch diffe
 any other code.
 """
 
-from . import attention, dropout, embedding, index, loss, norm, random, reduce, shape, window
+from . import (
+    attention,
+    count,
+    cumulative,
+    dropout,
+    embedding,
+    flat,
+    index,
+    join,
+    loss,
+    norm,
+    planes,
+    random,
+    reduce,
+    runs,
+    select,
+    shape,
+    sort,
+    window,
+)
 from .forms import FORMS, Shards, form
 
 __all__ = [
     "FORMS",
     "Shards",
     "attention",
+    "count",
+    "cumulative",
     "dropout",
+    "flat",
     "embedding",
     "form",
     "index",
+    "join",
     "loss",
     "norm",
+    "planes",
     "random",
     "reduce",
+    "runs",
+    "select",
     "shape",
+    "sort",
     "window",
 ]

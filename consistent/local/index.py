@@ -63,12 +63,13 @@ def _look_up(shard: Shards, index: Index, x: Tensor) -> Tensor:
             continue
         entries[at] = _look(shard, item, x)
         if shard.box()[1][item.dim] != shard.specs[0].shape[item.dim]:
-            x, entries[at], outside = _shifted(shard, item.dim, entries[at], x, at)
+            x, entries[at], missed = _shifted(shard, item.dim, entries[at], x, at)
+            outside = missed if outside is None else outside | missed
     out = x[tuple(entries)]
     if outside is None:
         return out
     place, shape = index.block
-    return out.masked_fill(_lined_up(outside, out.ndim - place - outside.ndim), 0)
+    return out.masked_fill(_lined_up(outside, out.ndim - place - len(shape)), 0)
 
 
 def _look(shard: Shards, item: Item, x: Tensor) -> Tensor:
@@ -82,15 +83,59 @@ def _lined_up(mask: Tensor, after: int) -> Tensor:
 
 
 @form("write_window")
-def write_window(shard: Shards) -> None:
-    """x[index] = value: the part of the window that lies in the shard."""
-    index, x, value = index_of(shard.call), shard.tensors[0], shard.args[2]
+def write_window(shard: Shards) -> Tensor:
+    """x[index] = value, or a copy of x with it: the part of the window that lies in the shard."""
+    index, x = index_of(shard.call), shard.tensors[0]
+    if shard.call.name == "setitem":
+        value = shard.args[2]
+    else:
+        x, value = x.clone(), shard.get("src")
     inner, places = _window(shard, index)
     kept = [
         (i, p) for i, p, item in zip(inner, places, index.items, strict=True) if item.kind != "new"
     ]
     target = tuple(i for i, _ in kept)
     x[target] = _part(value, index, x.shape, places) if isinstance(value, Tensor) else value
+    return x
+
+
+@form("write_look")
+def write_look(shard: Shards) -> Tensor:
+    """x[index tensors] = value, index_put: what lies elsewhere goes to a spare row."""
+    index, x = index_of(shard.call), shard.tensors[0]
+    sets = shard.call.name == "setitem"
+    value = shard.args[2] if sets else shard.get("values")
+    out, entries = x, []
+    for item in index.items:
+        if item.kind == "look":
+            entry = _look(shard, item, x)
+            if shard.box()[1][item.dim] != shard.specs[0].shape[item.dim]:
+                entry, outside = _counted(shard, item.dim, entry)
+                out = _with_spare(out, item.dim)
+                entry = entry.masked_fill(outside, x.shape[item.dim])
+            entries.append(entry)
+        else:
+            entries.append(_entry(item))
+    out = out.clone() if out is x else out
+    if sets:
+        out[tuple(entries)] = value
+    else:
+        looks = [entry if isinstance(entry, Tensor) else None for entry in entries]
+        torch.ops.aten.index_put_(out, looks, value, shard.get("accumulate", False))
+    for d, n in enumerate(x.shape):
+        out = out.narrow(d, 0, n)
+    return x.copy_(out) if shard.call.inplace else out
+
+
+def _entry(item: Item) -> Any:
+    if item.kind == "new":
+        return None
+    if item.kind == "pick":
+        return item.start
+    if item.kind == "all":
+        return _ALL
+    end = item.start + (item.count - 1) * item.step + 1 if item.count else item.start
+    return slice(item.start, end, item.step)
 
 
 def _part(value: Tensor, index: Index, shape: tuple[int, ...], places: tuple) -> Tensor:

@@ -122,6 +122,12 @@ def planes(count: int, partial: notation.Partial = "none") -> RuleFunction:
     return signatures
 
 
+def unpooled(count: int) -> RuleFunction:
+    """max_unpool: plane by plane, and linear in the values."""
+    every = planes(count)
+    return lambda call, parts: [*every(call, parts), call.make({0: P}, P)]
+
+
 def sampled(call: Call, parts: int) -> list[Signature]:
     """grid_sampler: ``nc[xy], nuv[g] -> ncuv``; linear in the input."""
     count = call.operands[0].ndim - 2
@@ -158,9 +164,11 @@ def shuffled(call: Call, parts: int) -> list[Signature]:
 
 
 def blocks(call: Call, parts: int) -> list[Signature]:
-    """im2col and col2im: a column is ``c`` blocks, so channels split where they split evenly."""
+    """im2col and col2im: a column is ``c`` blocks, so channels split where they split evenly. Rows
+    of the image, and the columns for them, split by the form."""
     x, y = call.operands[0], call.outs[0]
     made = [call.whole(), call.make({0: P}, P)]
+    made += windows(call, parts, [x.ndim - (2 if call.name == "im2col" else 1)])
     batched = "n" if max(x.ndim, y.ndim) == 4 else ""
     if batched:
         made.append(call.make({0: S(0)}, S(0)))
@@ -195,6 +203,7 @@ _MAX_1D, _MAX_2D, _MAX_3D = planes(1), planes(2), planes(3)
 _POOL_1D = "input kernel_size stride padding ceil_mode count_include_pad"
 _POOL = f"{_POOL_1D} divisor_override"
 _MAX_POOL = "input kernel_size stride padding dilation ceil_mode return_indices"
+_ADAPTIVE = "input output_size return_indices"
 _NEAREST, _SMOOTH = "input size scales", "input size align_corners scales"
 
 _SMOOTH_2D = "_upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_lanczos2d_aa"
@@ -202,30 +211,33 @@ _SHARP_2D = "_upsample_nearest_exact2d upsample_nearest2d"
 _TRANSPOSED = "conv_transpose1d conv_transpose2d conv_transpose3d"
 
 ROWS = (
-    Row("_adaptive_avg_pool2d adaptive_avg_pool2d", _MEAN_2D),
-    Row("_adaptive_avg_pool3d adaptive_avg_pool3d", _MEAN_3D),
+    Row("_adaptive_avg_pool2d adaptive_avg_pool2d", _MEAN_2D, _ADAPTIVE),
+    Row("_adaptive_avg_pool3d adaptive_avg_pool3d", _MEAN_3D, _ADAPTIVE),
     Row("_convolution convolution", convolution, _ATEN_CONV, localize=local_groups),
     Row(f"{_SMOOTH_2D} upsample_bicubic2d upsample_bilinear2d", _MEAN_2D, _SMOOTH, by_value=True),
     Row(_SHARP_2D, _MEAN_2D, _NEAREST, by_value=True),
     Row("_upsample_nearest_exact1d upsample_nearest1d", _MEAN_1D, _NEAREST, by_value=True),
     Row("_upsample_nearest_exact3d upsample_nearest3d", _MEAN_3D, _NEAREST, by_value=True),
-    Row("adaptive_avg_pool1d", _MEAN_1D),
-    Row("adaptive_max_pool1d", _MAX_1D, composite=True),
-    Row("adaptive_max_pool2d max_pool2d_with_indices max_unpool2d", _MAX_2D, composite=True),
-    Row("adaptive_max_pool3d max_pool3d_with_indices max_unpool3d", _MAX_3D, composite=True),
+    Row("adaptive_avg_pool1d", _MEAN_1D, _ADAPTIVE),
+    Row("adaptive_max_pool1d", _MAX_1D, _ADAPTIVE, composite=True),
+    Row("adaptive_max_pool2d", _MAX_2D, _ADAPTIVE, composite=True),
+    Row("adaptive_max_pool3d", _MAX_3D, _ADAPTIVE, composite=True),
     Row("affine_grid_generator", affine_grid, "theta size align_corners", localize=local_size),
     Row("avg_pool1d", _MEAN_1D, _POOL_1D),
     Row("avg_pool2d", _MEAN_2D, _POOL),
     Row("avg_pool3d", _MEAN_3D, _POOL),
     Row("channel_shuffle native_channel_shuffle", shuffled),
-    Row("col2im im2col", blocks),
+    Row("col2im", blocks, "input output_size kernel_size dilation padding stride"),
     Row("conv1d conv2d conv3d", convolution, _CONV, localize=local_groups),
     Row("conv_tbc", time_batch_channels),
     Row(_TRANSPOSED, convolution, _CONV_TRANSPOSE, localize=local_groups),
     Row("grid_sampler grid_sampler_2d grid_sampler_3d", sampled),
+    Row("im2col", blocks, "input kernel_size dilation padding stride"),
     Row("max_pool1d max_pool1d_with_indices", _MAX_1D, _MAX_POOL, composite=True),
-    Row("max_pool2d", _MAX_2D, _MAX_POOL, composite=True),
-    Row("max_pool3d", _MAX_3D, _MAX_POOL, composite=True),
+    Row("max_pool2d max_pool2d_with_indices", _MAX_2D, _MAX_POOL, composite=True),
+    Row("max_pool3d max_pool3d_with_indices", _MAX_3D, _MAX_POOL, composite=True),
+    Row("max_unpool2d", unpooled(2), composite=True),
+    Row("max_unpool3d", unpooled(3), composite=True),
     Row("pixel_shuffle pixel_unshuffle", pixels_shuffled),
     Row("upsample_linear1d", _MEAN_1D, _SMOOTH, by_value=True),
     Row("upsample_trilinear3d", _MEAN_3D, _SMOOTH, by_value=True),

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..spec import P, S
+from .runs import shifts
 from .signature import Call, Signature
 from .table import Row, add_rows
-from .window import shifts, windows
+from .window import windows
 
 
 def _apart(call: Call, acted: Iterable[int]) -> list[Signature]:

@@ -13,7 +13,7 @@ from .signature import Call, Operand, Signature
 from .table import Row, add_rows
 from .window import windows
 
-READ, WRITE = "read_window", "write_window"
+READ, WRITE, WRITE_LOOK = "read_window", "write_window", "write_look"
 
 
 def read(call: Call, parts: int) -> list[Signature]:
@@ -30,8 +30,7 @@ def read(call: Call, parts: int) -> list[Signature]:
         if S(item.dim) not in fetched:
             made.append(call.make({0: S(item.dim)}, P, READ))
     made += runs
-    if len(index.looks) == 1:
-        made.append(call.make({0: S(index.looks[0].dim)}, P, READ))
+    made += [call.make({0: S(item.dim)}, P, READ) for item in index.looks]
     return made + _split_block(call, index)
 
 
@@ -70,6 +69,7 @@ def write(call: Call, parts: int) -> list[Signature]:
         made += [
             call.make({0: S(item.dim)}, S(item.dim), WRITE) for item in index.of("range", "pick")
         ]
+    made += [call.make({0: S(item.dim)}, S(item.dim), WRITE_LOOK) for item in index.looks]
     return made + _written_partial(call, looks, value)
 
 
@@ -95,13 +95,13 @@ def _written_partial(call: Call, looks: bool, value: Any) -> list[Signature]:
 
 
 ROWS = (
-    Row("getitem", read),
-    Row("index", read, "input indices"),
+    Row("getitem", read, moves=True),
+    Row("index", read, "input indices", moves=True),
     Row("index_put", write, "input indices values accumulate"),
-    Row("narrow narrow_copy", read, "input dim start length"),
-    Row("select", read, "input dim index"),
+    Row("narrow narrow_copy", read, "input dim start length", moves=True),
+    Row("select", read, "input dim index", moves=True),
     Row("setitem", write),
-    Row("slice", read, "input dim start end step"),
+    Row("slice", read, "input dim start end step", moves=True),
 )  # fmt: skip
 
 add_rows(ROWS)

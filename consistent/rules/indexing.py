@@ -99,9 +99,9 @@ def index_of(call: Call) -> Index:
         given = call.get("indices")
         return parse(tuple(slice(None) if entry is None else entry for entry in given), x.shape)
     dim = call.dim("dim", 0)
-    if call.name == "select":
+    if call.name in ("select", "select_scatter"):
         entry: Any = call.get("index")
-    elif call.name == "narrow":
+    elif call.name in ("narrow", "narrow_copy"):
         start = call.get("start")
         start += x.shape[dim] if start < 0 else 0
         entry = slice(start, start + call.get("length"))

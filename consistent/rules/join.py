@@ -1,4 +1,15 @@
-"""Joining tensors: a split along another dim than the joined one stays; P passes if all are P."""
+"""Joining tensors, and cutting one: a split along another dim than the joined one stays; P passes
+if all are P.
+
+Along the joined dim itself the pieces of the result are cut from the pieces of the operands, which
+ranks exchange:
+
+```
+            rank 0   rank 1                  rank 0     rank 1
+x  S(0)     a b      c d        cat          a b c d    e f g h
+y  S(0)     e f      g h       ----->        S(0)
+```
+"""
 
 from __future__ import annotations
 
@@ -8,8 +19,11 @@ import torch
 
 from ..spec import P, S
 from .signature import Call, Operand, Signature
-from .strides import places
+from .strides import places, rearranged
 from .table import Row, add_rows
+from .window import fetched_bytes
+
+JOINED, CUT = "joined", "cut"
 
 # What the op does to each tensor before it joins them along the dim of the second table.
 _RAISED = {
@@ -41,10 +55,31 @@ def _ndim(call: Call) -> int:
 
 
 def joined(call: Call, parts: int) -> list[Signature]:
-    """cat: along a dim that is there."""
+    """cat: along a dim that is there. Along it all are split, or one of them."""
     n = _ndim(call)
     dim = call.dim("dim", 0, ndim=n)
-    return _joined(call, {d: d for d in range(n) if d != dim})
+    made = _joined(call, {d: d for d in range(n) if d != dim})
+    every = [i for i, operand in enumerate(call.operands) if not _skipped(call, operand)]
+    for split in [every, *([i] for i in every if len(every) > 1)]:
+        nbytes = sum(_exchanged(call, i, dim, parts) for i in split)
+        made.append(call.make(dict.fromkeys(split, S(dim)), S(dim), JOINED, nbytes))
+    return made
+
+
+def offsets(call: Call, dim: int) -> list[int | None]:
+    """Where each operand starts in the result; None for those that torch passes over."""
+    found, start = [], 0
+    for operand in call.operands:
+        skipped = _skipped(call, operand)
+        found.append(None if skipped else start)
+        start += 0 if skipped else operand.shape[dim]
+    return found
+
+
+def _exchanged(call: Call, i: int, dim: int, parts: int) -> int:
+    start = offsets(call, dim)[i] or 0
+    m = call.outs[0].shape[dim]
+    return fetched_bytes(call.operands[i], dim, m, lambda o, e: [(o - start, e - start)], parts)
 
 
 def stacked(call: Call, parts: int) -> list[Signature]:
@@ -66,10 +101,30 @@ def joined_by_name(call: Call, parts: int) -> list[Signature]:
     return _joined(call, {d: place for d, (place,) in found.items() if place != joint})
 
 
+def cut(call: Call, parts: int) -> list[Signature]:
+    """split, chunk, tensor_split: along their dim every part is split anew."""
+    (x,) = call.operands
+    dim = 2 if call.name == "dsplit" else 0
+    if call.name == "hsplit":
+        dim = min(1, x.ndim - 1)
+    elif "dim" in call.params:
+        dim = call.dim("dim", 0)
+    others = [s for s in rearranged(call, parts) if s.ins[0] is not S(dim)]
+    start, nbytes = 0, 0
+    for out in call.outs:
+        m = out.shape[dim]
+        nbytes += fetched_bytes(x, dim, m, lambda o, e, a=start: [(o + a, e + a)], parts)
+        start += m
+    return [*others, call.make({0: S(dim)}, S(dim), CUT, nbytes)]
+
+
 ROWS = (
-    Row("cat concat concatenate", joined, "tensors dim"),
-    Row("column_stack dstack hstack row_stack vstack", joined_by_name, "tensors"),
-    Row("stack", stacked, "tensors dim"),
+    Row("cat concat concatenate", joined, "tensors dim", moves=True),
+    Row("chunk split split_with_sizes tensor_split", cut, "input sizes dim", moves=True),
+    Row("column_stack dstack hstack row_stack vstack", joined_by_name, "tensors", moves=True),
+    Row("dsplit hsplit vsplit", cut, moves=True),
+    Row("stack", stacked, "tensors dim", moves=True),
+    Row("unsafe_chunk unsafe_split unsafe_split_with_sizes", cut, "input sizes dim", moves=True),
 )  # fmt: skip
 
 add_rows(ROWS)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..spec import B, P, S
-from .signature import Call, Operand, Signature
+from ..spec import EXTREMES, B, P, S
+from .runs import pad_mode, repeats, shifts
+from .signature import Call, Operand, RuleFunction, Signature
 from .strides import along, rearranged
 from .table import Row, add_rows
 from .view import resized
-from .window import shifts, windows
+from .window import windows
 
 
 def numbers(call: Call, name: str) -> tuple[int, ...]:
@@ -60,24 +61,23 @@ def rolled(call: Call, parts: int) -> list[Signature]:
     return _except(call, list(acted)) + windows(call, parts, list(dims))
 
 
+def flipped_along(d: int) -> RuleFunction:
+    """fliplr, flipud: the dim is in the name."""
+    return lambda call, parts: _except(call, (d,)) + windows(call, parts, (d,))
+
+
 def unfolded(call: Call, parts: int) -> list[Signature]:
     """unfold: windows along a dim."""
     return along()(call, parts) + windows(call, parts, [call.dim("dim")])
 
 
 def differenced(call: Call, parts: int) -> list[Signature]:
-    """diff: with nothing in front or behind, each item less the one before."""
-    if len(call.operands) > 1:
-        return [call.whole()]
-    dim = call.dim("dim", -1)
-    return _except(call, [dim]) + windows(call, parts, [dim])
-
-
-def cut_by_name(call: Call, parts: int) -> list[Signature]:
-    """hsplit, vsplit, dsplit: the dim is in the name."""
-    (x,) = call.operands
-    acted = {"hsplit": min(1, x.ndim - 1), "vsplit": 0, "dsplit": 2}[call.name]
-    return [s for s in rearranged(call, parts) if s.ins[0] is not S(acted)]
+    """diff: each item less the one before; what stands in front or behind is split alike."""
+    dim, every = call.dim("dim", -1), range(len(call.operands))
+    made = [call.whole(), call.make(dict.fromkeys(every, P), P)]
+    free = [d for d in range(call.operands[0].ndim) if d != dim]
+    made += [call.make(dict.fromkeys(every, S(d)), S(d)) for d in free]
+    return made + windows(call, parts, [dim])
 
 
 def expanded_as(call: Call, parts: int) -> list[Signature]:
@@ -107,15 +107,13 @@ def expanded_together(call: Call, parts: int) -> list[Signature]:
 
 
 def repeated(call: Call, parts: int) -> list[Signature]:
-    """repeat and tile: a dim repeated once stays."""
-    (x,) = call.operands
-    times = numbers(call, "repeats" if call.name == "repeat" else "dims")
-    extra = max(0, len(times) - x.ndim)
-    times = (1,) * (x.ndim + extra - len(times)) + times
+    """repeat and tile: a dim repeated once stays; of another a rank fetches what it shall hold."""
+    (x,), times = call.operands, repeats(call)
+    extra = len(times) - x.ndim
+    once = [d for d in range(x.ndim) if times[d + extra] == 1]
     made = [call.whole(), call.make({0: P}, P)]
-    return made + [
-        call.make({0: S(d)}, S(d + extra)) for d in range(x.ndim) if times[d + extra] == 1
-    ]
+    made += [call.make({0: S(d)}, S(d + extra)) for d in once]
+    return made + windows(call, parts, [d for d in range(x.ndim) if d not in once])
 
 
 def squeezed(call: Call, parts: int) -> list[Signature]:
@@ -147,12 +145,14 @@ def padded(call: Call, parts: int) -> list[Signature]:
     """Unpadded dims stay. A constant would be added once per rank, unless it is 0."""
     (x,) = call.operands
     pad, value = call.get("pad"), call.get("value")
-    mode = call.get("mode", "constant") if "mode" in call.params else "constant"
-    kept = [d for d in range(x.ndim) if not any(pad[2 * (x.ndim - 1 - d) :][:2])]
-    if mode != "constant":  # torch wants channels that are not empty
-        kept = [0] if x.ndim == len(pad) // 2 + 2 else []
+    mode, dims = pad_mode(call), range(x.ndim)
+    kept = [d for d in dims if not any(pad[2 * (x.ndim - 1 - d) :][:2])]
+    acted = [d for d in dims if d not in kept]
+    if mode != "constant":  # torch takes an empty batch, and wants all else not to be empty
+        batch = x.ndim == len(pad) // 2 + 2
+        kept = [d for d in kept if (batch and d == 0) or x.shape[d] >= x.spec.placement.size]
     zero = value is None or value == 0
-    made = call.same(kept) + windows(call, parts, [d for d in range(x.ndim) if d not in kept])
+    made = call.same(kept) + windows(call, parts, acted)
     return made + [call.make({0: P}, P)] if zero or mode != "constant" else made
 
 
@@ -194,6 +194,8 @@ def overwritten(call: Call, parts: int) -> list[Signature]:
     )
     acted = [call.dim("dim", 0)] if "dim" in call.params else []
     made = [call.whole(), call.make({0: P, 1: P}, P)]
+    # Along the dim that it acts on, each rank writes what lies in its shard.
+    made += [call.make({0: S(d)}, S(d), "write_window") for d in acted]
     for signature in rearranged(view, parts):
         entry = signature.ins[0]
         if entry.is_split and entry.dim not in acted:  # type: ignore[attr-defined]
@@ -208,39 +210,40 @@ def _without(call: Call, source: Operand) -> tuple[tuple, dict]:
 
 def new(call: Call, parts: int) -> list[Signature]:
     """x.new_zeros(sizes) and its kin: x gives a device and a dtype, and is not moved."""
-    made = [call.whole(), call.make({0: P}, B)]
+    made = [call.whole(), *(call.make({0: p}, B) for p in (P, *EXTREMES))]
     return made + [call.make({0: S(d)}, B) for d in range(call.operands[0].ndim)]
 
 
 ROWS = (
-    Row("adjoint atleast_1d atleast_2d atleast_3d diagonal moveaxis movedim permute", rearranged),
-    Row("broadcast_tensors", expanded_together),
-    Row("broadcast_to expand", rearranged, localize=resized),
-    Row("chunk split split_with_sizes tensor_split", along(0), "input sizes dim"),
+    Row(
+        "adjoint atleast_1d atleast_2d atleast_3d diagonal moveaxis movedim permute",
+        rearranged, moves=True,
+    ),
+    Row("broadcast_tensors", expanded_together, moves=True),
+    Row("broadcast_to expand", rearranged, localize=resized, moves=True),
     Row("constant_pad_nd", padded, "input pad value", by_value=True),
     Row("diag diagflat", linear_whole),
     Row("diag_embed", diagonals, "input offset dim1 dim2"),
     Row("diagonal_scatter", overwritten),
     Row("diff", differenced, "input n dim prepend append"),
-    Row("dsplit hsplit vsplit", cut_by_name),
-    Row("expand_as", expanded_as),
-    Row("flip", flipped),
-    Row("fliplr", lambda call, parts: _except(call, (1,))),
-    Row("flipud", lambda call, parts: _except(call, (0,))),
+    Row("expand_as", expanded_as, moves=True),
+    Row("flip", flipped, moves=True),
+    Row("fliplr", flipped_along(1)),
+    Row("flipud", flipped_along(0)),
     # Opened, torch.meshgrid would meet itself: its body asks for hooks in a helper.
     Row("meshgrid", grid, composite=True),
     Row("new_empty new_empty_strided new_full new_ones new_tensor new_zeros", new),
     Row("pad", padded, "input pad mode value", by_value=True),
-    Row("repeat tile", repeated),
-    Row("roll", rolled, "input shifts dims"),
+    Row("repeat tile", repeated, moves=True),
+    Row("roll", rolled, "input shifts dims", moves=True),
     Row("rot90", except_dims("dims", (0, 1)), "input k dims"),
-    Row("select_scatter slice_scatter", overwritten, "input src dim"),
-    Row("squeeze", squeezed, "input dim"),
-    Row("swapaxes swapdims t transpose unsqueeze", rearranged),
+    Row("select_scatter", overwritten, "input src dim index"),
+    Row("slice_scatter", overwritten, "input src dim start end step"),
+    Row("squeeze", squeezed, "input dim", moves=True),
+    Row("swapaxes swapdims t transpose unsqueeze", rearranged, moves=True),
     Row("tril triu", triangle, "input diagonal"),
-    Row("unbind", along(0), "input dim"),
+    Row("unbind", along(0), "input dim", moves=True),
     Row("unfold", unfolded, "input dim size step"),
-    Row("unsafe_chunk unsafe_split unsafe_split_with_sizes", along(0), "input sizes dim"),
 )  # fmt: skip
 
 add_rows(ROWS)

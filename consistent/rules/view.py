@@ -5,7 +5,8 @@ first dim that is not 1 can be split: its pieces are runs of elements, and so ar
 shape's first dim. They are the same runs if the cuts fall on the same elements. On 3 ranks:
 
     [6, 4] -> [24]    cuts of 6: 0 2 4, in elements 0 8 16;  cuts of 24: 0 8 16    S(0) -> S(0)
-    [5, 4] -> [20]    cuts of 5: 0 2 4, in elements 0 8 16;  cuts of 20: 0 7 14    whole
+    [5, 4] -> [20]    cuts of 5: 0 2 4, in elements 0 8 16;  cuts of 20: 0 7 14    by the form: the
+                                                       elements between two cuts change hands
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from ..spec import B, P, S, Split, piece
 from .signature import Call, LocalShapes, Signature
 from .table import Row, add_rows
+from .window import windows
 
 Shape = Sequence[int]
 
@@ -104,8 +106,10 @@ def reshaped(call: Call, parts: int) -> list[Signature]:
     """One operand whose elements keep their order."""
     if call.operands[0].spec.dtype != call.outs[0].dtype:
         raise ValueError("a view of another dtype")
-    made = [call.whole(), call.make({0: P}, P)]
-    return made + [call.make({0: s}, t) for s, t in _kept(call)]
+    kept = _kept(call)
+    made = [call.whole(), call.make({0: P}, P), *(call.make({0: s}, t) for s, t in kept)]
+    moved = [i for i, *_ in heads(call.operands[0].shape, call.outs[0].shape)]
+    return made + windows(call, parts, [i for i in moved if i not in {s.dim for s, _ in kept}])
 
 
 def reshaped_as(call: Call, parts: int) -> list[Signature]:
@@ -124,8 +128,8 @@ def repeated_in_place(call: Call, parts: int) -> list[Signature]:
     made += [call.make({0: S(e)}, S(e)) for e in range(x.ndim) if e != d]
     repeats = call.get("repeats")
     if call.get("output_size") is None and same_cuts(call, d, repeats, call.outs[0].shape[d], 1):
-        made.append(call.make({0: S(d)}, S(d)))
-    return made
+        return [*made, call.make({0: S(d)}, S(d))]
+    return made + windows(call, parts, [d])
 
 
 def resized(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple, dict]:
@@ -140,12 +144,15 @@ def _unflattened(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple
 
 
 ROWS = (
-    Row("_unsafe_view reshape view", reshaped, localize=resized),
-    Row("flatten ravel", reshaped),
-    Row("repeat_interleave", repeated_in_place, "input repeats dim output_size"),
-    Row("reshape_as view_as", reshaped_as),
+    Row("_unsafe_view reshape view", reshaped, localize=resized, moves=True),
+    Row("flatten ravel", reshaped, moves=True),
+    Row("repeat_interleave", repeated_in_place, "input repeats dim output_size", moves=True),
+    Row("reshape_as view_as", reshaped_as, moves=True),
     # Tensor.unflatten is a Python function around a builtin that torch hands to the hook as itself.
-    Row("unflatten", reshaped, "input dim sizes", localize=_unflattened, composite=True),
+    Row(
+        "unflatten", reshaped, "input dim sizes",
+        localize=_unflattened, composite=True, moves=True,
+    ),
 )  # fmt: skip
 
 add_rows(ROWS)

@@ -69,17 +69,11 @@ _LOOKED_UP = (
     example(torch.gather, real(2, 5), 0, places(2, 3, 5)),
     example(torch.take_along_dim, real(5, 4), places(4, 5, 6), 1),
     example(torch.take_along_dim, real(5, 1), places(5, 1, 6), 0),
-    example(torch.take_along_dim, real(5, 4), places(20, 7)),
-    example(torch.take, real(5, 4), places(20, 7, 2)),
     example(torch.embedding, real(7, 4), places(7, 5, 3)),
     example(torch.embedding, real(7, 4), places(7, 9), 2),
     example(torch.embedding, real(2, 4), places(2, 5), padding_idx=1),
     example(torch.embedding, real(7, 4), places(7, 9), -1, True),
     example(torch._C._nn.one_hot, places(6, 5, 2), 6),
-    example(torch.searchsorted, torch.arange(9.0).double(), real(5, 4)),
-    example(torch.searchsorted, real(5, 7).sort(1).values, real(5, 4), right=True),
-    example(torch.bucketize, real(5, 4), torch.arange(9.0).double()),
-    example(torch.isin, places(6, 5, 4), places(6, 3)),
 )
 
 _WRITTEN = (
@@ -97,7 +91,10 @@ _WRITTEN = (
     example(_set, real(5, 4), (_ALL, distinct(4, 3)), real(5, 3)),
     example(_set, real(5, 4), (distinct(5, 2),), real(4)),
     example(_set, real(5, 4, 3), (distinct(5, 2), _ALL, distinct(3, 2)), real(2, 4)),
+    example(_set, real(5, 4, 3), (slice(1, 5, 2), None, distinct(4, 3), 1), real(2, 1, 3)),
+    example(_set, real(2, 4), (distinct(2, 1),), 2.5),
     example(torch.index_put, real(5, 4), (places(5, 6),), real(6, 4), True),
+    example(torch.index_put, real(5, 7), (places(5, 6), places(7, 2, 6)), real(6), True),
     example(torch.index_put, real(5, 4), (distinct(5, 3),), real(3, 1)),
     example(_T.index_put_, real(5, 4), (distinct(5, 3), distinct(4, 3)), real(3)),
     example(_aten.index_put.default, real(5, 4), [None, distinct(4, 3)], real(5, 3)),

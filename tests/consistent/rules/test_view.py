@@ -24,12 +24,13 @@ def view_call(source: Shape, target: Shape, sbp: NdSbp, grid: Shape) -> Call:
 
 
 def claimed(source: Shape, target: Shape, sbp: NdSbp, grid: Shape, axis: int = 0) -> set:
-    """Pairs (dim, place) that may be split on ``axis``."""
+    """Pairs (dim, place) that may be split on ``axis`` with nothing moved."""
     call = view_call(source, target, sbp, grid)
     call.axis = axis
     row = find("view")
     assert row is not None
-    pairs = [(s.ins[0], s.outs[0]) for s in row.signatures(call, grid[axis])]
+    found = [s for s in row.signatures(call, grid[axis]) if s.form is None]
+    pairs = [(s.ins[0], s.outs[0]) for s in found]
     return {(a.dim, b.dim) for a, b in pairs if isinstance(a, Split) and isinstance(b, Split)}
 
 
