@@ -23,7 +23,8 @@ from ..rules import table
 from ..rules.signature import Signature
 from ..spec import TensorSpec
 from ..tensor.arguments import collect, replace
-from ..tensor.plan import Plan, choices, dtypes, plans
+from ..tensor import _C
+from ..tensor.plan import Plan, choices, dtypes, exact_plans
 from ..tensor.planning import candidates
 from ..tensor.shards import attach, is_global
 
@@ -130,26 +131,32 @@ class _Outside(CheckedTransport):
 
 
 @contextmanager
-def _outside() -> Iterator[dict[tuple, Plan]]:
+def _outside() -> Iterator[_C.PlanTable]:
     """Plans made inside are for a rank outside all placements, and are forgotten after."""
-    caches: tuple[dict, ...] = (plans, choices, dtypes)
+    caches: tuple[dict, ...] = (exact_plans, choices, dtypes)
     kept = [dict(cache) for cache in caches]
     for cache in caches:
         cache.clear()
+    met = _C.PlanTable()
+    others = _C.use(met)
     try:
-        with comm.use(_Outside()), generator.separate(generator.get_state()), torch.no_grad():
-            yield plans
+        with comm.use(_Outside()), generator.separate(generator.get_state()):
+            yield met
     finally:
+        _C.use(others)
         for cache, before in zip(caches, kept, strict=True):
             cache.clear()
             cache.update(before)
 
 
 def _stand_in(x: torch.Tensor) -> Any:
+    # One that requires grad is no leaf, so that ops may write into it.
     if not is_global(x):
-        return x.detach().clone()
+        return x.detach().requires_grad_(x.requires_grad).clone()
     spec: TensorSpec = x._spec  # type: ignore[attr-defined]
-    return attach(torch.empty(spec.local_shape(None), dtype=spec.dtype, device="meta"), spec)
+    shape, tracked = spec.local_shape(None), x.requires_grad
+    empty = torch.empty(shape, dtype=spec.dtype, device="meta", requires_grad=tracked)
+    return attach(empty.clone(), spec)
 
 
 def _explain(plan: Plan) -> Explained | None:

@@ -66,7 +66,8 @@ class GlobalTensor(torch.Tensor):
             "consistent.zeros(..., placement=, sbp=)."
         )
 
-    __torch_function__: Any = classmethod(dispatch.torch_function)
+    # A builtin and no method: it is called with (func, types, args, kwargs), and no class before.
+    __torch_function__: Any = dispatch.torch_function
 
     # -- what it is --------------------------------------------------------------------------------
 
@@ -328,6 +329,8 @@ class GlobalTensor(torch.Tensor):
 
     def requires_grad_(self, requires_grad: bool = True) -> GlobalTensor:
         """Ask for gradients of this leaf; they are boxed to its own SBP."""
+        if requires_grad:
+            _ = self._spec.dual  # where the gradient will lie; P(max) and P(min) raise
         with HookOff():
             _Base.requires_grad_(self, requires_grad)
         if requires_grad and self.is_leaf:

@@ -10,6 +10,7 @@ import torch
 from ..boxing.choose import Choice
 from ..rules.signature import Call
 from ..spec import Placement, TensorSpec
+from . import _C
 
 MAX_PLANS = 1 << 16
 
@@ -37,6 +38,8 @@ class Plan:
         "put_back",
         "told",
         "stand_in",
+        "kept",
+        "counted",
     )
 
     kind: str  # "direct", "run", "template", "form", "whole", "list", "open", "constant", "handler"
@@ -59,6 +62,8 @@ class Plan:
     put_back: tuple[
         tuple[int, TensorSpec], ...
     ]  # those of boxes that the op writes to: what is written goes back
+    kept: bool  # whether the key finds it again; the getters of properties are other objects each time
+    counted: bool  # the form gives (result, logical shapes of its tensors)
     sizes: tuple | None  # what follows the one tensor argument, with sizes rewritten for the shard
 
     def __init__(self, kind: str, name: str, run: Callable[..., Any]):
@@ -67,7 +72,7 @@ class Plan:
         self.template, self.choice, self.inplace = None, None, False
         self.specs, self.constant, self.outside = (), None, False
         self.fast, self.sizes, self.put_back, self.told = False, None, (), False
-        self.stand_in = False
+        self.stand_in, self.kept, self.counted = False, True, False
 
     def __repr__(self) -> str:
         boxes = ", ".join(f"{i} to {spec.sbp}" for i, spec in self.boxes)
@@ -75,9 +80,10 @@ class Plan:
         return f"{self.name}: {self.kind}" + (f", box {boxes}" if boxes else "") + f" -> {outs}"
 
 
-# First level: the full key. Second level, for shapes not met before: the choice of signature, and
-# the dtypes.
-plans: dict[tuple, Plan] = {}
+# First level: the full key, and for some ops facts that a key leaves out. Second level, for shapes
+# not met before: the choice of signature, and the dtypes.
+plans = _C.PlanTable()
+exact_plans: dict[tuple, Plan] = {}
 choices: dict[tuple, Choice] = {}
 dtypes: dict[tuple, tuple[torch.dtype, ...]] = {}
 # Ops answered without planning, and plans of the ops over lists of tensors; modules on higher
@@ -91,5 +97,6 @@ observers: list[Callable[[Plan, Sequence[TensorSpec], Sequence[TensorSpec]], Non
 def clear_plans() -> None:
     """Forget all plans, as after a change of the process group."""
     plans.clear()
+    exact_plans.clear()
     choices.clear()
     dtypes.clear()

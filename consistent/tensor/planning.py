@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from mirrored import comm
 
@@ -14,27 +15,26 @@ from ..boxing.choose import Choice, choose
 from ..boxing.run import here
 from ..rules import table
 from ..rules.signature import Call, Operand, Out, Signature
-from ..spec import B, NdSbp, Placement, TensorSpec
+from ..spec import B, NdSbp, Placement, TensorSpec, is_one_way, may_be
 from .arguments import collect, fill, replace
 from .execute import execute
+from .key import key_of
 from .naming import Known, know
-from .plan import MAX_PLANS, Plan, choices, clear_plans, dtypes, handlers, list_ops, plans
+from .plan import MAX_PLANS, Plan, choices, clear_plans, dtypes, exact_plans, handlers, list_ops
 from .shards import HookOff, is_global, plain, refuse_mirrored
 
 _Tensor = torch.Tensor
 
 
-def make_plan(func: Callable[..., Any], args: tuple, kwargs: dict, key: tuple) -> Plan:
+def make_plan(func: Callable[..., Any], args: tuple, kwargs: dict) -> Plan:
+    """The plan of ``func(*args, **kwargs)``."""
     known = know(func)
     met: list[Any] = []
     collect((args, kwargs), met)
     for x in met:
         refuse_mirrored(x, known.name)
-    plan = _make_plan(known, args, kwargs, key)
-    if known.kind != "raw":
-        if len(plans) >= MAX_PLANS:
-            clear_plans()
-        plans[key] = plan
+    plan = _make_plan(known, args, kwargs, key_of(func, args, kwargs))
+    plan.kept = known.kind != "raw"
     return plan
 
 
@@ -71,12 +71,13 @@ def _make_plan(known: Known, args: tuple, kwargs: dict, key: tuple) -> Plan:
     plan.adopt = tuple(i for i, t in enumerate(tensors) if not is_global(t))
     row = table.find(known.name)
     if row is not None:
-        if (
-            (row.by_value or row.localize)
-            and key[-1].__class__ is not _Floats
-            and _floats(args, kwargs)
-        ):
-            return Plan("handler", known.name, _by_value(known, key))
+        if key[-1].__class__ is not _Facts:
+            extreme = any(e.is_extreme for spec in specs for e in spec.sbp)
+            by_value = bool((row.by_value or row.localize or extreme) and _floats(args, kwargs))
+            if by_value or row.forward or extreme:
+                run = _by_facts(known, key, by_value, row.forward or extreme)
+                return Plan("handler", known.name, run)
+        call.tracked = tracks(tensors)
         _apply_row(plan, row, specs, call, key)
     if plan.kind == "whole":
         plan.told = placement.size < comm.current().size and _on_meta(plan.run, call) is None
@@ -93,13 +94,21 @@ def _make_plan(known: Known, args: tuple, kwargs: dict, key: tuple) -> Plan:
     return plan
 
 
-class _Floats(tuple):
-    """The float arguments of a call, as the last part of a key."""
+class _Facts(tuple):
+    """What else the plan of a call depends on, as the last part of a key: its float arguments, and
+    whether gradients are asked for."""
 
     __slots__ = ()
 
 
-def _floats(args: tuple, kwargs: dict) -> _Floats:
+def tracks(tensors: Sequence[_Tensor]) -> bool:
+    """Whether autograd, reverse or forward mode, follows an op on ``tensors``: the same on every
+    rank."""
+    asked = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    return asked or forward_ad._current_level >= 0
+
+
+def _floats(args: tuple, kwargs: dict) -> tuple:
     found: list[float] = []
 
     def visit(value: Any) -> None:
@@ -111,17 +120,23 @@ def _floats(args: tuple, kwargs: dict) -> _Floats:
 
     visit(args)
     visit(tuple(kwargs.values()))
-    return _Floats(found)
+    return tuple(found)
 
 
-def _by_value(known: Known, key: tuple) -> Callable[..., Any]:
-    """Plans of a call that depend on its floats: they are looked up again, by their values."""
+def _by_facts(known: Known, key: tuple, by_value: bool, by_grad: bool) -> Callable[..., Any]:
+    """Plans of a call that depend on more than the key: they are looked up again, by that too."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        exact = (*key, _floats(args, kwargs))
-        plan = plans.get(exact)
+        tensors: list[Any] = []
+        if by_grad:
+            collect((args, kwargs), tensors)
+        floats = _floats(args, kwargs) if by_value else ()
+        exact = (*key, _Facts((tracks(tensors) if by_grad else None, *floats)))
+        plan = exact_plans.get(exact)
         if plan is None:
-            plan = plans[exact] = _make_plan(known, args, kwargs, exact)
+            if len(exact_plans) >= MAX_PLANS:
+                clear_plans()
+            plan = exact_plans[exact] = _make_plan(known, args, kwargs, exact)
         return execute(plan, args, kwargs)
 
     return run
@@ -177,9 +192,11 @@ def _apply_row(
         return
     call.outs = outs
     choice = _choose(plan, row, specs, call, level)
-    if choice is None:
+    counted = any(out.counted for out in outs)
+    if choice is None or (counted and choice.form is None):
         return
     placement = plan.placement
+    plan.counted, plan.told = counted, counted and placement.size < comm.current().size
     plan.choice = choice
     plan.specs = tuple(spec.with_sbp(s) for spec, s in zip(specs, choice.ins, strict=True))
     plan.outs = tuple(
@@ -231,8 +248,6 @@ def _choose(
 def candidates(row: table.Row, call: Call, placement: Placement) -> list[list[Signature]] | None:
     """For each axis of ``placement`` the signatures that the row claims for ``call``; None where
     it does not fit."""
-    specs = [operand.spec for operand in call.operands]
-    truths = any(x.dtype is torch.bool for x in (*specs, *call.outs))
     by_axis = []
     for axis in range(placement.ndim):
         call.axis = axis
@@ -240,15 +255,25 @@ def candidates(row: table.Row, call: Call, placement: Placement) -> list[list[Si
             options = row.signatures(call, placement.shape[axis])
         except (IndexError, ValueError, KeyError, TypeError, ZeroDivisionError):
             return None  # the row does not fit this call
-        by_axis.append(options if not truths else [o for o in options if _allowed(o, call)])
+        by_axis.append([o for o in options if is_allowed(o, call, axis)])
     return by_axis
 
 
-def _allowed(option: Any, call: Call) -> bool:
-    """A bool cannot be a sum."""
+def is_allowed(option: Signature, call: Call, axis: int) -> bool:
+    """Whether the dtypes can be what ``option`` says. P(max) and P(min) are made where no gradient
+    is asked, and go on from an operand that is so."""
     pairs = [(o.spec.dtype, s) for o, s in zip(call.operands, option.ins, strict=True)]
     pairs += [(o.dtype, s) for o, s in zip(call.outs, option.outs, strict=True)]
-    return not any(s.is_partial and dtype is torch.bool for dtype, s in pairs)
+    if not all(may_be(s, dtype) for dtype, s in pairs if s.is_partial):
+        return False
+    if call.tracked and any(s.is_extreme for _, s in pairs):
+        return False
+    if not any(s.is_extreme for s in option.ins):
+        return True
+    have = [o.spec.sbp for o in call.operands]
+    boxed = [(*h[:axis], s, *h[axis + 1 :]) for h, s in zip(have, option.ins, strict=True)]
+    known = [h[axis] for h in have]
+    return all(s in known for s in option.ins if s.is_extreme) and all(map(is_one_way, boxed))
 
 
 def _shapeless(part: Any) -> Any:
@@ -267,6 +292,9 @@ def _logical_outputs(
     Where the rule says the shapes itself, the dtypes of an earlier call that differed in sizes only
     are used again. None where the op has no meta form or its shapes depend on data.
     """
+    told = row.told_outs(call)
+    if told is not None:
+        return told, None
     known = dtypes.get(level)
     if known is not None:
         shapes = row.out_shapes(call)

@@ -14,7 +14,8 @@ from mirrored.mirrored_tensor import MirroredTensor
 from ..boxing import check
 from ..boxing.differentiable import box, spread
 from ..boxing.run import here
-from ..spec import B, Placement, TensorSpec
+from ..spec import B, Placement, TensorSpec, misfit
+from . import _C
 
 HookOff = torch._C.DisableTorchFunctionSubclass
 _Tensor = torch.Tensor
@@ -34,11 +35,8 @@ def is_global(x: Any) -> bool:
     return x.__class__ is _class
 
 
-def attach(local: torch.Tensor, spec: TensorSpec) -> Any:
-    """Retype ``local``, a tensor that no one else holds, as the shard of a global tensor."""
-    local.__class__ = _class
-    local._spec = spec  # type: ignore[attr-defined]
-    return local
+# (local, spec) -> local, retyped as the shard of a global tensor; no one else holds it.
+attach = _C.attach
 
 
 def plain(x: torch.Tensor) -> torch.Tensor:
@@ -180,11 +178,10 @@ def moved_view_error(name: str) -> RuntimeError:
 
 
 def check_partial(what: str, spec: TensorSpec) -> None:
-    """Raise for a bool that is P."""
-    if spec.dtype is torch.bool and any(entry.is_partial for entry in spec.sbp):
+    """Raise for what has no sum and is P, or no order and is P(max) or P(min)."""
+    if fault := misfit(spec):
         raise ValueError(
-            f"{what}: {spec} is bool and P, and truth values have no sum. "
-            "Use S or B, or an integer dtype such as torch.int64."
+            f"{what}: {spec}: {fault}. Use S or B, or another dtype such as torch.int64."
         )
 
 

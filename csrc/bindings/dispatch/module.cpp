@@ -1,8 +1,150 @@
-// The dispatch hook of global tensors.
+// The Python face of the dispatch hook: consistent.tensor._C.
 
 #include <Python.h>
+#include <torch/csrc/Exceptions.h>
+
+#include "hook.h"
+#include "key.h"
+#include "plans.h"
+
+namespace consistent::dispatch {
+namespace {
+
+struct PyPlanTable {
+  PyObject_HEAD PlanTable* table;
+};
+
+PyObject* table_new(PyTypeObject* type, PyObject*, PyObject*) {
+  PyObject* self = type->tp_alloc(type, 0);
+  if (self != nullptr) reinterpret_cast<PyPlanTable*>(self)->table = new PlanTable;
+  return self;
+}
+
+void table_dealloc(PyObject* self) {
+  delete reinterpret_cast<PyPlanTable*>(self)->table;
+  Py_TYPE(self)->tp_free(self);
+}
+
+PyObject* table_clear(PyObject* self, PyObject*) {
+  reinterpret_cast<PyPlanTable*>(self)->table->clear();
+  Py_RETURN_NONE;
+}
+
+PyObject* table_values(PyObject* self, PyObject*) {
+  PyObject* list = PyList_New(0);
+  if (list == nullptr) return nullptr;
+  for (Entry* entry : reinterpret_cast<PyPlanTable*>(self)->table->entries()) {
+    if (PyList_Append(list, entry->plan) != 0) {
+      Py_DECREF(list);
+      return nullptr;
+    }
+  }
+  return list;
+}
+
+Py_ssize_t table_length(PyObject* self) {
+  return static_cast<Py_ssize_t>(reinterpret_cast<PyPlanTable*>(self)->table->size());
+}
+
+PyMethodDef table_methods[] = {
+    {"clear", table_clear, METH_NOARGS, "Forget all plans."},
+    {"values", table_values, METH_NOARGS, "The plans, in no order."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PySequenceMethods table_sequence = {table_length};
+
+PyTypeObject table_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+
+PyObject* current = nullptr;  // the PyPlanTable whose table is `plans`
+
+PyObject* use(PyObject*, PyObject* given) {
+  if (Py_TYPE(given) != &table_type) {
+    PyErr_Format(PyExc_TypeError, "use: a PlanTable is needed, not %R", given);
+    return nullptr;
+  }
+  PyObject* before = current;
+  Py_INCREF(given);
+  current = given;
+  plans = reinterpret_cast<PyPlanTable*>(given)->table;
+  if (before != nullptr) return before;
+  Py_RETURN_NONE;
+}
+
+PyObject* set_up(PyObject*, PyObject* args) {
+  PyObject *global_tensor = nullptr, *mirrored_tensor = nullptr;
+  Python given;
+  if (!PyArg_ParseTuple(args, "OOOOOO!O", &global_tensor, &mirrored_tensor, &given.make_plan,
+                        &given.execute, &given.moved_view_error, &PyList_Type, &given.observers,
+                        &given.clear_plans)) {
+    return nullptr;
+  }
+  for (PyObject* part : {given.make_plan, given.execute, given.moved_view_error, given.observers,
+                         given.clear_plans}) {
+    Py_INCREF(part);
+  }
+  set_classes(global_tensor, mirrored_tensor);
+  python = given;
+  Py_RETURN_NONE;
+}
+
+PyObject* torch_function(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  if (count < 3 || count > 4 || !PyTuple_Check(args[2]) ||
+      (count == 4 && args[3] != Py_None && !PyDict_Check(args[3]))) {
+    PyErr_SetString(PyExc_TypeError, "torch_function: func, types, args and kwargs are needed");
+    return nullptr;
+  }
+  return call(args[0], args[2], count == 4 && args[3] != Py_None ? args[3] : nullptr);
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* py_attach(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 2) {
+    PyErr_SetString(PyExc_TypeError, "attach: a plain tensor and a spec are needed");
+    return nullptr;
+  }
+  if (!attach(args[0], args[1])) return nullptr;
+  Py_INCREF(args[0]);
+  return args[0];
+}
+
+template <typename Function>
+PyCFunction fast(Function function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+PyMethodDef methods[] = {
+    {"torch_function", fast(torch_function), METH_FASTCALL,
+     "(func, types, args, kwargs) -> result: the hook of GlobalTensor."},
+    {"attach", fast(py_attach), METH_FASTCALL,
+     "(local, spec) -> local, retyped as the shard of a global tensor; no one else holds it."},
+    {"use", use, METH_O, "Look plans up in this table from now on; returns the one before."},
+    {"set_up", set_up, METH_VARARGS,
+     "(GlobalTensor, MirroredTensor, make_plan, execute, moved_view_error, observers, "
+     "clear_plans)"},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace
+}  // namespace consistent::dispatch
 
 PyMODINIT_FUNC PyInit__C(void) {
-  static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr};
-  return PyModule_Create(&module);
+  using namespace consistent::dispatch;
+  table_type.tp_name = "consistent.tensor._C.PlanTable";
+  table_type.tp_doc = "Plans by key.";
+  table_type.tp_basicsize = sizeof(PyPlanTable);
+  table_type.tp_flags = Py_TPFLAGS_DEFAULT;
+  table_type.tp_new = table_new;
+  table_type.tp_dealloc = table_dealloc;
+  table_type.tp_methods = table_methods;
+  table_type.tp_as_sequence = &table_sequence;
+  if (PyType_Ready(&table_type) != 0) return nullptr;
+  static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_C", "The dispatch hook.", -1, methods};
+  PyObject* module = PyModule_Create(&definition);
+  if (module == nullptr ||
+      PyModule_AddObjectRef(module, "PlanTable", reinterpret_cast<PyObject*>(&table_type)) != 0) {
+    return nullptr;
+  }
+  return module;
 }

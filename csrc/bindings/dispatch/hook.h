@@ -1,0 +1,29 @@
+// The __torch_function__ hook of GlobalTensor.
+
+#pragma once
+
+#include <Python.h>
+
+namespace consistent::dispatch {
+
+// What the hot path calls when it is not enough; entered once, from Python.
+struct Python {
+  PyObject* make_plan = nullptr;         // (func, args, kwargs) -> Plan
+  PyObject* execute = nullptr;           // (plan, args, kwargs) -> result
+  PyObject* moved_view_error = nullptr;  // (name) -> exception
+  PyObject* observers = nullptr;         // a list: while it is not empty, `execute` runs all plans
+  PyObject* clear_plans = nullptr;       // ()
+};
+extern Python python;
+
+class PlanTable;
+extern PlanTable* plans;  // where the hook looks plans up
+constexpr size_t kMaxPlans = size_t{1} << 16;
+
+// func(*args, **kwargs) on global tensors; `kwargs` may be nullptr. A new reference.
+PyObject* call(PyObject* func, PyObject* args, PyObject* kwargs);
+
+// Retypes `local`, a plain tensor that nobody else holds, as the shard of a tensor with `spec`.
+bool attach(PyObject* local, PyObject* spec);
+
+}  // namespace consistent::dispatch

@@ -1,0 +1,168 @@
+#include "key.h"
+
+#include <c10/util/irange.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+namespace consistent::dispatch {
+namespace {
+
+enum Kind : uint64_t {
+  kSpec = 1,
+  kInt,
+  kBool,
+  kFloat,
+  kComplex,
+  kNone,
+  kTuple,
+  kList,
+  kDict,
+  kSlice,
+  kTensor,
+  kMirrored,
+  kUnhashable,
+};
+
+PyTypeObject* global_tensor_class = nullptr;
+PyTypeObject* mirrored_tensor_class = nullptr;
+PyObject* spec_name = nullptr;
+
+uint64_t mix(uint64_t hash, uint64_t value) {
+  hash = (hash ^ value) * 0x9E3779B97F4A7C15ull;
+  return hash ^ (hash >> 29);
+}
+
+uint64_t address(const void* pointer) { return reinterpret_cast<uint64_t>(pointer); }
+
+}  // namespace
+
+void set_classes(PyObject* global_tensor, PyObject* mirrored_tensor) {
+  Py_INCREF(global_tensor);
+  Py_INCREF(mirrored_tensor);
+  global_tensor_class = reinterpret_cast<PyTypeObject*>(global_tensor);
+  mirrored_tensor_class = reinterpret_cast<PyTypeObject*>(mirrored_tensor);
+  if (spec_name == nullptr) spec_name = PyUnicode_InternFromString("_spec");
+}
+
+PyTypeObject* global_class() { return global_tensor_class; }
+
+PyObject* spec_of(PyObject* tensor) {
+  PyObject* spec = PyObject_GetAttr(tensor, spec_name);
+  if (spec != nullptr) Py_DECREF(spec);  // the tensor holds it
+  return spec;
+}
+
+Key::~Key() {
+  for (PyObject* object : made_) Py_DECREF(object);
+}
+
+void Key::hold() {
+  for (PyObject* object : objects) made_.push_back(Py_NewRef(object));
+  for (PyObject* spec : specs) made_.push_back(Py_NewRef(spec));
+}
+
+bool Key::of_call(PyObject* func, PyObject* args, PyObject* kwargs) {
+  if (!add_object(func)) return false;
+  const Py_ssize_t count = PyTuple_GET_SIZE(args);
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (!add(PyTuple_GET_ITEM(args, i))) return false;
+  }
+  if (kwargs != nullptr && PyDict_GET_SIZE(kwargs) != 0 && !add_dict(kwargs)) return false;
+  uint64_t sum = 0;
+  for (const Atom& atom : atoms) sum = mix(mix(sum, atom.kind), atom.value);
+  hash = sum;
+  return true;
+}
+
+bool Key::add(PyObject* x) {
+  PyTypeObject* type = Py_TYPE(x);
+  if (type == global_tensor_class) {
+    PyObject* spec = spec_of(x);
+    if (spec == nullptr) return false;
+    specs.push_back(spec);
+    put(kSpec, address(spec));
+  } else if (type == &PyFloat_Type) {
+    put(kFloat, 0);
+  } else if (type == &PyLong_Type) {
+    int overflow = 0;
+    const long long value = PyLong_AsLongLongAndOverflow(x, &overflow);
+    if (overflow != 0) return add_object(x);
+    put(kInt, static_cast<uint64_t>(value));
+  } else if (x == Py_None) {
+    put(kNone, 0);
+  } else if (type == &PyBool_Type) {
+    put(kBool, x == Py_True);
+  } else if (type == &PyTuple_Type) {
+    return add_tuple(x, kTuple);
+  } else if (type == &PyList_Type) {
+    // A snapshot: hashing an item may run code that changes the list.
+    PyObject* items = PyList_AsTuple(x);
+    if (items == nullptr) return false;
+    made_.push_back(items);
+    return add_tuple(items, kList);
+  } else if (type == &PySlice_Type) {
+    auto* slice = reinterpret_cast<PySliceObject*>(x);
+    put(kSlice, 0);
+    return add(slice->start) && add(slice->stop) && add(slice->step);
+  } else if (type == &PyDict_Type) {
+    return add_dict(x);
+  } else if (type == &PyComplex_Type) {
+    put(kComplex, 0);
+  } else if (THPVariable_Check(x)) {
+    return add_tensor(x);
+  } else {
+    return add_object(x);
+  }
+  return true;
+}
+
+bool Key::add_tuple(PyObject* items, uint64_t kind) {
+  const Py_ssize_t count = PyTuple_GET_SIZE(items);
+  put(kind, static_cast<uint64_t>(count));
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (!add(PyTuple_GET_ITEM(items, i))) return false;
+  }
+  return true;
+}
+
+bool Key::add_dict(PyObject* dict) {
+  put(kDict, static_cast<uint64_t>(PyDict_GET_SIZE(dict)));
+  PyObject *name = nullptr, *value = nullptr;
+  Py_ssize_t position = 0;
+  while (PyDict_Next(dict, &position, &name, &value)) {
+    if (!add_object(name) || !add(value)) return false;
+  }
+  return true;
+}
+
+// A plain tensor counts as broadcast: its shape, dtype and device type say how.
+bool Key::add_tensor(PyObject* x) {
+  const at::Tensor& tensor = THPVariable_Unpack(x);
+  const auto described = static_cast<uint64_t>(tensor.scalar_type()) |
+                         static_cast<uint64_t>(static_cast<uint8_t>(tensor.device().type())) << 16 |
+                         static_cast<uint64_t>(tensor.dim()) << 32;
+  put(Py_TYPE(x) == mirrored_tensor_class ? kMirrored : kTensor, described);
+  if (tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) return add_object(x);
+  for (const int64_t size : tensor.sizes()) put(kInt, static_cast<uint64_t>(size));
+  return true;
+}
+
+// Numbers that Python holds equal but torch treats apart (1, True, a numpy 1) differ in type.
+bool Key::add_object(PyObject* x) {
+  Py_hash_t found = PyObject_Hash(x);
+  uint64_t kind = address(Py_TYPE(x));  // above all kinds: an address
+  if (found == -1) {
+    if (!PyErr_ExceptionMatches(PyExc_TypeError)) return false;
+    PyErr_Clear();
+    PyObject* shown = PyObject_Repr(x);
+    if (shown == nullptr) return false;
+    made_.push_back(shown);
+    found = PyObject_Hash(shown);
+    kind ^= kUnhashable << 60;
+    x = shown;
+  }
+  put(kind, static_cast<uint64_t>(found));
+  objects.push_back(x);
+  return true;
+}
+
+}  // namespace consistent::dispatch

@@ -1,0 +1,56 @@
+// The key of a call: the function, the interned specs of its global tensors, its static arguments.
+//
+// A key is a flat list of atoms, 16 bytes each, that two equal calls have equal. Specs are
+// interned, so their addresses stand for them; floats stand for their type only; what has no short
+// stand-in (strings, dtypes, devices, ...) gives its hash, and the object itself is compared.
+
+#pragma once
+
+#include <Python.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+
+namespace consistent::dispatch {
+
+struct Atom {
+  uint64_t kind;
+  uint64_t value;
+};
+
+// What the key borrows is held by the call's arguments, or by `made_`.
+struct Key {
+  c10::SmallVector<Atom, 40> atoms;
+  c10::SmallVector<PyObject*, 12> objects;  // compared by ==, in the order of their atoms
+  c10::SmallVector<PyObject*, 12> specs;    // the addresses among the atoms, to be kept alive
+  uint64_t hash = 0;
+
+  Key() = default;
+  Key(const Key&) = delete;
+  Key& operator=(const Key&) = delete;
+  ~Key();
+
+  // Keeps what the key borrows alive, whatever the call's arguments turn into meanwhile.
+  void hold();
+
+  // Fills in the key of func(*args, **kwargs); false with a Python error set.
+  bool of_call(PyObject* func, PyObject* args, PyObject* kwargs);
+
+ private:
+  bool add(PyObject* argument);
+  bool add_tuple(PyObject* sequence, uint64_t kind);
+  bool add_dict(PyObject* dict);
+  bool add_tensor(PyObject* tensor);
+  bool add_object(PyObject* object);
+  c10::SmallVector<PyObject*, 4> made_;  // new references, owned by the key
+  void put(uint64_t kind, uint64_t value) { atoms.push_back({kind, value}); }
+};
+
+// The class whose instances carry a spec; MirroredTensor, which no plan serves.
+void set_classes(PyObject* global_tensor, PyObject* mirrored_tensor);
+PyTypeObject* global_class();
+
+// The `_spec` of a global tensor, borrowed; nullptr with a Python error set.
+PyObject* spec_of(PyObject* tensor);
+
+}  // namespace consistent::dispatch
