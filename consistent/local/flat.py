@@ -7,6 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..rules.counted import masked
 from ..rules.signature import Operand
 from .forms import Shards, form
 from .reduce import slot, stack
@@ -60,19 +61,42 @@ def _masked_scatter(shard: Shards) -> Tensor:
     x, mask, source = (shard.get(name) for name in ("input", "mask", "source"))
     operand = shard.call.get("mask")
     assert isinstance(operand, Operand)
-    starts, sizes = shard.box()
     if not shard.specs[operand.index].sbp[shard.axes[0]].is_split:
         mask = mask.expand(shard.specs[0].shape)
-        number = (mask.reshape(-1).cumsum(0) - 1).reshape(mask.shape)
-        for d, (start, size) in enumerate(zip(starts, sizes, strict=True)):
-            number, mask = number.narrow(d, start, size), mask.narrow(d, start, size)
-    else:
-        before = stack(shard, mask.sum())[: slot(shard)[0]].sum()
-        number = (mask.reshape(-1).cumsum(0) - 1).reshape(mask.shape) + before
-    given = _with_spare(source)
-    number = number.masked_fill(~mask, source.numel())
-    torch._assert_async(  # pyright: ignore[reportPrivateImportUsage]
-        ((number < source.numel()) | ~mask).all(), "masked_scatter: more places than values"
-    )
-    out = torch.where(mask, given[number.clamp_max(source.numel())], x)
+    mask, number = _numbered(shard, operand, mask)
+    out = torch.where(mask, _chosen(shard, source.reshape(-1), mask, number), x)
     return x.copy_(out) if shard.call.inplace else out
+
+
+@form("masked_write")
+def _masked_write(shard: Shards) -> Tensor:
+    """x[mask] = value with a value for each True."""
+    pair = masked(shard.call)
+    assert pair is not None
+    x, value = shard.tensors[0], shard.tensors[-1]
+    mask, number = _numbered(shard, pair[1], shard.tensors[pair[1].index])
+    given = _chosen(shard, value.to(x.dtype), mask, number)
+    out = torch.where(mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim)), given, x)
+    return x.copy_(out) if shard.call.inplace else out
+
+
+def _numbered(shard: Shards, operand: Operand, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """This rank's part of a mask, and how many Trues of the whole come before each element."""
+    if shard.specs[operand.index].sbp[shard.axes[0]].is_split:
+        before = stack(shard, mask.sum())[: slot(shard)[0]].sum()
+        return mask, (mask.reshape(-1).cumsum(0) - 1).reshape(mask.shape) + before
+    number = (mask.reshape(-1).cumsum(0) - 1).reshape(mask.shape)
+    for d, (start, size) in enumerate(zip(*shard.box(), strict=True)):
+        if d < mask.ndim:
+            number, mask = number.narrow(d, start, size), mask.narrow(d, start, size)
+    return mask, number
+
+
+def _chosen(shard: Shards, rows: Tensor, mask: Tensor, number: Tensor) -> Tensor:
+    """The row of each number; anything where the mask is False."""
+    n = len(rows)
+    torch._assert_async(  # pyright: ignore[reportPrivateImportUsage]
+        ((number < n) | ~mask).all(), f"{shard.call.name}: more places than values"
+    )
+    spare = torch.cat([rows, rows.new_zeros(1, *rows.shape[1:])])
+    return spare[number.masked_fill(~mask, n).clamp(0, n)]

@@ -13,17 +13,17 @@ arrive in the order of ranks, and a cut tells equals apart by their place.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mirrored import comm
-
 from ..boxing.differentiable import swap
 from .forms import Shards, form
 from .keys import keys
+from .pieces import evened, gathered, numbers
 from .reduce import slot
 
 _SAMPLES = 64  # of each rank, for each rank: cuts then miss a border by a 64th of a piece at most
@@ -52,54 +52,44 @@ def _sorted_row(shard: Shards, x: Tensor, dim: int, descending: bool) -> tuple[T
     """This rank's piece of the sorted vector whose piece ``x`` is, and of the indices."""
     ranks, (me, n) = shard.ranks, slot(shard)
     pieces = [(starts[dim], sizes[dim]) for starts, sizes in shard.boxes()]
-    small = torch.int32 if shard.specs[0].shape[dim] < 2**31 else torch.int64
-
-    def traded(x: Tensor, place: Tensor, moves: list[list[int]]) -> tuple[Tensor, Tensor]:
-        going, coming = moves[me], [row[me] for row in moves]
-        return swap(x, going, coming, ranks), swap(place.to(small), going, coming, ranks).long()
-
     key, order = keys(x, descending).sort(stable=True)
     place = order + pieces[me][0]
-    counts = _counts(key, place, pieces, ranks)
-    x, place = traded(x.gather(0, order), place, counts)
+    counts = _counts(shard, key, place, pieces)
+    going, coming = counts[me], [row[me] for row in counts]
+    small = place.to(torch.int32 if shard.specs[0].shape[dim] < 2**31 else torch.int64)
+    x = swap(x.gather(0, order), going, coming, ranks)
+    place = swap(small, going, coming, ranks).long()
     # Runs come in the order of ranks, so a stable sort merges them as the whole would be sorted.
     order = keys(x, descending).sort(stable=True).indices
     x, place = x.gather(0, order), place.gather(0, order)
     held = [sum(row[k] for row in counts) for k in range(n)]
-    if held == [size for _, size in pieces]:
-        return x, place
-    firsts = [sum(held[:k]) for k in range(n)]
-    moves = [[_shared(firsts[i], held[i], *piece) for piece in pieces] for i in range(n)]
-    return traded(x, place, moves)
+    return evened(shard, x, held, pieces), evened(shard, place, held, pieces)
 
 
 def _counts(
-    key: Tensor, place: Tensor, pieces: Sequence[tuple[int, int]], ranks: Sequence[int]
+    shard: Shards, key: Tensor, place: Tensor, pieces: Sequence[tuple[int, int]]
 ) -> list[list[int]]:
     """How many items go from each rank to each: [from][to], the same on every rank."""
-    own = _cut(key, place, _splitters(key, place, pieces, ranks))
-    ends = torch.tensor([*own, len(key)])
-    counts = ends.diff(prepend=ends.new_zeros(1)).to(key.device)
-    every = comm.current().all_gather(counts, [counts.shape] * len(ranks), tuple(ranks))
-    return torch.stack(every).tolist()
+    ends = [0, *_cut(key, place, _splitters(shard, key, place, pieces)), len(key)]
+    return numbers(shard, [b - a for a, b in itertools.pairwise(ends)], key.device)
 
 
 def _splitters(
-    key: Tensor, place: Tensor, pieces: Sequence[tuple[int, int]], ranks: Sequence[int]
+    shard: Shards, key: Tensor, place: Tensor, pieces: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int]]:
     """(key, place) of an item near each inner border of the sorted whole."""
-    most = _SAMPLES * len(ranks)
+    most = _SAMPLES * len(pieces)
     # Sample j of a rank stands for its items from spots[j] up to the next one.
     spots = [[j * size // min(size, most) for j in range(min(size, most))] for _, size in pieces]
-    mine = torch.tensor(spots[ranks.index(comm.current().rank)], device=key.device).long()
-    sample = torch.stack([key[mine].long(), place[mine]])
-    every = comm.current().all_gather(sample, [(2, len(s)) for s in spots], tuple(ranks))
+    mine = torch.tensor(spots[slot(shard)[0]], device=key.device).long()
+    sample = torch.stack([key[mine].long(), place[mine]], 1)
+    every = gathered(shard, sample, [len(s) for s in spots])
     weights = [
         b - a
         for s, (_, size) in zip(spots, pieces, strict=True)
         for a, b in zip(s, [*s[1:], size], strict=False)  # an empty piece has no spots
     ]
-    sampled, places = torch.cat(every, 1)
+    sampled, places = torch.cat(every).unbind(1)
     sampled, order = sampled.sort(stable=True)
     before = torch.tensor([0, *weights], device=key.device)
     before[1:] = before[1:][order]
@@ -118,8 +108,3 @@ def _cut(key: Tensor, place: Tensor, splitters: Sequence[tuple[int, int]]) -> li
         low, high = (int(torch.searchsorted(key, at, right=right)) for right in (False, True))
         found.append(low + int(torch.searchsorted(place[low:high], where)))
     return found
-
-
-def _shared(a: int, count: int, b: int, size: int) -> int:
-    """How many integers two ranges share."""
-    return max(0, min(a + count, b + size) - max(a, b))

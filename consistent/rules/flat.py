@@ -5,8 +5,11 @@ Each rank knows where in the flattened whole its own elements stand, so every di
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..spec import P, S
-from .signature import Call, Signature
+from .counted import masked
+from .signature import Call, Operand, Signature
 from .table import Row, add_rows
 
 
@@ -46,6 +49,31 @@ def masked_scatter(call: Call, parts: int) -> list[Signature]:
     if x.ndim and x.spec.placement.ndim == 1 and mask.shape == x.shape:
         nbytes = 8 * (parts - 1)
         made.append(call.make({0: S(0), mask.index: S(0)}, S(0), "masked_scatter", nbytes))
+    return made
+
+
+def masked_write(call: Call, value: Any) -> list[Signature]:
+    """x[mask] = value, a value for all or one for each True, as in masked_scatter."""
+    found = masked(call)
+    assert found is not None
+    x, mask = found
+    each = isinstance(value, Operand) and value.ndim == x.ndim - mask.ndim + 1
+    each = each and value.shape[0] != 1
+    form = "masked_write" if each else None
+    made = [call.whole()]
+    for d in range(x.ndim):
+        if d < mask.ndim and not each:
+            made.append(call.make({0: S(d), mask.index: S(d)}, S(d)))
+        elif d < mask.ndim:
+            made.append(call.make({0: S(d)}, S(d), form))
+        else:
+            place = d - x.ndim + value.ndim if isinstance(value, Operand) else -1
+            cut = place >= 0 and value.shape[place] == x.shape[d]
+            ins = {0: S(d), **({value.index: S(place)} if cut else {})}
+            made.append(call.make(ins, S(d)))
+    if each and x.spec.placement.ndim == 1:
+        nbytes = 8 * (call.operands[0].spec.placement.size - 1)
+        made.append(call.make({0: S(0), mask.index: S(0)}, S(0), form, nbytes))
     return made
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..spec import P, S, Sbp
+from .counted import masked, masked_outs, picked
+from .flat import masked_write
 from .indexing import Index, index_of, look_shape
 from .signature import Call, Operand, Signature
 from .table import Row, add_rows
@@ -18,6 +20,8 @@ READ, WRITE, WRITE_LOOK = "read_window", "write_window", "write_look"
 
 def read(call: Call, parts: int) -> list[Signature]:
     """Reading: P passes; what lies outside a rank's shard counts as 0 there, so the result is P."""
+    if masked(call):
+        return picked(call, parts)
     index = index_of(call)
     made = [call.whole(), call.make({0: P}, P)]
     for item in index.of("all"):
@@ -56,10 +60,12 @@ def _split_block(call: Call, index: Index) -> list[Signature]:
 
 def write(call: Call, parts: int) -> list[Signature]:
     """Writing in place, or into a copy: the value is split like the region it fills."""
-    index = index_of(call)
     value = call.args[2] if call.name == "setitem" else call.get("values")
     if not isinstance(value, Operand | int | float | complex):
         raise TypeError("a value that is no tensor and no number")
+    if masked(call) and call.name == "setitem":
+        return masked_write(call, value)
+    index = index_of(call)
     made = [call.whole()]
     looks = bool(index.looks)
     for item in index.of("all"):
@@ -95,8 +101,8 @@ def _written_partial(call: Call, looks: bool, value: Any) -> list[Signature]:
 
 
 ROWS = (
-    Row("getitem", read, moves=True),
-    Row("index", read, "input indices", moves=True),
+    Row("getitem", read, outs=masked_outs, moves=True),
+    Row("index", read, "input indices", outs=masked_outs, moves=True),
     Row("index_put", write, "input indices values accumulate"),
     Row("narrow narrow_copy", read, "input dim start length", moves=True),
     Row("select", read, "input dim index", moves=True),

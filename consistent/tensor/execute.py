@@ -9,7 +9,7 @@ import torch
 
 from ..boxing.differentiable import box
 from ..local import FORMS, Shards
-from ..spec import B
+from ..spec import B, TensorSpec
 from .arguments import collect, fill, replace
 from .follow import perform
 from .plan import Plan, observers
@@ -74,6 +74,12 @@ def execute(plan: Plan, args: tuple, kwargs: dict) -> Any:
             mark_moved(out)
     else:
         outs = plan.outs
+        if plan.counted:
+            out, shapes = out
+            outs = tuple(
+                TensorSpec.of(plan.placement, o.sbp, shape, o.dtype)
+                for o, shape in zip(outs, shapes, strict=True)
+            )
         if plan.inplace:
             out = first
         else:

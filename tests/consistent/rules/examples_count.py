@@ -1,6 +1,8 @@
-"""Calls that prove the rows of consistent/rules/{count,flat}.py."""
+"""Calls that prove the rows of consistent/rules/{count,counted,flat}.py."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 
@@ -50,4 +52,50 @@ _FLAT = (
     example(torch.masked_scatter, real(5, 1), truth(5, 4), real(5, 4)),
 )  # fmt: skip
 
-EXAMPLES = (*_COUNTED, *_FLAT)
+_FEW = whole(5, 7, low=0, high=6)
+
+# Results as long as the data says: nothing found, all of it on one rank, found everywhere.
+_AS_MANY = (
+    *(
+        example(f, x)
+        for f in (torch.nonzero, torch.argwhere)
+        for x in (truth(5, 7), truth(7), torch.zeros(5, 2), torch.arange(9) > 6, real(2, 3))
+    ),
+    example(torch.nonzero, truth(5, 7), as_tuple=True),
+    *(
+        example(torch.masked_select, real(*mask.shape), mask)
+        for mask in (truth(5, 7), truth(7), torch.zeros(5) > 0, torch.arange(9) > 6, truth(2, 3, 2))
+    ),
+    *(
+        example(torch._unique2, _FEW, return_inverse=i, return_counts=c)
+        for i in (False, True)
+        for c in (False, True)
+    ),
+    example(torch._unique2, torch.tensor([2.0, math.nan, 1, math.nan, 2]).double(), True, True),
+    example(torch._unique2, _FEW[:2, 0], True, True, True),
+    example(torch.bincount, _FEW[:, 0]),
+    example(torch.bincount, _FEW.reshape(-1), unit(35), minlength=9),
+    example(torch.bincount, _FEW[:2, 1], unit(2).float()),
+    example(torch.bincount, _FEW[:, 0], _FEW[:, 1]),
+)  # fmt: skip
+
+_get, _set = torch.Tensor.__getitem__, torch.Tensor.__setitem__
+_TEN = torch.arange(35).reshape(5, 7) % 3 == 0  # 12 of 35
+_TWO = torch.arange(5) % 3 == 1
+
+_MASKED = (
+    example(_get, real(5, 7), _TEN),
+    example(_get, real(5, 7, 3), _TEN),
+    example(_get, real(5, 7, 3), _TWO),
+    example(_get, real(2, 7), torch.tensor([False, True])),
+    example(_set, real(5, 7), _TEN, 2.5),
+    example(_set, real(5, 7, 3), _TEN, real()),
+    example(_set, real(5, 7, 3), _TWO, real(7, 3)),
+    example(_set, real(5, 7, 3), _TWO, real(1, 7, 1)),
+    example(_set, real(5, 7), _TEN, real(12)),
+    example(_set, real(5, 7, 3), _TEN, real(12, 3)),
+    example(_set, real(5, 7, 3), _TWO, real(2, 7, 3)),
+    example(_set, real(2, 3), torch.tensor([False, True]), real(1, 3)),
+)
+
+EXAMPLES = (*_COUNTED, *_MASKED, *_AS_MANY, *_FLAT)
