@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -23,7 +24,8 @@ _ACCUMULATE = {**WIDER, torch.float16: torch.float32, torch.bfloat16: torch.floa
 def ordered_reduce(pieces: Sequence[Tensor], op: str = "sum") -> Tensor:
     """The elementwise `op` of equal-shaped `pieces`, first to last, as a new tensor.
 
-    For bool "sum" and "max" are or, "min" is and. Complex numbers only sum (ValueError).
+    NaN wins against all. For bool "sum" and "max" are or, "min" is and. Complex numbers only sum
+    (ValueError).
     """
     dtype = pieces[0].dtype
     if dtype.is_complex and op != "sum":
@@ -38,6 +40,17 @@ def ordered_reduce(pieces: Sequence[Tensor], op: str = "sum") -> Tensor:
             fold = torch.maximum if op == "max" else torch.minimum
             total = fold(total, piece.to(total.dtype))
     return total.to(dtype)
+
+
+def identity(dtype: torch.dtype, op: str) -> float | int | bool:
+    """What changes no number it is combined with by `op`: 0, or what loses against all."""
+    if op == "sum":
+        return 0
+    if dtype == torch.bool:
+        return op == "min"
+    if dtype.is_floating_point:
+        return -math.inf if op == "max" else math.inf
+    return torch.iinfo(dtype).min if op == "max" else torch.iinfo(dtype).max
 
 
 def no_order(dtype: torch.dtype, op: str) -> ValueError:

@@ -10,13 +10,15 @@ missing(torch.mm, a, b)                 # signatures that hold by value and are 
 `a` and `b` are whole tensors. Inputs are scattered as a signature says, P split at random and
 unevenly, so that no wrong rule passes by luck; what dispatch would run is run on each shard, and
 the gathered outputs must be those of torch on the whole. Then gradients: the outputs' cotangents
-are scattered in the dual SBPs, and the gathered gradients of the inputs must be torch's. Tensors
+are scattered in the dual SBPs, and the gathered gradients of the inputs must be torch's (P(max)
+and P(min) have none). Tensors
 that the op writes to are compared as well. Forms also run on meta shards, as on a rank outside the
 placement.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -28,13 +30,23 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from consistent.local import generator
 from consistent.rules import Call, Operand, Out, Row, Signature, find
-from consistent.spec import B, NdSbp, P, Placement, S, Sbp, Split, TensorSpec, dual_nd
-from consistent.spec.tensor_spec import piece
+from consistent.spec import (
+    EXTREMES,
+    B,
+    NdSbp,
+    P,
+    Placement,
+    S,
+    Sbp,
+    TensorSpec,
+    dual_nd,
+    is_one_way,
+    may_be,
+)
 from consistent.tensor.naming import Known, know
 
+from .pieces import Tensors, gather, scatter
 from .ranks import simulate
-
-Tensors = list[torch.Tensor]
 
 _TOLERANCE = {torch.float32: 1e-5, torch.complex64: 1e-5, torch.float16: 2e-2, torch.bfloat16: 2e-1}
 
@@ -109,8 +121,10 @@ def missing(func: Callable[..., Any], *args: Any, ranks: int = 3, **kwargs: Any)
         except (RuntimeError, IndexError, ValueError, TypeError):
             continue
         for outs in itertools.product(*(_entries(t) for t in op.expected)):
+            same = tuple(B if e.is_extreme else e for e in outs)  # B is its own largest
             if (ins, outs) not in claimed and _holds(op, results, outs):
-                found.append(Signature(ins, outs))
+                if same == outs or not _holds(op, results, same):
+                    found.append(Signature(ins, outs))
     return found
 
 
@@ -155,6 +169,7 @@ class _Op:
         self.call = Call(self.known.name, *_replaced(args, kwargs, operands), operands)
         self.call.inplace = self.known.inplace
         self.call.outs = self._logical_outputs()
+        self.counted = any(out.counted for out in self.call.outs)
         dtypes = {t.dtype for t in self.tensors} | {out.dtype for out in self.call.outs}
         self.tolerance = max(_TOLERANCE.get(dtype, 1e-7) for dtype in dtypes)
         self._compute_expected(reference or self.known.run)
@@ -184,13 +199,7 @@ class _Op:
         self.call.axis = axis
         options = self.row.signatures(self.call, self.shape[axis])
         dtypes = [o.spec.dtype for o in self.call.operands] + [o.dtype for o in self.call.outs]
-        options = [
-            s
-            for s in options
-            if not any(
-                e is P and t is torch.bool for e, t in zip(s.ins + s.outs, dtypes, strict=True)
-            )
-        ]
+        options = [s for s in options if all(map(may_be, s.ins + s.outs, dtypes))]
         if self.known.inplace:
             options = [s for s in options if s.ins[0] is s.outs[0]]
         return list(dict.fromkeys(options))
@@ -200,6 +209,9 @@ class _Op:
         return scatter(x.detach(), sbp, self.shape, self.random)
 
     def _logical_outputs(self) -> tuple[Out, ...]:
+        told = self.row.told_outs(self.call)
+        if told is not None:
+            return told
         metas = [torch.empty_like(t, device="meta") for t in self.tensors]
         with torch.no_grad():
             found = self.results(self.run(metas), metas)
@@ -247,6 +259,12 @@ class _Op:
         ]
         self.gradients = self.backward(outs, leaves, self.cotangents)
 
+    def forward_only(self) -> _Op:
+        """The same call without its gradients."""
+        other = copy.copy(self)
+        other.leaves, other.differentiable, other.cotangents, other.gradients = [], [], [], []
+        return other
+
     def track(self, tensors: Sequence[torch.Tensor]) -> tuple[Tensors, Tensors]:
         """(leaves that take gradients, the tensors to run on). An in-place op writes to a copy
         of its leaf."""
@@ -284,6 +302,11 @@ def _combinations(op: _Op) -> list[tuple[Signature, ...]]:
         chosen
         for chosen in itertools.product(*by_axis)
         if len({s.form for s in chosen if s.form is not None}) <= 1
+        and all(
+            is_one_way(entries)
+            for sides in ([s.ins for s in chosen], [s.outs for s in chosen])
+            for entries in zip(*sides, strict=True)
+        )
     ]
     return made if len(made) <= 200 or len(op.shape) == 1 else random.Random(0).sample(made, 200)
 
@@ -296,6 +319,8 @@ def _prove(op: _Op, chosen: tuple[Signature, ...]) -> None:
         "wrong number of SBPs"
     )
     shards = [op.scatter(t, sbp) for t, sbp in zip(op.tensors, ins, strict=True)]
+    if any(e.is_extreme for sbp in (*ins, *outs) for e in sbp):
+        op = op.forward_only()
     gradients = [
         op.scatter(g, dual_nd(outs[i]))
         for i, g in zip(op.differentiable, op.cotangents, strict=True)
@@ -303,12 +328,16 @@ def _prove(op: _Op, chosen: tuple[Signature, ...]) -> None:
     form = next((s.form for s in chosen if s.form is not None), None)
     axes = tuple(axis for axis, s in enumerate(chosen) if s.form is not None)
     in_specs = [o.spec.with_sbp(sbp) for o, sbp in zip(op.call.operands, ins, strict=True)]
-    out_specs = [
-        TensorSpec.of(op.placement, sbp, o.shape, o.dtype)
-        for o, sbp in zip(op.call.outs, outs, strict=True)
-    ]
-    run = _runner(op, form, axes, in_specs, out_specs)
-    if form is not None:  # a rank outside the placement follows with meta shards
+    promised, out_specs = (
+        [
+            TensorSpec.of(op.placement, sbp, o.shape, o.dtype)
+            for o, sbp in zip(found, outs, strict=True)
+        ]
+        for found in (op.call.outs, op.expected)
+    )
+    run = _runner(op, form, axes, in_specs, promised)
+    follows = form is not None and not op.counted
+    if follows:  # a rank outside the placement follows with meta shards
         for held, spec in zip(
             shards + gradients, in_specs + [out_specs[i] for i in op.differentiable], strict=True
         ):
@@ -329,7 +358,7 @@ def _prove(op: _Op, chosen: tuple[Signature, ...]) -> None:
             back = []
         return [t.detach() for t in found], [given[i].detach() for i in op.written], back
 
-    results = simulate(main, size + 1) if form else [main(rank) for rank in range(size)]
+    results = simulate(main, size + follows) if form else [main(rank) for rank in range(size)]
     for rank, (found, _, _) in enumerate(results):
         _same_layout(op, found, out_specs, rank)
     results = results[:size]
@@ -369,7 +398,12 @@ def _runner(
         local = Shards(
             op.known.run, op.call, axes, tuple(given), tuple(ins), tuple(outs), args, kwargs
         )
-        return FORMS[form](local)
+        made = FORMS[form](local)
+        if not op.counted:
+            return made
+        made, shapes = made
+        assert [tuple(s) for s in shapes] == [tuple(t.shape) for t in op.expected], shapes
+        return made
 
     if form is not None:
         return by_form
@@ -421,68 +455,9 @@ def _holds(op: _Op, results: list[Tensors], outs: tuple[Sbp, ...]) -> bool:
     return True
 
 
-# -- scatter and gather ----------------------------------------------------------------------------
-
-
-def scatter(
-    x: torch.Tensor, sbp: NdSbp, shape: tuple[int, ...], random: torch.Generator
-) -> Tensors:
-    """Shards of the whole tensor `x`, in grid order of a placement of `shape`, outer axis first."""
-    if not shape:
-        return [x.clone()]
-    entry, parts = sbp[0], shape[0]
-    return [
-        s for y in _cut(x, entry, parts, random) for s in scatter(y, sbp[1:], shape[1:], random)
-    ]
-
-
-def _cut(x: torch.Tensor, entry: Sbp, parts: int, random: torch.Generator) -> Tensors:
-    if isinstance(entry, Split):
-        return [x.narrow(entry.dim, *piece(x.shape[entry.dim], parts, i)) for i in range(parts)]
-    if entry is B:
-        return [x] * parts
-    addends = [_noise(x, random) for _ in range(parts - 1)]
-    return [x - sum(addends), *addends]
-
-
-def _noise(x: torch.Tensor, random: torch.Generator) -> torch.Tensor:
-    if x.is_floating_point() or x.is_complex():
-        return 3 * torch.randn(x.shape, dtype=x.dtype, generator=random)
-    return torch.randint(-9, 9, x.shape, generator=random).to(x.dtype)
-
-
-def gather(
-    shards: Sequence[torch.Tensor], sbp: NdSbp, shape: tuple[int, ...], tolerance: float = 1e-7
-) -> torch.Tensor:
-    """The whole tensor again. B shards must agree up to ``tolerance``."""
-    if not shape:
-        return shards[0]
-    step = len(shards) // shape[0]
-    pieces = [
-        gather(shards[i : i + step], sbp[1:], shape[1:], tolerance)
-        for i in range(0, len(shards), step)
-    ]
-    entry = sbp[0]
-    if isinstance(entry, Split):
-        return torch.cat(pieces, entry.dim)
-    if entry is P:
-        return sum(pieces[1:], pieces[0])
-    for other in pieces[1:]:
-        torch.testing.assert_close(
-            other,
-            pieces[0],
-            equal_nan=True,
-            rtol=tolerance,
-            atol=tolerance,
-            msg="ranks differ where all hold the same",
-        )
-    return pieces[0]
-
-
 def _entries(x: torch.Tensor) -> Iterator[Sbp]:
     yield B
-    if x.dtype != torch.bool:
-        yield P
+    yield from (kind for kind in (P, *EXTREMES) if may_be(kind, x.dtype))
     yield from (S(d) for d in range(x.ndim))
 
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from consistent.spec import Sbp, TensorSpec, piece
+from consistent.spec import Partial, Sbp, TensorSpec, piece
+from mirrored.ordered import identity, ordered_reduce
 
 
 def scatter(full: Tensor, spec: TensorSpec, seed: int = 0) -> list[Tensor]:
@@ -59,13 +60,27 @@ def _cut(x: Tensor, entry: Sbp, n: int, random: torch.Generator) -> list[Tensor]
         return [x.narrow(entry.dim, *piece(x.shape[entry.dim], n, k)) for k in range(n)]
     if entry.is_broadcast:
         return [x] * n
+    if isinstance(entry, Partial) and entry.is_extreme:
+        return _bounds(x, entry.op, n, random)
     addends = [torch.randint(-5, 6, x.shape, generator=random).to(x.dtype) for _ in range(n - 1)]
     return [*addends, x - sum(addends)] if addends else [x]
+
+
+def _bounds(x: Tensor, op: str, n: int, random: torch.Generator) -> list[Tensor]:
+    """Each element is on one rank, and the others have what loses against it, or against all."""
+    winner = torch.randint(0, n, x.shape, generator=random)
+    worst = torch.full_like(x, identity(x.dtype, op))
+    noise = torch.randint(-5, 6, x.shape, generator=random).to(x.dtype)
+    worse = torch.minimum(x, noise) if op == "max" else torch.maximum(x, noise)
+    losers = [worst if rank % 2 else worse for rank in range(n)]
+    return [torch.where(winner == rank, x, loser) for rank, loser in enumerate(losers)]
 
 
 def _join(shards: Sequence[Tensor], entry: Sbp) -> Tensor:
     if entry.is_split:
         return torch.cat(list(shards), entry.dim)
+    if isinstance(entry, Partial) and entry.is_extreme:
+        return ordered_reduce(shards, entry.op)
     if entry.is_partial:
         return torch.stack(list(shards)).sum(0).to(shards[0].dtype)
     for other in shards[1:]:

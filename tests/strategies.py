@@ -10,7 +10,7 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from consistent.spec import B, NdSbp, P, Placement, S, Sbp, TensorSpec
+from consistent.spec import EXTREMES, B, NdSbp, P, Placement, S, Sbp, TensorSpec
 
 # Time is no fact about the code here: the first example compiles and starts threads.
 settings.register_profile("project", deadline=None)
@@ -59,19 +59,22 @@ def placements(
     return Placement("cpu", torch.tensor(ranks).reshape(grid).tolist())
 
 
-def sbps(ndim: int, partial: bool = True) -> st.SearchStrategy[Sbp]:
+def sbps(ndim: int, partial: Sbp | None = P) -> st.SearchStrategy[Sbp]:
     """One entry for a tensor of ``ndim`` dims."""
-    return st.sampled_from([B, *([P] if partial else []), *(S(dim) for dim in range(ndim))])
+    partials = [] if partial is None else [partial]
+    return st.sampled_from([B, *partials, *(S(dim) for dim in range(ndim))])
 
 
 def any_sbps() -> st.SearchStrategy[Sbp]:
     """One entry as it may be typed, for a tensor not yet known."""
-    return st.one_of(st.sampled_from([B, P]), st.integers(-5, 12).map(S))
+    return st.one_of(st.sampled_from([B, P, *EXTREMES]), st.integers(-5, 12).map(S))
 
 
-def nd_sbps(axes: int, ndim: int, partial: bool = True) -> st.SearchStrategy[NdSbp]:
-    """One entry for each of ``axes``; axes may split the same dim."""
-    return st.tuples(*[sbps(ndim, partial)] * axes)
+def nd_sbps(axes: int, ndim: int, partials: Sequence[Sbp] = (P,)) -> st.SearchStrategy[NdSbp]:
+    """One entry for each of ``axes``; axes may split the same dim, and are partial in one way."""
+    return st.sampled_from([*partials, None]).flatmap(
+        lambda partial: st.tuples(*[sbps(ndim, partial)] * axes)
+    )
 
 
 @st.composite
@@ -80,12 +83,12 @@ def specs(
     max_ranks: int = 4,
     axes: Sequence[int] = (1, 2, 3),
     dtype: torch.dtype = torch.float64,
-    partial: bool = True,
+    partials: Sequence[Sbp] = (P, *EXTREMES),
 ) -> TensorSpec:
     """A spec of any placement, SBP and shape."""
     placement, shape = draw(placements(max_ranks, axes)), draw(shapes())
     return TensorSpec.of(
-        placement, draw(nd_sbps(placement.ndim, len(shape), partial)), shape, dtype
+        placement, draw(nd_sbps(placement.ndim, len(shape), partials)), shape, dtype
     )
 
 
@@ -95,7 +98,8 @@ def spec_pairs(
     max_ranks: int = 4,
     axes: Sequence[int] = (1, 2, 3),
     dtype: torch.dtype = torch.float64,
+    partials: Sequence[Sbp] = (P, *EXTREMES),
 ) -> tuple[TensorSpec, TensorSpec]:
     """Two specs of one tensor on one placement: where it is and where it should go."""
-    src = draw(specs(max_ranks, axes, dtype))
-    return src, src.with_sbp(draw(nd_sbps(src.placement.ndim, src.ndim)))
+    src = draw(specs(max_ranks, axes, dtype, partials))
+    return src, src.with_sbp(draw(nd_sbps(src.placement.ndim, src.ndim, partials)))

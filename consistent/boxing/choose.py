@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..rules.signature import Call, Signature
-from ..spec import NdSbp, P, Sbp, Split, TensorSpec
+from ..spec import NdSbp, Sbp, Split, TensorSpec, is_one_way
 from .cost import latency_seconds, touch_seconds, wire_seconds
 from .plan import boxing_seconds
 
@@ -54,6 +54,7 @@ def choose(
         allowed = [s for s in options if s.form is None or form is None or s.form == form]
         if pin is not None:
             allowed = [s for s in allowed if s.ins[0] is pin[axis] and s.outs[0] is pin[axis]]
+        allowed = [s for s in allowed if _is_one_way([*picked, s])]
         if not allowed:
             return None
         best = _cheapest(call, specs, allowed, axis)
@@ -68,6 +69,12 @@ def choose(
         tuple(a for a, s in enumerate(picked) if s.form is not None),
         any(ins[i] != specs[i].sbp for i in range(count)),
     )
+
+
+def _is_one_way(picked: Sequence[Signature]) -> bool:
+    """Whether no operand and no output is partial in two ways over the axes."""
+    sides = ([s.ins for s in picked], [s.outs for s in picked])
+    return all(is_one_way(entries) for side in sides for entries in zip(*side, strict=True))
 
 
 def _cheapest(
@@ -103,7 +110,7 @@ def seconds(call: Call, specs: Sequence[TensorSpec], option: Signature, axis: in
     for out, have in zip(call.outs, option.outs, strict=True):
         nbytes = out.shape.numel() * out.dtype.itemsize
         total += touch_seconds(_held(nbytes, have, parts), kind)
-        if have is P:
+        if have.is_partial:
             # A partial result is a debt: whoever reads it pays at least a reduce-scatter.
             total += latency_seconds(kind) + wire_seconds(nbytes * (parts - 1) // parts, kind)
     if option.form is not None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..spec import NdSbp, Sbp, Split, piece
 
-LOCAL_KINDS = ("slice", "keep_first", "pad")
+LOCAL_KINDS = ("slice", "keep_first", "keep", "pad")
 
 
 @dataclass(frozen=True, slots=True)

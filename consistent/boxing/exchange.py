@@ -14,7 +14,8 @@ The ranks that differ along B axes only hold the same, so the least loaded of th
 source the addends travel as they are and are summed where they arrive; ranks that differ along a B
 axis may have cut the sum in other ways, so all addends of a sum come from ranks with one place
 along the B axes. Along a P axis of the target every piece of an addend goes to one rank, to the one
-that holds it if it can, and the others hold zeros there.
+that holds it if it can, and the others hold zeros there. For P(max) and P(min) read the largest or
+smallest instead of the sum, and what loses against every number instead of zero.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Invariants:
 * a split appears, changes or goes away only on the innermost axis that splits its dim (no axis
   after it splits the same dim), so the pieces along the moving axis always lie side by side;
-* an axis becomes P only if it is P in the target;
+* an axis becomes partial only if it is so in the target, in the same way; from one way to another
+  it goes by B or S, and no state is partial in two ways;
 * if a single axis differs and may move, that one move is the plan; otherwise the cheapest path over
   the states;
 * every rank gets the same plan: costs are integers and ties are broken by the number of moves, then
@@ -22,9 +23,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-import torch
-
-from ..spec import B, NdSbp, P, Sbp, Split, TensorSpec
+from ..spec import B, NdSbp, Sbp, Split, TensorSpec, misfit, partial_of
 from .cost import move_bytes, move_seconds, total_bytes, whole_sizes
 from .exchange import exchange
 from .steps import Exchange, Move, Step, kind_of
@@ -35,7 +34,7 @@ def plan(src: TensorSpec, dst: TensorSpec) -> tuple[Step, ...]:
     """The moves that take a tensor from ``src`` to ``dst``.
 
     Raises:
-        ValueError: the specs differ in shape or dtype, or a bool tensor is to be P.
+        ValueError: the specs differ in shape or dtype, or an SBP is not for the dtype.
     """
     if src is dst:
         return ()
@@ -45,7 +44,7 @@ def plan(src: TensorSpec, dst: TensorSpec) -> tuple[Step, ...]:
     differing = [axis for axis, e in enumerate(src.sbp) if e is not dst.sbp[axis]]
     if len(differing) == 1:
         (axis,) = differing
-        if _may_change(src.sbp, axis, src.sbp[axis]) and _may_change(src.sbp, axis, dst.sbp[axis]):
+        if _may_become(src.sbp, axis, dst.sbp[axis]):
             return (_move(src, src.sbp, axis, dst.sbp[axis]),)
     return _cheapest_path(src, dst)
 
@@ -106,20 +105,23 @@ def _entries(src: TensorSpec, dst: TensorSpec) -> list[list[Sbp]]:
     if spare:
         dims.add(max(spare, key=lambda dim: (src.shape[dim], -dim)))
     common: list[Sbp] = [*map(Split, sorted(dims)), B]
-    return [[*common, P] if entry is P else common for entry in dst.sbp]
+    return [[*common, entry] if entry.is_partial else common for entry in dst.sbp]
 
 
 def _neighbours(state: NdSbp, entries: list[list[Sbp]]) -> Iterator[tuple[int, Sbp]]:
     for axis, now in enumerate(state):
-        if _may_change(state, axis, now):
-            for entry in entries[axis]:
-                if entry is not now and _may_change(state, axis, entry):
-                    yield axis, entry
+        for entry in entries[axis]:
+            if entry is not now and _may_become(state, axis, entry):
+                yield axis, entry
 
 
-def _may_change(state: NdSbp, axis: int, entry: Sbp) -> bool:
-    """Whether ``axis`` may drop or take on ``entry``: no later axis splits the same dim."""
-    return not (entry.is_split and entry in state[axis + 1 :])
+def _may_become(state: NdSbp, axis: int, entry: Sbp) -> bool:
+    """Whether one move takes ``axis`` to ``entry``: no later axis splits a dim that it drops or
+    takes on, and axes are partial in one way."""
+    now, later = state[axis], state[axis + 1 :]
+    if (now.is_split and now in later) or (entry.is_split and entry in later):
+        return False
+    return not entry.is_partial or partial_of(state) in (None, entry)
 
 
 def _move(spec: TensorSpec, state: NdSbp, axis: int, entry: Sbp) -> Move:
@@ -139,7 +141,11 @@ def _between(src: TensorSpec, dst: TensorSpec) -> tuple[Step, ...]:
     """Reduce on the source, exchange, spread on the target."""
     sources = [(total_sent(src, plan(src, near)), near) for near in _nearer(src, dst)]
     targets = [(total_sent(far, plan(far, dst)), far) for far in _farther(src, dst)]
-    ways = [(a + b, near, far) for (a, near), (b, far) in itertools.product(sources, targets)]
+    ways = [
+        (a + b, near, far)
+        for (a, near), (b, far) in itertools.product(sources, targets)
+        if partial_of(near.sbp) is None or partial_of(far.sbp) in (None, partial_of(near.sbp))
+    ]
     best: tuple[tuple[int, int, int], tuple[Step, ...]] | None = None
     for least, near, far in sorted(ways, key=lambda way: way[0]):
         if best is not None and least > best[0][0]:
@@ -171,7 +177,7 @@ def _nearer(src: TensorSpec, dst: TensorSpec) -> Iterator[TensorSpec]:
     splits = _cuts(src, dst)
     reduces = any(entry.is_partial for entry in src.sbp)
     entries = [
-        [P, *splits, B] if e.is_partial else [e, *splits] if reduces and e.is_broadcast else [e]
+        [e, *splits, B] if e.is_partial else [e, *splits] if reduces and e.is_broadcast else [e]
         for e in src.sbp
     ]
     for sbp in itertools.product(*entries):
@@ -211,9 +217,8 @@ def _check(src: TensorSpec, dst: TensorSpec) -> None:
             f"  {'Reshape' if what == 'shape' else 'Convert'} it first: "
             f"x.{'view(...)' if what == 'shape' else 'to(dtype)'}."
         )
-    if src.dtype is torch.bool and P in (*src.sbp, *dst.sbp):
+    if fault := misfit(src) or misfit(dst):
         raise ValueError(
-            "boxing: a bool tensor cannot be P, for its values have no sum.\n"
-            f"  x is {src}, the target is {dst}.\n"
-            "  Use B or S, or convert it to a number first: x.int()."
+            f"boxing: {fault}.\n  x is {src}, the target is {dst}.\n"
+            "  Use B or S, or convert it first: x.int(), torch.view_as_real(x)."
         )

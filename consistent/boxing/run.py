@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from mirrored import collectives, comm
+from mirrored.ordered import identity
 
-from ..spec import B, Coordinate, Placement, Split, TensorSpec, piece
+from ..spec import B, Coordinate, Partial, Placement, Split, TensorSpec, piece
 from . import check
 from .plan import plan
 from .run_exchange import run_exchange
@@ -125,15 +126,16 @@ def _step(state: TensorSpec, move: Move, at: Coordinate) -> _Action:
     def sizes(dim: int) -> tuple[int, ...]:
         return tuple(piece(whole[dim], parts, k)[1] for k in range(parts))
 
+    op = next((e.op for e in (move.src, move.dst) if isinstance(e, Partial)), "")
     i = move.src.dim if isinstance(move.src, Split) else -1
     j = move.dst.dim if isinstance(move.dst, Split) else -1
     match move.kind:
         case "all_gather":
             return partial(collectives.all_gather, dim=i, sizes=sizes(i), ranks=ranks)
         case "all_reduce":
-            return partial(collectives.all_reduce, ranks=ranks)
+            return partial(collectives.all_reduce, ranks=ranks, op=op)
         case "reduce_scatter":
-            return partial(collectives.reduce_scatter, dim=j, sizes=sizes(j), ranks=ranks)
+            return partial(collectives.reduce_scatter, dim=j, sizes=sizes(j), ranks=ranks, op=op)
         case "all_to_all":
             return partial(
                 collectives.all_to_all,
@@ -144,9 +146,12 @@ def _step(state: TensorSpec, move: Move, at: Coordinate) -> _Action:
             return partial(torch.narrow, dim=j, start=start, length=size)
         case "keep_first":
             return _keep if index == 0 else _zeros
+        case "keep":
+            return _keep
         case _:
             start, _ = piece(whole[i], parts, index)
-            return partial(_pad, dim=i, start=start, total=whole[i])
+            rest = identity(state.dtype, op)
+            return partial(_pad, dim=i, start=start, total=whole[i], rest=rest)
 
 
 def _keep(x: Tensor) -> Tensor:
@@ -157,9 +162,9 @@ def _zeros(x: Tensor) -> Tensor:
     return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
 
 
-def _pad(x: Tensor, dim: int, start: int, total: int) -> Tensor:
+def _pad(x: Tensor, dim: int, start: int, total: int, rest: float) -> Tensor:
     shape = list(x.shape)
     size, shape[dim] = shape[dim], total
-    out = torch.zeros(shape, dtype=x.dtype, device=x.device)
+    out = torch.full(shape, rest, dtype=x.dtype, device=x.device)
     out.narrow(dim, start, size).copy_(x)
     return out

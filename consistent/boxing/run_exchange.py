@@ -15,9 +15,9 @@ from torch import Tensor
 
 from mirrored import comm
 from mirrored.comm import Ranks
-from mirrored.ordered import ordered_reduce
+from mirrored.ordered import identity, ordered_reduce
 
-from ..spec import Coordinate, P, Placement, TensorSpec
+from ..spec import Coordinate, Placement, TensorSpec, partial_of
 from .exchange import exchange
 from .steps import Transfer
 
@@ -43,7 +43,8 @@ def run_exchange(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
     pieces = [
         (t, _cut(local, t, origin) if t.source == rank else next(received)) for t in orders.arriving
     ]
-    return _assemble(pieces, dst, orders.to)
+    kind = partial_of(src.sbp)
+    return _assemble(pieces, "sum" if kind is None else kind.op, dst, orders.to)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -82,21 +83,30 @@ def _messages(
     return comm.current().exchange(sends, receives, orders.members, wire)
 
 
-def _assemble(pieces: Sequence[tuple[Transfer, Tensor]], dst: TensorSpec, to: Coordinate) -> Tensor:
-    """The sum of the addends, each put together from its parts, with zeros where P leaves gaps."""
+def _assemble(
+    pieces: Sequence[tuple[Transfer, Tensor]], op: str, dst: TensorSpec, to: Coordinate
+) -> Tensor:
+    """The sum of the addends, each put together from its parts, with zeros where P leaves gaps.
+
+    For P(max) and P(min) the largest or smallest, and the value that loses against every other.
+    """
     starts, sizes = dst.box(to)
-    device = _device(dst.placement)
-    new = torch.zeros if P in dst.sbp else torch.empty
+    to_kind = partial_of(dst.sbp)
+
+    def new() -> Tensor:
+        x = torch.empty(sizes, dtype=dst.dtype, device=_device(dst.placement))
+        return x if to_kind is None else x.fill_(identity(dst.dtype, to_kind.op))
+
     addends: dict[int, Tensor] = {}
     for t, x in pieces:
         if t.addend not in addends:
-            addends[t.addend] = new(sizes, dtype=dst.dtype, device=device)
+            addends[t.addend] = new()
         _cut(addends[t.addend], t, starts).copy_(x)
     if not addends:
-        return new(sizes, dtype=dst.dtype, device=device)
+        return new()
     if len(addends) == 1:
         return next(iter(addends.values()))
-    return ordered_reduce([addends[k] for k in sorted(addends)], "sum")
+    return ordered_reduce([addends[k] for k in sorted(addends)], op)
 
 
 def _cut(x: Tensor, t: Transfer, origin: Sequence[int]) -> Tensor:

@@ -6,10 +6,12 @@
 | P -> B | all_reduce | twice nearly all of it | P -> B all_reduce |
 | B -> S(i) | slice | nothing | S(i) -> P pad |
 | B -> P | keep_first | nothing | B -> P keep_first |
+| B -> P(max), P(min) | keep | nothing | |
 | S(i) -> S(j) | all_to_all | own piece, but for what it keeps | S(j) -> S(i) all_to_all |
 | one placement to another | exchange | what others need of it | exchange of the duals |
 
-Rows read both ways: the transpose of ``src -> dst`` is ``dual(dst) -> dual(src)``.
+Rows read both ways: the transpose of ``src -> dst`` is ``dual(dst) -> dual(src)``. The extremes,
+P(max) and P(min), have no dual; otherwise they move as P does, combined by their own operation.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ from typing import ClassVar
 
 from ..spec import NdSbp, Placement, Sbp, TensorSpec
 
-KINDS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "slice", "keep_first", "pad")
+KINDS = (
+    "all_gather", "all_reduce", "reduce_scatter", "all_to_all",
+    "slice", "keep_first", "keep", "pad",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +107,7 @@ def kind_of(src: Sbp, dst: Sbp) -> str:
         return "all_to_all" if dst.is_split else "all_gather" if dst.is_broadcast else "pad"
     if src.is_partial:
         return "reduce_scatter" if dst.is_split else "all_reduce"
-    return "slice" if dst.is_split else "keep_first"
+    return "slice" if dst.is_split else "keep" if dst.is_extreme else "keep_first"
 
 
 def show(src: NdSbp, moves: Sequence[Step]) -> str:

@@ -1,4 +1,4 @@
-"""Reductions, scans and softmax along a split dim: each rank reduces its shard, the small results
+"""Reductions and softmax along a split dim: each rank reduces its shard, the small results
 are joined.
 
 An empty shard takes part with the identity of its reduction, so that no rank leaves the others
@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+
+from mirrored.ordered import identity
 
 from ..boxing import differentiable
 from ..rules.reduce import norm_of, spread_of
@@ -98,15 +100,6 @@ def dropped(x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
     return x if keepdim else x.squeeze(tuple(dims))
 
 
-def identity(dtype: torch.dtype, is_max: bool) -> float | int | bool:
-    """What loses against every number."""
-    if dtype == torch.bool:
-        return not is_max
-    if dtype.is_floating_point:
-        return -math.inf if is_max else math.inf
-    return torch.iinfo(dtype).min if is_max else torch.iinfo(dtype).max
-
-
 def local_extreme(x: Tensor, dims: Sequence[int], is_max: bool) -> Tensor:
     """amax or amin with ``keepdim=True``; the identity where ``dims`` are empty."""
     if not dims:
@@ -114,7 +107,7 @@ def local_extreme(x: Tensor, dims: Sequence[int], is_max: bool) -> Tensor:
     if all(x.shape[d] for d in dims):
         return x.amax(tuple(dims), True) if is_max else x.amin(tuple(dims), True)
     shape = [1 if d in dims else n for d, n in enumerate(x.shape)]
-    return x.new_full(shape, identity(x.dtype, is_max))
+    return x.new_full(shape, identity(x.dtype, "max" if is_max else "min"))
 
 
 class _Evenly(torch.autograd.Function):
@@ -146,6 +139,12 @@ def extreme_over(shard: Shards, x: Tensor, dims: Sequence[int], is_max: bool) ->
             "a"
         ):  # amax and amin let no gradient into NaN, max and min do
             ties |= x.isnan() & value.isnan()
+    return evenly(shard, x, value, ties, dims)
+
+
+def evenly(shard: Shards, x: Tensor, value: Tensor, ties: Tensor, dims: Sequence[int]) -> Tensor:
+    """``value``, the same on every rank and kept in ``dims``; its gradient goes to ``ties``."""
+    with torch.no_grad():
         count = shard.sum(ties.sum(tuple(dims), keepdim=True))
         once = value if shard.is_first else torch.zeros_like(value)
     return shard.sum(_Evenly.apply(x, once, ties, count))
@@ -198,6 +197,14 @@ def _extreme(shard: Shards) -> Tensor:
     return dropped(value, dims, keepdim)
 
 
+@form("bound")
+def _bound(shard: Shards) -> Tensor:
+    """The shard's own largest or smallest, which bounds that of all."""
+    keepdim = shard.call.name.startswith("a") and _keepdim(shard)
+    dims, is_max = shard.call.dims(), shard.call.name.endswith("max")
+    return dropped(local_extreme(shard.tensors[0], dims, is_max), dims, keepdim)
+
+
 @form("extremes")
 def _extremes(shard: Shards) -> Any:
     """aminmax."""
@@ -233,7 +240,7 @@ def _local_winner(shard: Shards, x: Tensor, is_max: bool) -> tuple[Tensor, Tenso
     dims, starts = shard.call.dims(), shard.box()[0]
     shape = [1 if d in dims else n for d, n in enumerate(x.shape)]
     if not all(x.shape[d] for d in dims):
-        value = x.new_full(shape, identity(x.dtype, is_max))
+        value = x.new_full(shape, identity(x.dtype, "max" if is_max else "min"))
         if x.is_floating_point():
             value = value + x.sum(
                 dims, keepdim=True
@@ -344,27 +351,3 @@ def _softmax(shard: Shards) -> Tensor:
     powers = shifted.exp()
     total = shard.sum(powers.sum(dim, keepdim=True))
     return (shifted - total.log() if "log" in shard.call.name else powers / total).to(dtype)
-
-
-@form("cumsum")
-def _cumsum(shard: Shards) -> Tensor:
-    """Own running sums after the totals of the shards before."""
-    x, dim, dtype = shard.tensors[0], shard.call.dim(), shard.outs[0].dtype
-    before = stack(shard, x.sum(dim, keepdim=True, dtype=dtype))[: slot(shard)[0]].sum(
-        0, dtype=dtype
-    )
-    return _written(shard, x.cumsum(dim, dtype=dtype) + before)
-
-
-@form("cumprod")
-def _cumprod(shard: Shards) -> Tensor:
-    """Own running products after those of the shards before."""
-    x, dim, dtype = shard.tensors[0].clone(), shard.call.dim(), shard.outs[0].dtype
-    before = stack(shard, x.prod(dim, keepdim=True, dtype=dtype))[: slot(shard)[0]].prod(
-        0, dtype=dtype
-    )
-    return _written(shard, x.cumprod(dim, dtype=dtype) * before)
-
-
-def _written(shard: Shards, value: Tensor) -> Tensor:
-    return shard.tensors[0].copy_(value) if shard.call.inplace else value

@@ -1,10 +1,13 @@
-"""Elementwise ops: a dim split in one operand may be split in all; what is linear passes P."""
+"""Elementwise ops: a dim split in one operand may be split in all; what is linear passes P, what
+is monotone passes P(max) and P(min)."""
 
 from __future__ import annotations
 
-from ..spec import B, P, S
-from . import notation
-from .signature import Call, Operand, Signature
+from collections.abc import Callable
+
+from ..spec import EXTREMES, B, P, S
+from . import monotone, notation
+from .signature import Call, Operand, RuleFunction, Signature
 from .table import Row, add_rows
 
 
@@ -26,6 +29,13 @@ def linear(call: Call, parts: int) -> list[Signature]:
     if exact:
         made.append(call.make({0: P}, P))
     return made
+
+
+def also(
+    rule: RuleFunction, monotone: Callable[[Call], list[Signature]] = monotone.rising
+) -> RuleFunction:
+    """``rule``, and what passes P(max) and P(min)."""
+    return lambda call, parts: rule(call, parts) + monotone(call)
 
 
 def additive(call: Call, parts: int) -> list[Signature]:
@@ -59,19 +69,16 @@ def quotient(call: Call, parts: int) -> list[Signature]:
 def constant(call: Call, parts: int) -> list[Signature]:
     """The result has the shape of the operand and none of its values: S stays, P may become B
     for nothing."""
-    made = split_alike(call, parts)
-    made.append(call.make({0: P}, B))
-    return made
+    return split_alike(call, parts) + [call.make({0: p}, B) for p in (P, *EXTREMES)]
 
 
 def fill(call: Call, parts: int) -> list[Signature]:
     """Every element becomes a given one."""
     made = split_alike(call, parts)
     if not call.inplace:
-        made.append(call.make({0: P}, B))
-    elif call.name == "zero":
-        made.append(call.make({0: P}, P))
-    return made
+        return made + [call.make({0: p}, B) for p in (P, *EXTREMES)]
+    kept = (P, *EXTREMES) if call.name == "zero" else EXTREMES
+    return made + [call.make({0: p}, p) for p in kept]
 
 
 def chosen(call: Call, parts: int) -> list[Signature]:
@@ -104,22 +111,19 @@ def prelu(call: Call, parts: int) -> list[Signature]:
     return made
 
 
-# Nonlinear in every operand.
+# Neither linear nor monotone in any operand.
 _NONLINEAR = """
-abs absolute acos acosh angle arccos arccosh arcsin arcsinh arctan arctan2 arctanh asin asinh atan
-atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor
-ceil celu clamp clamp_max clamp_min clip copysign cos cosh digamma elu eq erf erfc erfinv exp exp2
-expm1 fix float_power floor floor_divide fmax fmin fmod frac gcd ge gelu greater greater_equal gt
-hardshrink hardsigmoid hardswish hardtanh heaviside hypot i0 igamma igammac isclose isfinite isinf
-isnan isneginf isposinf isreal lcm ldexp le leaky_relu less less_equal lgamma log log10 log1p log2
-log_sigmoid logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit lt maximum
-minimum mish mvlgamma nan_to_num ne nextafter not_equal polygamma pow _prelu_kernel reciprocal
-relu relu6 remainder round rsqrt selu sgn sigmoid sign signbit silu sin sinc sinh softplus
-softshrink special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_digamma
-special_entr special_erf special_erfc special_erfcx special_erfinv special_exp2 special_expit
-special_expm1 special_gammaln special_i0 special_i0e special_i1 special_i1e special_log1p
-special_log_ndtr special_logit special_ndtr special_ndtri special_psi special_round special_sinc
-special_xlog1py special_xlogy special_zeta sqrt square tan tanh threshold trunc xlogy
+abs absolute acos acosh angle arccos arccosh arcsin arctan2 arctanh asin atan2 atanh
+bitwise_left_shift bitwise_right_shift bitwise_xor celu copysign cos cosh digamma elu eq erfinv
+float_power floor_divide fmax fmin fmod frac gcd ge gelu greater greater_equal gt hardshrink
+hardswish heaviside hypot i0 igamma igammac isclose isfinite isinf isnan isneginf isposinf isreal
+lcm ldexp le leaky_relu less less_equal lgamma log log10 log1p log2 log_sigmoid logaddexp logaddexp2
+logical_xor logit lt mish mvlgamma nan_to_num ne nextafter not_equal polygamma pow _prelu_kernel
+reciprocal remainder rsqrt sgn sign signbit silu sin sinc softplus softshrink special_bessel_j0
+special_bessel_j1 special_bessel_y0 special_bessel_y1 special_digamma special_entr special_erfcx
+special_erfinv special_gammaln special_i0 special_i0e special_i1 special_i1e special_log1p
+special_log_ndtr special_logit special_ndtri special_psi special_sinc special_xlog1py special_xlogy
+special_zeta sqrt square tan threshold xlogy
 """.split()
 
 
@@ -135,26 +139,46 @@ ROWS = (
     Row(
         "_to_copy alias bfloat16 clone conj conj_physical contiguous detach double float half "
         "resolve_conj resolve_neg",
-        linear,
+        also(linear, monotone.cast),
         shape=broadcast_shape,
     ),
     Row(" ".join(_NONLINEAR), split_alike, composite=True, shape=broadcast_shape),
-    Row("add sub subtract rsub", additive, shape=broadcast_shape),
+    Row(" ".join(monotone.RISING), also(split_alike), composite=True, shape=broadcast_shape),
+    Row(
+        " ".join(monotone.FALLING),
+        also(split_alike, monotone.falling),
+        composite=True,
+        shape=broadcast_shape,
+    ),
+    Row(
+        "bitwise_and bitwise_or logical_and logical_or maximum minimum",
+        also(split_alike, monotone.of_two),
+        composite=True,
+        shape=broadcast_shape,
+    ),
+    Row(
+        "bitwise_not logical_not",
+        also(split_alike, monotone.inverted),
+        composite=True,
+        shape=broadcast_shape,
+    ),
+    Row("add sub subtract rsub", also(additive, monotone.shifted), shape=broadcast_shape),
     Row("addcdiv addcmul", plus_scaled, shape=broadcast_shape),
-    Row("bool int long short char byte", split_alike, shape=broadcast_shape),
+    Row("bool int long short char byte", also(split_alike, monotone.cast), shape=broadcast_shape),
     Row("copy", additive, shape=broadcast_shape),
-    Row("div divide true_divide", quotient, shape=broadcast_shape),
+    Row("div divide true_divide", also(quotient, monotone.scaled), shape=broadcast_shape),
     Row("empty_like zeros_like ones_like", constant, shape=broadcast_shape),
     Row("fill zero", fill, shape=broadcast_shape),
     Row("full_like", fill, shape=broadcast_shape),
     Row("frexp", split_alike),
     Row("lerp", lerp, shape=broadcast_shape),
-    Row("masked_fill", split_alike, shape=broadcast_shape),
-    Row("mul multiply", product, shape=broadcast_shape),
-    Row("deg2rad neg negative positive rad2deg", linear, shape=broadcast_shape),
+    Row("masked_fill", also(split_alike), shape=broadcast_shape),
+    Row("mul multiply", also(product, monotone.scaled), shape=broadcast_shape),
+    Row("deg2rad positive rad2deg", also(linear), shape=broadcast_shape),
+    Row("neg negative", also(linear, monotone.negated), shape=broadcast_shape),
     Row("prelu", prelu),
     Row("real imag view_as_real", linear),
-    Row("where", chosen, shape=broadcast_shape),
+    Row("where", also(chosen, monotone.chosen), shape=broadcast_shape),
 )
 
 add_rows(ROWS)

@@ -1,4 +1,4 @@
-"""Reductions, scans and orderings: what happens to the dims that an op looks along.
+"""Reductions: what happens to the dims that an op looks along.
 
 Kept dims may be split in all of them. A split reduced dim gives P where the op is a sum, and else
 needs a local form that combines the ranks' small results.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from ..spec import B, P, S, Sbp
+from ..spec.sbp import partial_max, partial_min
+from . import monotone
 from .elementwise import split_alike
 from .signature import Call, RuleFunction, Signature
 from .table import Row, add_rows
@@ -30,7 +31,7 @@ def kept(call: Call, dims: Sequence[int], keepdim: bool | None = None) -> list[S
 def across(call: Call, dims: Sequence[int], outs: Sbp, form: str | None = None) -> list[Signature]:
     """Signatures for the looked-along ``dims`` being split. A form gathers one result from each
     rank."""
-    nbytes = 2 * _sizes(call) if outs is B else 0
+    nbytes = 2 * result_bytes(call) if outs is B else 0
     return [call.make({0: S(d)}, outs, form, nbytes) for d in dims if d < call.operands[0].ndim]
 
 
@@ -40,7 +41,7 @@ def joined(call: Call, parts: int, dims: Sequence[int], form: str) -> list[Signa
     With more axes another one could split what this one leaves split. A kept dim stays to meet the
     operand again, and whole."""
     made = [
-        call.make({0: S(d)}, B, form, (parts - 1) * _sizes(call))
+        call.make({0: S(d)}, B, form, (parts - 1) * result_bytes(call))
         for d in dims
         if d < call.operands[0].ndim
     ]
@@ -49,11 +50,12 @@ def joined(call: Call, parts: int, dims: Sequence[int], form: str) -> list[Signa
     place = max(range(len(shape)), key=lambda d: (shape[d], -d), default=0)
     if call.operands[0].spec.placement.ndim > 1 or keepdim or not shape or shape[place] < parts:
         return made
-    nbytes = (parts - 1) * _sizes(call) // parts
+    nbytes = (parts - 1) * result_bytes(call) // parts
     return made + [call.make({0: s.ins[0]}, S(place), form, nbytes) for s in made]
 
 
-def _sizes(call: Call) -> int:
+def result_bytes(call: Call) -> int:
+    """Bytes of all outputs."""
     return sum(o.shape.numel() * o.dtype.itemsize for o in call.outs)
 
 
@@ -95,13 +97,29 @@ def by_form(form: str, apart: bool = True) -> RuleFunction:
     return signatures
 
 
+def bounded(form: str, part: str | None = None) -> RuleFunction:
+    """A largest or smallest value: a rank's own bounds it. Where gradients are asked for, the
+    winner must be known, and ``form`` finds it."""
+
+    def signatures(call: Call, parts: int) -> list[Signature]:
+        dims = call.dims()
+        kind = partial_max if call.name in ("amax", "any", "max") else partial_min
+        made = kept(call, dims) + across(call, dims, kind, part)
+        if call.operands[0].spec.dtype is call.outs[0].dtype:
+            made.append(call.make({0: kind}, kind))
+        return made + joined(call, parts, dims, form)
+
+    return signatures
+
+
 def largest(call: Call, parts: int) -> list[Signature]:
     """max and min: of all elements, along one dim (with indices), or of two tensors."""
     if len(call.operands) == 2:
-        return split_alike(call, parts)
+        return split_alike(call, parts) + monotone.of_two(call)
     dims = call.dims()
-    form = "extreme" if len(call.outs) == 1 else "extreme_index"
-    return kept(call, dims) + joined(call, parts, dims, form)
+    if len(call.outs) == 1:
+        return bounded("extreme", "bound")(call, parts)
+    return kept(call, dims) + joined(call, parts, dims, "extreme_index")
 
 
 def variance(call: Call, parts: int) -> list[Signature]:
@@ -157,19 +175,6 @@ def norm_of(call: Call) -> tuple[float | None, tuple[int, ...]]:
     return (float(order) if len(dims) == 1 and not isinstance(order, str) else None), dims
 
 
-def largest_few(call: Call, parts: int) -> list[Signature]:
-    """topk. Split along its dim, each rank offers its own k, and they are joined part by part."""
-    made, x, dim = along(call, parts), call.operands[0], call.dim("dim", -1)
-    if not x.ndim or x.shape[dim] // x.spec.placement.size < call.get("k"):
-        return made
-    nbytes, shape = (parts - 1) * _sizes(call), call.outs[0].shape
-    made.append(call.make({0: S(dim)}, B, "topk", nbytes))
-    place = max((d for d in range(x.ndim) if d != dim), key=lambda d: shape[d], default=None)
-    if place is not None and shape[place] >= parts and x.spec.placement.ndim == 1:
-        made.append(call.make({0: S(dim)}, S(place), "topk", nbytes // parts))
-    return made
-
-
 def compared(call: Call, parts: int) -> list[Signature]:
     """cosine_similarity and pairwise_distance: vectors along a dim, one number for each pair."""
     x, y = call.operands
@@ -194,33 +199,10 @@ def softmax(call: Call, parts: int) -> list[Signature]:
     ]
 
 
-def scan(form: str, linear: bool) -> RuleFunction:
-    """cumsum and cumprod: a shard continues from the totals of the shards before it."""
-
-    def signatures(call: Call, parts: int) -> list[Signature]:
-        made = along(call, parts)
-        ndim = call.operands[0].ndim
-        if ndim:
-            dim = call.dim()
-            nbytes = (parts - 1) * call.outs[0].shape.numel() * call.outs[0].dtype.itemsize
-            made.append(
-                call.make({0: S(dim)}, S(dim), form, nbytes // max(1, call.outs[0].shape[dim]))
-            )
-        return made + [call.make({0: P}, P)] if linear and is_exact(call) else made
-
-    return signatures
-
-
 def along(call: Call, parts: int) -> list[Signature]:
-    """Orderings and scans along one dim that must be whole; the result has the operand's dims."""
+    """Along one dim, which must be whole; the result has the operand's dims."""
     dim = call.dim("dim", -1)
     return call.same(d for d in range(call.operands[0].ndim) if d != dim)
-
-
-def selecting(call: Call, parts: int) -> list[Signature]:
-    """median, mode, kthvalue: one element from along a whole dim; without a dim, from all."""
-    default: Any = None if call.name in ("median", "nanmedian") else -1
-    return kept(call, call.dims("dim", default))
 
 
 def renorm(call: Call, parts: int) -> list[Signature]:
@@ -231,19 +213,14 @@ def renorm(call: Call, parts: int) -> list[Signature]:
 _DIM = "input dim keepdim"
 
 ROWS = (
-    Row("all any", by_form("truth"), _DIM),
-    Row("amax amin", by_form("extreme"), _DIM),
+    Row("all any", bounded("truth"), _DIM, forward=True),
+    Row("amax amin", bounded("extreme", "bound"), _DIM, forward=True),
     Row("aminmax", by_form("extremes", apart=False), "input _dim _keepdim dim keepdim"),
     Row("argmax argmin", by_form("extreme_index"), _DIM),
-    Row("argsort sort", along, "input dim descending"),
     Row("cosine_similarity", compared, "x1 x2 dim eps"),
     Row("count_nonzero", counted, "input dim"),
-    Row("cummax cummin logcumsumexp", along, "input dim"),
-    Row("cumprod", scan("cumprod", False), "input dim"),
-    Row("cumsum", scan("cumsum", True), "input dim"),
     Row("frobenius_norm", norm, _DIM),
     Row("glu", along, "input dim"),
-    Row("kthvalue", selecting, "input k dim keepdim"),
     Row(
         "linalg_matrix_norm linalg_norm linalg_vector_norm norm",
         norm,
@@ -257,9 +234,8 @@ ROWS = (
         composite=True,
     ),
     Row("logsumexp special_logsumexp", by_form("logsumexp"), _DIM),
-    Row("max min", largest, _DIM),
+    Row("max min", largest, _DIM, forward=True),
     Row("mean", mean, _DIM),
-    Row("median mode nanmedian", selecting, _DIM),
     Row("nanmean", by_form("nanmean", apart=False), _DIM),
     Row("nansum", counted, _DIM),
     Row("pairwise_distance", compared, "x1 x2 p eps keepdim"),
@@ -267,7 +243,6 @@ ROWS = (
     Row("renorm", renorm, "input p dim"),
     Row("std std_mean var var_mean", variance, "input dim unbiased keepdim", by_value=True),
     Row("sum", additive, _DIM),
-    Row("topk", largest_few, "input k dim largest sorted"),
 )
 
 add_rows(ROWS)

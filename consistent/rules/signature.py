@@ -37,10 +37,12 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Out:
-    """Logical shape and dtype of one output."""
+    """Logical shape and dtype of one output. Of a counted one the data decides the first size:
+    ``shape`` has the largest that it can be, and the form tells the true one."""
 
     shape: torch.Size
     dtype: torch.dtype
+    counted: bool = False
 
     @property
     def ndim(self) -> int:
@@ -81,6 +83,7 @@ class Call:
     outs: tuple[Out, ...] = ()
     params: tuple[str, ...] = field(default=())
     inplace: bool = False
+    tracked: bool = False  # whether gradients are asked for, which P(max) and P(min) have not
     axis: int = (
         0  # the placement axis that signatures are asked for; only regrouped dims depend on it
     )

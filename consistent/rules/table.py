@@ -6,11 +6,12 @@ An op's name is what torch calls its function, without a trailing underscore (``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from ..spec import EXTREMES, P
 from . import notation
-from .signature import Call, Localize, RuleFunction, Signature
+from .signature import Call, Localize, Out, RuleFunction, Signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +28,15 @@ class Row:
             rewritten for the shard, for ops that take sizes.
         shape: (call) -> logical shapes of the outputs, or None to ask torch by a run on meta
             tensors. Rows in the notation know it from their letters.
+        outs: (call) -> the outputs, where torch has no run on meta tensors or the data decides on
+            shapes; None to ask torch all the same.
         composite: the op is a Python function of torch whose body reads no shape, so that it may
             run on shards as it is; other Python functions are opened and their inner ops looked up.
         by_value: the values of float arguments decide about shapes or the rule (other plans serve
             all values).
+        forward: some signatures make P(max) or P(min) of other layouts, where no gradient is asked.
+        moves: elements are moved, repeated or dropped and none is changed, so that what passes P
+            passes P(max) and P(min) as well.
         writes: (call) -> indices of the operands that the op updates beside its result, such as
             running statistics.
     """
@@ -41,8 +47,11 @@ class Row:
     partial: notation.Partial = None
     localize: Localize | None = None
     shape: Callable[[Call], list[tuple[int, ...]] | None] | None = None
+    outs: Callable[[Call], Sequence[Out] | None] | None = None
     composite: bool = False
     by_value: bool = False
+    forward: bool = False
+    moves: bool = False
     writes: Callable[[Call], tuple[int, ...]] | None = None
     _params: tuple[str, ...] = field(default=(), repr=False)
 
@@ -57,19 +66,37 @@ class Row:
         call.params = self._params
         if isinstance(self.rule, str):
             shapes = tuple(tuple(operand.shape) for operand in call.operands)
-            return list(notation.signatures(self.rule, shapes, self.partial))
-        return self.rule(call, parts)
+            made = list(notation.signatures(self.rule, shapes, self.partial))
+        else:
+            made = self.rule(call, parts)
+        return made + _twins(made) if self.moves else made
 
     def written(self, call: Call) -> tuple[int, ...]:
         """Indices of the operands that the op updates beside its result."""
         call.params = self._params
         return () if self.writes is None else self.writes(call)
 
+    def told_outs(self, call: Call) -> tuple[Out, ...] | None:
+        """The outputs, where torch cannot tell them from meta tensors."""
+        call.params = self._params
+        made = None if self.outs is None else self.outs(call)
+        return None if made is None else tuple(made)
+
     def out_shapes(self, call: Call) -> list[tuple[int, ...]] | None:
         """Logical shapes of the outputs, where the rule itself says them."""
         if isinstance(self.rule, str):
             return notation.out_shapes(self.rule, [operand.shape for operand in call.operands])
         return None if self.shape is None else self.shape(call)
+
+
+def _twins(made: Iterable[Signature]) -> list[Signature]:
+    """The signatures from P, with P(max) and with P(min) in its place."""
+    return [
+        Signature(*(tuple(kind if e is P else e for e in side) for side in (s.ins, s.outs)))
+        for s in made
+        if P in s.ins and s.form is None
+        for kind in EXTREMES
+    ]
 
 
 ROWS: dict[str, Row] = {}

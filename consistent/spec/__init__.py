@@ -2,14 +2,32 @@
 
 from . import sbp
 from .placement import Placement
-from .sbp import B, NdSbp, P, S, Sbp, SbpLike, Split, as_nd_sbp, dual, dual_nd
-from .tensor_spec import Coordinate, TensorSpec, piece, resolve_sbp
+from .sbp import (
+    EXTREMES,
+    B,
+    NdSbp,
+    P,
+    Partial,
+    S,
+    Sbp,
+    SbpLike,
+    Split,
+    as_nd_sbp,
+    dual,
+    dual_nd,
+    is_one_way,
+    may_be,
+    partial_of,
+)
+from .tensor_spec import Coordinate, TensorSpec, misfit, piece, resolve_sbp
 
 __all__ = [
     "B",
     "Coordinate",
+    "EXTREMES",
     "NdSbp",
     "P",
+    "Partial",
     "Placement",
     "S",
     "Sbp",
@@ -19,6 +37,10 @@ __all__ = [
     "as_nd_sbp",
     "dual",
     "dual_nd",
+    "is_one_way",
+    "may_be",
+    "misfit",
+    "partial_of",
     "piece",
     "resolve_sbp",
     "sbp",

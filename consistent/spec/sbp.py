@@ -1,8 +1,10 @@
-"""SBP: how one axis of a placement holds a tensor — split, broadcast or partial_sum.
+"""SBP: how one axis of a placement holds a tensor — split, broadcast or partial.
 
 ``S(d)`` cuts tensor dim ``d`` over the ranks of the axis, ``B`` gives every rank the whole tensor,
-``P`` gives every rank an addend of it. An *nd-sbp* is a tuple with one entry per placement axis;
-axes that split the same dim split it in axis order, outer axis first.
+``P`` gives every rank an addend of it. ``P(max)`` and ``P(min)``, the *extremes*, give every rank a
+tensor of which the elementwise largest, or smallest, is meant; they have no gradient. An *nd-sbp*
+is a tuple with one entry per placement axis; axes that split the same dim split it in axis order,
+outer axis first, and axes that are partial are so in one way, for sums and maxima do not swap.
 
 Values print as they are typed and parse from what they print: ``parse(str(x)) == x``.
 """
@@ -11,7 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Union
+from typing import Any, Union
+
+import torch
 
 
 class Sbp:
@@ -22,6 +26,7 @@ class Sbp:
     is_split = False
     is_broadcast = False
     is_partial = False
+    is_extreme = False
 
     def __copy__(self) -> Sbp:
         return self
@@ -78,19 +83,49 @@ class Broadcast(Sbp):
 
 
 class Partial(Sbp):
-    """``P``: every rank of the axis holds an addend; the tensor is their sum."""
+    """``P``: every rank of the axis holds an addend; the tensor is their sum.
 
-    __slots__ = ()
+    ``P(max)``, ``P(min)``: the tensor is the elementwise largest, smallest, of what the ranks hold.
+    """
+
+    __slots__ = ("op",)
     is_partial = True
+    _made: dict[str, Partial] = {}
+    op: str
 
-    def __call__(self) -> Partial:
-        return self
+    def __new__(cls, op: str) -> Partial:
+        made = cls._made.get(op)
+        if made is None:
+            made = super().__new__(cls)
+            object.__setattr__(made, "op", op)
+            cls._made[op] = made
+        return made
 
-    def __reduce__(self) -> str:
-        return "partial_sum"
+    @property
+    def is_extreme(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether it is ``P(max)`` or ``P(min)``."""
+        return self.op != "sum"
+
+    def __call__(self, op: Any = None) -> Partial:
+        """``P(max)``, ``P("max")``; of an extreme without an argument, itself."""
+        if op is None:
+            return self
+        name = op if isinstance(op, str) else getattr(op, "__name__", None)
+        if name not in ("sum", "max", "min"):
+            raise ValueError(
+                f"partial: ranks' tensors are to be combined by {op!r}, and P knows sum, max and "
+                'min. Write P, P("max") or P("min").'
+            )
+        return Partial(name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{self} is a value and cannot be changed; write P, P(max), P(min).")
+
+    def __reduce__(self) -> tuple:
+        return (Partial, (self.op,))
 
     def __repr__(self) -> str:
-        return "P"
+        return "P" if self.op == "sum" else f"P({self.op})"
 
 
 def split(dim: int) -> Split:
@@ -99,7 +134,11 @@ def split(dim: int) -> Split:
 
 
 broadcast = Broadcast()
-partial_sum = Partial()
+partial_sum = Partial("sum")
+partial_max = Partial("max")
+partial_min = Partial("min")
+
+EXTREMES = (partial_max, partial_min)
 
 S = split
 B = broadcast
@@ -111,21 +150,49 @@ SbpLike = Union[Sbp, str, Sequence[Union[Sbp, str]]]  # noqa: UP007  (used at ru
 _DUAL: dict[Sbp, Sbp] = {broadcast: partial_sum, partial_sum: broadcast}
 _ENTRY = re.compile(
     r"\s*(?:S\(\s*(-?\d+)\s*\)|split\(\s*(?:dim\s*=\s*)?(-?\d+)\s*\)"
-    r"|(B|broadcast)|(P|partial_sum))\s*"
+    r"|(B|broadcast)|P\(\s*(sum|max|min)\s*\)|partial_(sum|max|min)|(P))\s*"
 )
 
 
 def dual(value: Sbp) -> Sbp:
     """The SBP that the gradient of a tensor with SBP ``value`` has: S -> S, B -> P, P -> B.
 
+    Raises:
+        ValueError: ``value`` is P(max) or P(min), where the gradient belongs to the winner, and no
+            rank knows alone who wins.
+
     Source: spmd_types, docs/design.md (Meta), where R and P are what is B and P here.
     """
+    if value.is_extreme:
+        raise ValueError(
+            f"{value}: it has no gradient, for no rank knows alone which of them holds the "
+            f"{'largest' if value is partial_max else 'smallest'} value.\n"
+            "  Box it before gradients are asked for: x.to_global(sbp=B)."
+        )
     return _DUAL.get(value, value)
 
 
 def dual_nd(values: NdSbp) -> NdSbp:
     """``dual`` of each entry."""
     return tuple(dual(value) for value in values)
+
+
+def partial_of(values: NdSbp) -> Partial | None:
+    """The way in which some axes are partial, None if none is."""
+    return next((entry for entry in values if isinstance(entry, Partial)), None)
+
+
+def is_one_way(values: NdSbp) -> bool:
+    """Whether all partial axes are so in the same way: a maximum of sums is no sum of maxima."""
+    return len({entry for entry in values if entry.is_partial}) < 2
+
+
+def may_be(entry: Sbp, dtype: torch.dtype) -> bool:
+    """Whether tensors of ``dtype`` have what ``entry`` needs: numbers a sum, all but complex
+    ones an order."""
+    if entry.is_extreme:
+        return not dtype.is_complex
+    return entry is not partial_sum or dtype is not torch.bool
 
 
 def parse(text: str) -> Sbp | NdSbp:
@@ -150,9 +217,7 @@ def parse(text: str) -> Sbp | NdSbp:
         match = _ENTRY.match(text, position, end)
         if match is None:
             raise _parse_error(text, position)
-        first, second, is_b, is_p = match.groups()
-        dim = first if first is not None else second
-        entries.append(Split(int(dim)) if dim is not None else broadcast if is_b else partial_sum)
+        entries.append(_entry(match))
         position = match.end()
         if position < end:
             if text[position] != ",":
@@ -165,10 +230,19 @@ def parse(text: str) -> Sbp | NdSbp:
     return tuple(entries)
 
 
+def _entry(match: re.Match) -> Sbp:
+    first, second, is_b, op, long_op, _ = match.groups()
+    dim = first if first is not None else second
+    if dim is not None:
+        return Split(int(dim))
+    return broadcast if is_b else Partial(op or long_op or "sum")
+
+
 def _parse_error(text: str, position: int) -> ValueError:
     return ValueError(
         f"sbp: cannot read this text as an SBP:\n  {text}\n  {' ' * position}^\n"
-        'An SBP is "S(dim)", "B" or "P", and for several axes a tuple such as "(S(0), B)".'
+        'An SBP is "S(dim)", "B", "P", "P(max)" or "P(min)", and for several axes a tuple such as '
+        '"(S(0), B)".'
     )
 
 

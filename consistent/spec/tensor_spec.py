@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from .placement import Placement
-from .sbp import NdSbp, SbpLike, Split, as_nd_sbp, dual_nd
+from .sbp import NdSbp, P, SbpLike, Split, as_nd_sbp, dual_nd, is_one_way, may_be
 
 Coordinate = tuple[int, ...]
 
@@ -56,7 +56,7 @@ class TensorSpec:
 
         Raises:
             ValueError: the number of SBPs is not the number of axes, a split dim is out of range,
-                or a size is negative.
+                axes are partial in two ways, or a size is negative.
         """
         size = torch.Size(shape)
         if size and min(size) < 0:
@@ -111,16 +111,6 @@ class TensorSpec:
     def local_shape(self, coordinate: Coordinate | None) -> tuple[int, ...]:
         """Shape of the shard at ``coordinate``."""
         return self.box(coordinate)[1]
-
-    def is_even(self, axis: int) -> bool:
-        """Whether ``axis`` cuts its dim into equal pieces (True if it does not cut)."""
-        entry = self.sbp[axis]
-        if not isinstance(entry, Split):
-            return True
-        parts = math.prod(
-            n for n, e in zip(self.placement.shape, self.sbp, strict=True) if e is entry
-        )
-        return self.shape[entry.dim] % parts == 0
 
     @property
     def numel(self) -> int:
@@ -179,10 +169,24 @@ def resolve_sbp(sbp: SbpLike, placement: Placement, shape: Sequence[int]) -> NdS
             f"{placement.ndim} axes {placement.shape}. Give one SBP per axis, such as "
             f"({', '.join(['B'] * placement.ndim)}{',' if placement.ndim == 1 else ''})."
         )
+    if not is_one_way(entries):
+        raise ValueError(
+            f"sbp: {_shown(entries)} is partial in two ways, and the largest of sums is no sum of "
+            "the largest. Use one kind of P on all partial axes, and B or S on the others."
+        )
     return tuple(
         _resolve(entry, len(shape), shape) if isinstance(entry, Split) else entry
         for entry in entries
     )
+
+
+def misfit(spec: TensorSpec) -> str | None:
+    """Why a tensor of this dtype cannot be partial as ``spec`` says; None if it can."""
+    for entry in spec.sbp:
+        if not may_be(entry, spec.dtype):
+            lacks = "truth values have no sum" if entry is P else "complex numbers have no order"
+            return f"a tensor of {spec.dtype} cannot be {entry}, for {lacks}"
+    return None
 
 
 def _resolve(entry: Split, ndim: int, shape: Sequence[int]) -> Split:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from consistent.boxing.exchange import exchange
 from consistent.boxing.plan import plan, plan_bytes, total_sent
 from consistent.boxing.run import everywhere, run
 from consistent.boxing.steps import Exchange, show
-from consistent.spec import B, NdSbp, P, Placement, S, TensorSpec
+from consistent.spec import EXTREMES, B, NdSbp, P, Placement, S, Sbp, TensorSpec, may_be
 from mirrored import counting
 from tests.ranks import RankError, pool, simulate
 from tests.reference import gather, in_grid_order, scatter, shard_at, whole_numbers
@@ -228,7 +228,7 @@ def test_value_gradients_and_bytes_between_all_placements(a, b):
 
 
 @st.composite
-def moves_between(draw: st.DrawFn) -> tuple[TensorSpec, TensorSpec]:
+def moves_between(draw: st.DrawFn, partials: Sequence[Sbp] = (P,)) -> tuple[TensorSpec, TensorSpec]:
     """Two specs of one tensor on any two placements of some of four ranks; sizes from 0 on."""
     shape = draw(shapes())
     ends = []
@@ -236,7 +236,7 @@ def moves_between(draw: st.DrawFn) -> tuple[TensorSpec, TensorSpec]:
         grid = draw(grids(WORLD))
         ranks = draw(st.permutations(range(WORLD)))[: math.prod(grid)]
         placement = Placement("cpu", torch.tensor(ranks).reshape(grid).tolist())
-        sbp = draw(nd_sbps(placement.ndim, len(shape)))
+        sbp = draw(nd_sbps(placement.ndim, len(shape), partials))
         ends.append(TensorSpec.of(placement, sbp, shape, torch.float64))
     return ends[0], ends[1]
 
@@ -260,12 +260,21 @@ def run_from(rank: int, full: torch.Tensor, src: TensorSpec, dst: TensorSpec) ->
     return run(shard_at(scatter(full, src), src, rank), src, dst)
 
 
+@settings(max_examples=150, deadline=None)
+@given(moves_between((P, *EXTREMES)))
+def test_any_kind_of_partial_between_any_placements(pair):
+    src, dst = pair
+    full = whole_numbers(src.shape)
+    held = simulate(run_from, WORLD, full, src, dst)
+    assert torch.equal(gather(in_grid_order(held, dst), dst), full)
+
+
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]
 )
-@pytest.mark.parametrize("sbp", [B, S(0), P], ids=str)
+@pytest.mark.parametrize("sbp", [B, S(0), P, P(max), P(min)], ids=str)
 def test_every_dtype_travels(dtype, sbp):
-    if dtype is torch.bool and sbp is P:
+    if not may_be(sbp, dtype):
         return
     full = whole_numbers(SMALL, dtype)
     src, dst = on([0, 1, 2], sbp, dtype=dtype), on([3, 1], S(1), dtype=dtype)
@@ -274,7 +283,7 @@ def test_every_dtype_travels(dtype, sbp):
 
 
 def test_bool_is_not_summed_on_the_way():
-    with pytest.raises(ValueError, match="bool tensor cannot be P"):
+    with pytest.raises(ValueError, match="torch.bool cannot be P, for truth values have no sum"):
         plan(on([0], B, dtype=torch.bool), on([1], P, dtype=torch.bool))
 
 

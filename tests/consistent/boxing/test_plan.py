@@ -65,6 +65,15 @@ def test_one_axis_takes_one_move(src, dst, moves):
         # Sliced first: what is sent has shrunk.
         ((S(0), B), (B, S(1)), "(S(0), B) -slice(1)-> (S(0), S(1)) -all_gather(0)-> (B, S(1))"),
         ((P, B), (B, S(0)), "(P, B) -slice(1)-> (P, S(0)) -all_reduce(0)-> (B, S(0))"),
+        # Extremes move as sums do; what is whole is its own largest.
+        ((P(max), P(max)), (S(0), P(max)), "(P(max), P(max)) -reduce_scatter(0)-> (S(0), P(max))"),
+        ((B, S(0)), (P(max), S(0)), "(B, S(0)) -keep(0)-> (P(max), S(0))"),
+        # From one kind to another by S or B, and no state is of two kinds.
+        (
+            (P(max), B), (P(min), B),
+            "(P(max), B) -reduce_scatter(0)-> (S(0), B) -pad(0)-> (P(min), B)",
+        ),
+        ((P, B), (B, P(max)), "(P, B) -all_reduce(0)-> (B, B) -keep(1)-> (B, P(max))"),
     ],
 )  # fmt: skip
 def test_two_axes_small(src, dst, line):
@@ -176,6 +185,6 @@ def test_other_dtype_is_an_error():
 
 
 @pytest.mark.parametrize(("src", "dst"), [(B, P), (P, B), (S(0), P), (P, S(0))], ids=str)
-def test_bool_cannot_be_partial(src, dst):
-    with pytest.raises(ValueError, match="bool tensor cannot be P"):
+def test_bool_cannot_be_a_sum(src, dst):
+    with pytest.raises(ValueError, match="torch.bool cannot be P, for truth values have no sum"):
         plan(spec(src, dtype=torch.bool), spec(dst, dtype=torch.bool))

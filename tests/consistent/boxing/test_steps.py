@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from consistent.boxing.steps import KINDS, Move, kind_of, show
-from consistent.spec import B, P, S, dual
+from consistent.spec import EXTREMES, B, P, S, dual
 
 TRANSPOSES = {
     "all_gather": "reduce_scatter",
@@ -37,7 +37,15 @@ def test_transpose_of_a_move_is_the_move_between_duals(src, dst):
 
 
 def test_the_pairs_use_every_kind():
-    assert {kind_of(*pair) for pair in PAIRS} == set(KINDS)
+    assert {kind_of(*pair) for pair in [*PAIRS, (B, P(max))]} == set(KINDS)
+
+
+@pytest.mark.parametrize("kind", EXTREMES, ids=str)
+def test_extremes_move_as_sums_do_but_b_is_kept_by_all(kind):
+    assert kind_of(B, kind) == "keep"
+    for other in (S(0), B):
+        assert kind_of(kind, other) == kind_of(P, other)
+    assert kind_of(S(0), kind) == kind_of(S(0), P)
 
 
 def test_plan_shows_the_state_between_moves():

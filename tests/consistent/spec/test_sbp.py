@@ -6,11 +6,30 @@ import copy
 import pickle
 
 import pytest
-from hypothesis import given
+import torch
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from consistent.spec import B, P, S, as_nd_sbp, dual, dual_nd
-from consistent.spec.sbp import broadcast, parse, partial_sum, split
+from consistent.spec import (
+    EXTREMES,
+    B,
+    P,
+    S,
+    as_nd_sbp,
+    dual,
+    dual_nd,
+    is_one_way,
+    may_be,
+    partial_of,
+)
+from consistent.spec.sbp import (
+    broadcast,
+    parse,
+    partial_max,
+    partial_min,
+    partial_sum,
+    split,
+)
 from tests.strategies import any_sbps
 
 entries = any_sbps()
@@ -29,7 +48,7 @@ def test_parsing_a_printed_tuple_gives_it_back(nd_sbp):
 
 @given(entries)
 def test_printing_is_typing(entry):
-    assert eval(repr(entry), {"S": S, "B": B, "P": P}) is entry
+    assert eval(repr(entry), {"S": S, "B": B, "P": P, "max": max, "min": min}) is entry
 
 
 @given(entries)
@@ -41,7 +60,15 @@ def test_values_are_interned(entry):
 def test_long_names_and_calls_are_the_short_ones():
     assert split(1) is S(1) is split(dim=1)
     assert broadcast is B is broadcast()
-    assert partial_sum is P is partial_sum()
+    assert partial_sum is P is partial_sum() is P("sum") is P(sum)
+    assert partial_max is P(max) is P("max") is partial_max()
+    assert partial_min is P(min) is P("min") is partial_min()
+
+
+@pytest.mark.parametrize("op", ["mean", 0, len], ids=repr)
+def test_partial_knows_three_ways(op):
+    with pytest.raises(ValueError, match="P knows sum, max and min"):
+        P(op)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +78,9 @@ def test_long_names_and_calls_are_the_short_ones():
         (" split( dim = -1 ) ", S(-1)),
         ("broadcast", B),
         ("partial_sum", P),
+        ("partial_max", P(max)),
+        (" P( min ) ", P(min)),
+        ("(P(max), S(0))", (P(max), S(0))),
         ("(S(0), B)", (S(0), B)),
         ("S(0), B", (S(0), B)),
         ("(P,)", (P,)),
@@ -71,6 +101,7 @@ def test_texts_that_parse(text, value):
         ("S(x)", 0),
         ("S(0) B", 5),
         ("(S(0), Q)", 6),
+        ("P(mean)", 1),
         ("(B", 2),
         ("(B, P) B", 7),
         ("(,B)", 1),
@@ -87,7 +118,14 @@ def test_fault_has_a_caret_under_it(text, caret):
 
 @given(tuples)
 def test_dual_twice_is_the_same(nd_sbp):
+    assume(not any(entry.is_extreme for entry in nd_sbp))
     assert dual_nd(dual_nd(nd_sbp)) == nd_sbp
+
+
+@pytest.mark.parametrize("entry", EXTREMES, ids=str)
+def test_extremes_have_no_dual(entry):
+    with pytest.raises(ValueError, match="it has no gradient"):
+        dual(entry)
 
 
 def test_dual_swaps_broadcast_and_partial():
@@ -115,6 +153,17 @@ def test_a_split_cannot_be_changed():
     with pytest.raises(AttributeError, match=r"write S\(new_dim\)"):
         S(0).dim = 1
     assert S(0).dim == 0
+
+
+def test_extremes_are_partial_in_one_way_each():
+    assert [e.is_extreme for e in (S(0), B, P, P(max), P(min))] == [False] * 3 + [True] * 2
+    assert is_one_way((P(max), B, P(max))) and not is_one_way((P(max), P))
+    assert (partial_of((B, S(0))), partial_of((B, P(min)))) == (None, P(min))
+
+
+def test_truth_values_have_an_order_and_complex_numbers_a_sum():
+    assert [may_be(e, torch.bool) for e in (P, P(max), B)] == [False, True, True]
+    assert [may_be(e, torch.complex64) for e in (P, P(max), B)] == [True, False, True]
 
 
 def test_kinds():

@@ -63,7 +63,7 @@ def test_local_shapes_are_those_of_scattered_shards(spec):
         assert spec.local_shape(at) == tuple(shard.shape)
 
 
-@given(specs(max_ranks=8, partial=False))
+@given(specs(max_ranks=8, partials=()))
 def test_boxes_are_where_the_shards_come_from(spec):
     full = whole_numbers(spec.shape)
     coordinates = itertools.product(*map(range, spec.placement.shape))
@@ -81,19 +81,6 @@ def test_two_axes_split_one_dim_outer_first():
 @given(specs())
 def test_outside_the_shape_is_that_of_the_origin(spec):
     assert spec.local_shape(None) == spec.local_shape((0,) * spec.placement.ndim)
-
-
-@given(specs(max_ranks=8))
-def test_even_means_all_shards_alike(spec):
-    shapes = {tuple(x.shape) for x in scatter(whole_numbers(spec.shape), spec)}
-    if all(spec.is_even(axis) for axis in range(spec.placement.ndim)):
-        assert len(shapes) == 1
-
-
-def test_even_counts_all_axes_of_the_dim():
-    spec = TensorSpec.of(GRID, (S(0), S(0)), (6,), torch.float32)
-    assert not spec.is_even(0)
-    assert spec.with_sbp((S(0), B)).is_even(0)
 
 
 # -- as a value ------------------------------------------------------------------------------------
@@ -145,10 +132,15 @@ def test_variations_keep_the_rest():
     assert spec.with_sbp(spec.sbp) is spec.with_dtype(spec.dtype) is spec
 
 
-@given(specs())
+@given(specs(partials=(P,)))
 def test_dual_of_the_dual_is_the_spec(spec):
     assert spec.dual.dual is spec
     assert spec.dual.shape == spec.shape and spec.dual.dtype == spec.dtype
+
+
+def test_axes_are_partial_in_one_way():
+    with pytest.raises(ValueError, match=r"\(P\(max\), P\) is partial in two ways"):
+        TensorSpec.of(GRID, (P(max), P), (6,), torch.float32)
 
 
 def test_sizes():

@@ -1,0 +1,112 @@
+"""P(max) and P(min) through elementwise ops: what rises keeps them, what falls swaps them.
+
+If f rises, the largest f(x) of the ranks is f of the largest x. A rank may hold anything on the
+losing side, up to the infinity that loses against every number. So an op is claimed only where it
+is monotone over all numbers of its dtype, infinities included, and gives NaN for NaN. That leaves
+out ``log`` and ``sqrt``, arithmetic of integers, which wraps around, and a second tensor in
+``add``, for it may hold the other infinity.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..spec import EXTREMES, Sbp
+from ..spec.sbp import partial_max, partial_min
+from .signature import Call, Operand, Signature
+
+SWAPPED: dict[Sbp, Sbp] = {partial_max: partial_min, partial_min: partial_max}
+
+RISING = """
+arcsinh arctan asinh atan ceil clamp clamp_max clamp_min clip erf exp exp2 expm1 fix floor
+hardsigmoid hardtanh relu relu6 round selu sigmoid sinh special_erf special_exp2 special_expit
+special_expm1 special_ndtr special_round tanh trunc
+""".split()
+FALLING = "erfc special_erfc".split()
+
+_JOINS = ("bitwise_or", "logical_or", "max", "maximum")
+
+
+def rising(call: Call) -> list[Signature]:
+    """The first operand passes as it is, with the others B."""
+    return [call.make({0: kind}, kind) for kind in EXTREMES]
+
+
+def falling(call: Call) -> list[Signature]:
+    """The largest becomes the smallest."""
+    return [call.make({0: kind}, SWAPPED[kind]) for kind in EXTREMES]
+
+
+def negated(call: Call) -> list[Signature]:
+    """-x of floats; of integers the smallest has no negative."""
+    return falling(call) if call.outs[0].dtype.is_floating_point else []
+
+
+def inverted(call: Call) -> list[Signature]:
+    """not x of bools."""
+    return falling(call) if _are_bools(call) else []
+
+
+def cast(call: Call) -> list[Signature]:
+    """A copy, perhaps of another dtype: rounding rises, dropping bits does not."""
+    source, result = call.operands[0].spec.dtype, call.outs[0].dtype
+    rises = source in (result, torch.bool) or result.is_floating_point
+    return rising(call) if rises else []
+
+
+def shifted(call: Call) -> list[Signature]:
+    """x + c, x - c and c - x with a number c."""
+    c = _number(call)
+    if c is None or call.kwargs.get("alpha", 1) != 1:
+        return []
+    first = _number_is_first(call)
+    falls = not first if call.name == "rsub" else first and call.name != "add"
+    return falling(call) if falls else rising(call)
+
+
+def scaled(call: Call) -> list[Signature]:
+    """x * c and x / c with a number c other than 0."""
+    c = _number(call)
+    divides = call.name not in ("mul", "multiply")
+    if not c or call.kwargs.get("rounding_mode") or (divides and _number_is_first(call)):
+        return []
+    return falling(call) if c < 0 else rising(call)
+
+
+def chosen(call: Call) -> list[Signature]:
+    """where(condition, x, y): what is B, or a number, is its own largest and smallest."""
+    sources = [i for i in range(1, len(call.operands))]
+    picks = [sources, *([i] for i in sources if len(sources) > 1)]
+    return [call.make(dict.fromkeys(pick, kind), kind) for pick in picks for kind in EXTREMES]
+
+
+def of_two(call: Call) -> list[Signature]:
+    """The larger or smaller of two tensors, and of bools or and and: these distribute."""
+    if call.name not in ("max", "min", "maximum", "minimum") and not _are_bools(call):
+        return []
+    indices = range(len(call.operands))
+    same = partial_max if call.name in _JOINS else partial_min
+    both = [call.make(dict.fromkeys(indices, same), same)]
+    return both + [call.make({i: kind}, kind) for i in indices for kind in EXTREMES]
+
+
+def _number(call: Call) -> float | None:
+    """The one number beside the one tensor, a floating one, if its dtype holds both it and its
+    inverse."""
+    dtype = call.operands[0].spec.dtype
+    if len(call.operands) != 1 or not dtype.is_floating_point:
+        return None
+    given = (*call.args[:2], call.kwargs.get("other"), call.kwargs.get("input"))
+    found = [x for x in given if isinstance(x, int | float) and not isinstance(x, bool)]
+    limits = torch.finfo(dtype)
+    if len(found) != 1 or not (found[0] == 0 or limits.tiny <= abs(found[0]) <= limits.max):
+        return None
+    return float(found[0])
+
+
+def _number_is_first(call: Call) -> bool:
+    return bool(call.args) and not isinstance(call.args[0], Operand)
+
+
+def _are_bools(call: Call) -> bool:
+    return all(x.spec.dtype is torch.bool for x in call.operands)
