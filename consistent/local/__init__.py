@@ -8,6 +8,7 @@ any other code.
 from . import (
     attention,
     count,
+    counted,
     cumulative,
     dropout,
     embedding,
@@ -32,6 +33,7 @@ __all__ = [
     "Shards",
     "attention",
     "count",
+    "counted",
     "cumulative",
     "dropout",
     "flat",

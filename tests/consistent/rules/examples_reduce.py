@@ -96,9 +96,6 @@ EXAMPLES = (
     example(torch._VF.norm, real(5, 7), 1, [0]),
     example(torch._VF.norm, real(5, 7), math.inf, [1], keepdim=True),
     example(torch._VF.frobenius_norm, real(5, 7), [0, 1]),
-    example(torch.topk, real(5, 13), 3),
-    example(torch.topk, real(13, 2), 2, 0, False),
-    example(torch.topk, real(12), 3),
     example(torch._C._nn.glu, real(5, 4, 6), 1),
     example(torch.cosine_similarity, real(5, 7, 3), real(5, 7, 3)),
     example(torch.cosine_similarity, real(5, 7), real(5, 7), -1, 1e-2),
@@ -122,12 +119,6 @@ EXAMPLES = (
     example(torch.linalg.norm, real(5, 7), 2),
     example(torch.linalg.matrix_norm, real(4, 5, 7)),
     example(torch.linalg.matrix_norm, real(4, 5, 7), math.inf, keepdim=True),
-    *(example(f, real(5, 7), d) for f in (torch.cumsum, torch.cumprod) for d in (0, -1)),
-    *(example(f, whole(5, 7, low=-2, high=3), 0) for f in (torch.cumsum, torch.cumprod)),
-    *(example(f, real(5, 7), 0) for f in (torch.Tensor.cumsum_, torch.Tensor.cumprod_)),
-    example(torch.cumprod, ZEROS + 0, 1),
-    example(torch.cumsum, real(), 0),
-    *(example(f, real(5, 7), 1) for f in (torch.cummax, torch.cummin, torch.logcumsumexp)),
     *(example(f, real(5, 7), d) for f in (torch.softmax, torch.log_softmax) for d in (0, 1)),
     *(example(f, MASKED, 1) for f in (torch.softmax, torch.log_softmax)),
     *(example(f, real(2, 5, 2), -2) for f in (torch.softmax, torch.log_softmax)),
@@ -136,18 +127,5 @@ EXAMPLES = (
     example(torch._softmax, real(5, 7), 1, False),
     example(torch._log_softmax, real(5, 7), 1, False),
     example(torch.special.log_softmax, real(5, 7), 1),
-    *(
-        example(f, real(5, 7))
-        for f in (torch.sort, torch.argsort, torch.median, torch.nanmedian, torch.mode)
-    ),
-    *(
-        example(f, real(5, 7), 0)
-        for f in (torch.sort, torch.argsort, torch.median, torch.nanmedian, torch.mode)
-    ),
-    example(torch.sort, real(5, 7), stable=True, dim=0, descending=True),
-    example(torch.topk, real(5, 7), 3),
-    example(torch.topk, real(5, 7), 2, 0, False),
-    example(torch.kthvalue, real(5, 7), 3),
-    example(torch.kthvalue, real(5, 7), 2, 0, True),
     example(torch.renorm, real(5, 7, 2), 2, 1, 0.5),
 )
