@@ -14,17 +14,32 @@ arguments are keyed by type only.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
+
+import torch
 
 from mirrored.mirrored_tensor import MirroredTensor
 
+from ..rules import table
 from . import _C, shards
 from .execute import execute
+from .naming import know
 from .plan import clear_plans, observers, plans
 from .planning import make_plan
 from .shards import moved_view_error
 
 torch_function = _C.torch_function
+
+
+def enter_methods(cls: Any) -> None:
+    """Let the methods and operators of ``cls`` that are ops with a row go straight to the hook.
+
+    They ask for hooks, as all ops do, but only after torch has parsed their arguments.
+    """
+    for name, base in inspect.getmembers(torch.Tensor, inspect.ismethoddescriptor):
+        if name not in vars(cls) and table.find(know(base).name) is not None:
+            setattr(cls, name, _C.Method(base))
 
 
 def set_class(cls: Any) -> None:

@@ -286,6 +286,8 @@ class GlobalTensor(torch.Tensor):
     def __int__(self) -> int:
         return int(self.item())
 
+    __nonzero__, __long__ = __bool__, __int__  # torch's names for the same, which look like ops
+
     def __float__(self) -> float:
         return float(self.item())
 
@@ -427,3 +429,4 @@ class GlobalTensor(torch.Tensor):
 
 
 dispatch.set_class(GlobalTensor)
+dispatch.enter_methods(GlobalTensor)

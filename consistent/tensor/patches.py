@@ -22,7 +22,7 @@ from torch.utils import _foreach_utils
 
 from ..local import generator
 from ..spec import B
-from . import autograd, foreach, handlers  # noqa: F401  (the last two enter their ops)
+from . import _C, autograd, foreach, handlers  # noqa: F401  (the last two enter their ops)
 from .arguments import collect, replace
 from .global_tensor import GlobalTensor
 from .naming import opened_body
@@ -54,6 +54,7 @@ def install() -> None:
     _patch_checkpoint()
     _enter_foreach()
     _patch_rng()
+    _patch_questions()
     _guard_construction()
     _guard_collectives()
     _guard_functorch()
@@ -301,6 +302,14 @@ def _patch_rng() -> None:
 
 
 # -- what reads the shard and must say so ----------------------------------------------------------
+
+
+# -- Python functions that ask for hooks and then look for them once more in Python -----------------
+
+
+def _patch_questions() -> None:
+    for module in (torch.nn.functional, torch.functional, torch._tensor):
+        module.handle_torch_function = _C.make_handle(module.handle_torch_function)
 
 
 def _guard_construction() -> None:

@@ -85,18 +85,18 @@ bool retype(PyObject* out, const Entry& entry, size_t* position) {
   return true;
 }
 
-PyObject* run_on_shards(const Entry& entry, PyObject* args, PyObject* kwargs) {
+PyObject* run_on_shards(const Entry& entry, const Arguments& given) {
   HookOff off;
-  if (entry.sizes == nullptr) return PyObject_Call(entry.run, args, kwargs);
+  if (entry.sizes == nullptr) return given.pass_to(entry.run);
   const Py_ssize_t count = PyTuple_GET_SIZE(entry.sizes);
-  c10::SmallVector<PyObject*, 8> given{PyTuple_GET_ITEM(args, 0)};
-  for (Py_ssize_t i = 0; i < count; ++i) given.push_back(PyTuple_GET_ITEM(entry.sizes, i));
-  return PyObject_Vectorcall(entry.run, given.data(), given.size(), nullptr);
+  c10::SmallVector<PyObject*, 8> values{given.values[0]};
+  for (Py_ssize_t i = 0; i < count; ++i) values.push_back(PyTuple_GET_ITEM(entry.sizes, i));
+  return PyObject_Vectorcall(entry.run, values.data(), values.size(), nullptr);
 }
 
-bool check_not_moved(const Entry& entry, PyObject* args) {
+bool check_not_moved(const Entry& entry, PyObject* target) {
   static PyObject* const name = PyUnicode_InternFromString("_moved_view");
-  PyObject* moved = PyObject_GetAttr(PyTuple_GET_ITEM(args, 0), name);
+  PyObject* moved = PyObject_GetAttr(target, name);
   if (moved == nullptr) return false;
   const bool is = moved == Py_True;
   Py_DECREF(moved);
@@ -110,9 +110,9 @@ bool check_not_moved(const Entry& entry, PyObject* args) {
 }
 
 // A plan that is one torch call on the shards as they lie.
-PyObject* run_fast(const Entry& entry, PyObject* args, PyObject* kwargs) {
-  if (entry.inplace && !check_not_moved(entry, args)) return nullptr;
-  PyObject* out = run_on_shards(entry, args, kwargs);
+PyObject* run_fast(const Entry& entry, const Arguments& given) {
+  if (entry.inplace && !check_not_moved(entry, given.values[0])) return nullptr;
+  PyObject* out = run_on_shards(entry, given);
   if (out == nullptr) return nullptr;
   size_t position = 0;
   if (is_exactly(out, THPVariableClass) ? retype_one(out, entry, 0)
@@ -123,57 +123,88 @@ PyObject* run_fast(const Entry& entry, PyObject* args, PyObject* kwargs) {
   return nullptr;
 }
 
-// Plans a call met for the first time. A new reference.
-Entry* plan(Key& key, PyObject* func, PyObject* args, PyObject* kwargs) {
-  key.hold();
-  PyObject* made = PyObject_CallFunctionObjArgs(python.make_plan, func, args, kwargs, nullptr);
-  if (made == nullptr) return nullptr;
-  Entry* entry = Entry::of(made);
-  Py_DECREF(made);
-  if (entry == nullptr || !entry->kept) return entry;
+// Keeps `entry` in the table; false with a Python error set.
+bool keep(const Key& key, Entry* entry) {
   if (plans->size() >= kMaxPlans) {
     PyObject* done = PyObject_CallNoArgs(python.clear_plans);
-    if (done == nullptr) {
-      entry->drop();
-      return nullptr;
-    }
+    if (done == nullptr) return false;
     Py_DECREF(done);
   }
   plans->insert(key, entry);
-  return entry;
+  return true;
+}
+
+// Plans a call met for the first time. A new reference.
+Entry* plan(Key& key, PyObject* func, const Arguments& given) {
+  key.hold();
+  PyObject *args = nullptr, *kwargs = nullptr;
+  if (!given.as_tuple_and_dict(&args, &kwargs)) return nullptr;
+  PyObject* made = PyObject_CallFunctionObjArgs(python.make_plan, func, args, kwargs, nullptr);
+  Py_DECREF(args);
+  Py_DECREF(kwargs);
+  if (made == nullptr) return nullptr;
+  Entry* entry = Entry::of(made);
+  Py_DECREF(made);
+  if (entry == nullptr || !entry->kept || keep(key, entry)) return entry;
+  entry->drop();
+  return nullptr;
+}
+
+PyObject* run_in_python(const Entry& entry, const Arguments& given) {
+  PyObject *args = nullptr, *kwargs = nullptr;
+  if (!given.as_tuple_and_dict(&args, &kwargs)) return nullptr;
+  PyObject* out = PyObject_CallFunctionObjArgs(python.execute, entry.plan, args, kwargs, nullptr);
+  Py_DECREF(args);
+  Py_DECREF(kwargs);
+  return out;
 }
 
 }  // namespace
 
 bool attach(PyObject* local, PyObject* spec) {
-  static PyObject* const class_name = PyUnicode_InternFromString("__class__");
   static PyObject* const spec_name = PyUnicode_InternFromString("_spec");
+#if PY_VERSION_HEX < 0x030D0000
+  // What assigning to __class__ does once the types are known to fit: torch.Tensor and its subclass
+  // have the same layout. With its dict in place, the object keeps no values by its type's order.
+  PyObject* dict = PyObject_GenericGetDict(local, nullptr);
+  if (dict == nullptr) return false;
+  PyTypeObject* type = Py_TYPE(local);
+  if (type != global_class()) {
+    Py_INCREF(global_class());
+    Py_SET_TYPE(local, global_class());
+    Py_DECREF(type);
+  }
+  const int done = PyDict_SetItem(dict, spec_name, spec);
+  Py_DECREF(dict);
+  return done == 0;
+#else
+  static PyObject* const class_name = PyUnicode_InternFromString("__class__");
   return PyObject_GenericSetAttr(local, class_name, reinterpret_cast<PyObject*>(global_class())) ==
              0 &&
          PyObject_GenericSetAttr(local, spec_name, spec) == 0;
+#endif
 }
 
-PyObject* call(PyObject* func, PyObject* args, PyObject* kwargs) {
+bool hook_is_on() {
+  return PythonTorchFunctionTLS::get_disabled_state() == TorchFunctionDisabledState::ENABLED &&
+         !at::impl::torch_function_mode_enabled();
+}
+
+PyObject* call(PyObject* func, const Arguments& given) {
   Key key;
-  if (!key.of_call(func, args, kwargs)) return nullptr;
+  if (!key.of_call(func, given)) return nullptr;
   bool failed = false;
   Entry* found = plans->find(key, &failed);
   if (failed) return nullptr;
   if (found != nullptr) {
     found->hold();
   } else {
-    PyObject* named = kwargs != nullptr ? kwargs : PyDict_New();
-    found = named != nullptr ? plan(key, func, args, named) : nullptr;
-    if (kwargs == nullptr) Py_XDECREF(named);
+    found = plan(key, func, given);
     if (found == nullptr) return nullptr;
   }
   const Held entry(found);
-  if (found->fast && PyList_GET_SIZE(python.observers) == 0) return run_fast(*found, args, kwargs);
-  PyObject* named = kwargs != nullptr ? kwargs : PyDict_New();
-  if (named == nullptr) return nullptr;
-  PyObject* out = PyObject_CallFunctionObjArgs(python.execute, found->plan, args, named, nullptr);
-  if (kwargs == nullptr) Py_DECREF(named);
-  return out;
+  const bool watched = PyList_GET_SIZE(python.observers) != 0;
+  return found->fast && !watched ? run_fast(*found, given) : run_in_python(*found, given);
 }
 
 }  // namespace consistent::dispatch

@@ -4,6 +4,8 @@
 
 #include <Python.h>
 
+#include "key.h"
+
 namespace consistent::dispatch {
 
 // What the hot path calls when it is not enough; entered once, from Python.
@@ -20,8 +22,11 @@ class PlanTable;
 extern PlanTable* plans;  // where the hook looks plans up
 constexpr size_t kMaxPlans = size_t{1} << 16;
 
-// func(*args, **kwargs) on global tensors; `kwargs` may be nullptr. A new reference.
-PyObject* call(PyObject* func, PyObject* args, PyObject* kwargs);
+// func(*arguments) on global tensors. A new reference.
+PyObject* call(PyObject* func, const Arguments& arguments);
+
+// Whether torch would hand calls to the hook: it is not off, and no mode comes first.
+bool hook_is_on();
 
 // Retypes `local`, a plain tensor that nobody else holds, as the shard of a tensor with `spec`.
 bool attach(PyObject* local, PyObject* spec);

@@ -46,9 +46,38 @@ void set_classes(PyObject* global_tensor, PyObject* mirrored_tensor) {
 PyTypeObject* global_class() { return global_tensor_class; }
 
 PyObject* spec_of(PyObject* tensor) {
-  PyObject* spec = PyObject_GetAttr(tensor, spec_name);
-  if (spec != nullptr) Py_DECREF(spec);  // the tensor holds it
-  return spec;
+#if PY_VERSION_HEX < 0x030D0000
+  // The instance's own dict, past the look-up in the classes, which know no `_spec`.
+  PyObject** dict = _PyObject_GetDictPtr(tensor);
+  PyObject* spec = nullptr;
+  if (dict != nullptr && *dict != nullptr) spec = PyDict_GetItemWithError(*dict, spec_name);
+  if (spec != nullptr) return spec;
+  if (PyErr_Occurred()) return nullptr;
+#endif
+  PyObject* found = PyObject_GetAttr(tensor, spec_name);
+  Py_XDECREF(found);  // the tensor holds it
+  return found;
+}
+
+PyObject* Arguments::pass_to(PyObject* func) const {
+  if (tuple != nullptr) return PyObject_Call(func, tuple, dict);
+  return PyObject_Vectorcall(func, values, count, names);
+}
+
+bool Arguments::as_tuple_and_dict(PyObject** args, PyObject** kwargs) const {
+  *args = tuple != nullptr ? Py_NewRef(tuple) : PyTuple_New(count);
+  *kwargs = dict != nullptr ? Py_NewRef(dict) : PyDict_New();
+  bool done = *args != nullptr && *kwargs != nullptr;
+  for (Py_ssize_t i = 0; done && tuple == nullptr && i < count; ++i) {
+    PyTuple_SET_ITEM(*args, i, Py_NewRef(values[i]));
+  }
+  for (Py_ssize_t i = 0; done && names != nullptr && i < PyTuple_GET_SIZE(names); ++i) {
+    done = PyDict_SetItem(*kwargs, PyTuple_GET_ITEM(names, i), values[count + i]) == 0;
+  }
+  if (done) return true;
+  Py_CLEAR(*args);
+  Py_CLEAR(*kwargs);
+  return false;
 }
 
 Key::~Key() {
@@ -60,13 +89,22 @@ void Key::hold() {
   for (PyObject* spec : specs) made_.push_back(Py_NewRef(spec));
 }
 
-bool Key::of_call(PyObject* func, PyObject* args, PyObject* kwargs) {
+bool Key::of_call(PyObject* func, const Arguments& given) {
   if (!add_object(func)) return false;
-  const Py_ssize_t count = PyTuple_GET_SIZE(args);
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    if (!add(PyTuple_GET_ITEM(args, i))) return false;
+  for (Py_ssize_t i = 0; i < given.count; ++i) {
+    if (!add(given.values[i])) return false;
   }
-  if (kwargs != nullptr && PyDict_GET_SIZE(kwargs) != 0 && !add_dict(kwargs)) return false;
+  if (given.names != nullptr && PyTuple_GET_SIZE(given.names) != 0) {
+    put(kDict, static_cast<uint64_t>(PyTuple_GET_SIZE(given.names)));
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given.names); ++i) {
+      if (!add_object(PyTuple_GET_ITEM(given.names, i)) || !add(given.values[given.count + i])) {
+        return false;
+      }
+    }
+  }
+  if (given.dict != nullptr && PyDict_GET_SIZE(given.dict) != 0 && !add_dict(given.dict)) {
+    return false;
+  }
   uint64_t sum = 0;
   for (const Atom& atom : atoms) sum = mix(mix(sum, atom.kind), atom.value);
   hash = sum;

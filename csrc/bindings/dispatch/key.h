@@ -18,6 +18,28 @@ struct Atom {
   uint64_t value;
 };
 
+// The arguments of a call, borrowed: values in order, then those named by `names` (a tuple or
+// nullptr), or else by `dict` (or nullptr).
+struct Arguments {
+  PyObject* const* values;
+  Py_ssize_t count;  // of values that are not named
+  PyObject* names = nullptr;
+  PyObject* tuple = nullptr;  // the same as a tuple and a dict, where they came so
+  PyObject* dict = nullptr;
+
+  Arguments(PyObject* const* values_, Py_ssize_t count_, PyObject* names_)
+      : values(values_), count(count_), names(names_) {}
+  Arguments(PyObject* tuple_, PyObject* dict_)
+      : values(&PyTuple_GET_ITEM(tuple_, 0)),
+        count(PyTuple_GET_SIZE(tuple_)),
+        tuple(tuple_),
+        dict(dict_) {}
+  // func(*arguments), a new reference.
+  PyObject* pass_to(PyObject* func) const;
+  // Both as new references, the dict never nullptr; false with a Python error set.
+  bool as_tuple_and_dict(PyObject** args, PyObject** kwargs) const;
+};
+
 // What the key borrows is held by the call's arguments, or by `made_`.
 struct Key {
   c10::SmallVector<Atom, 40> atoms;
@@ -33,8 +55,8 @@ struct Key {
   // Keeps what the key borrows alive, whatever the call's arguments turn into meanwhile.
   void hold();
 
-  // Fills in the key of func(*args, **kwargs); false with a Python error set.
-  bool of_call(PyObject* func, PyObject* args, PyObject* kwargs);
+  // Fills in the key of func(*arguments); false with a Python error set.
+  bool of_call(PyObject* func, const Arguments& arguments);
 
  private:
   bool add(PyObject* argument);

@@ -2,9 +2,11 @@
 
 #include <Python.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 #include "hook.h"
 #include "key.h"
+#include "method.h"
 #include "plans.h"
 
 namespace consistent::dispatch {
@@ -95,8 +97,36 @@ PyObject* torch_function(PyObject*, PyObject* const* args, Py_ssize_t count) {
     PyErr_SetString(PyExc_TypeError, "torch_function: func, types, args and kwargs are needed");
     return nullptr;
   }
-  return call(args[0], args[2], count == 4 && args[3] != Py_None ? args[3] : nullptr);
+  const bool named = count == 4 && args[3] != Py_None;
+  return call(args[0], Arguments(args[2], named ? args[3] : nullptr));
   END_HANDLE_TH_ERRORS
+}
+
+// torch.overrides.handle_torch_function, for Python functions of torch that ask for hooks.
+PyObject* handle(PyObject* fallback, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  HANDLE_TH_ERRORS
+  if (count >= 2 && hook_is_on() && PyTuple_CheckExact(args[1])) {
+    bool ours = false, others = false;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args[1]); ++i) {
+      PyObject* x = PyTuple_GET_ITEM(args[1], i);
+      if (Py_TYPE(x) == global_class()) {
+        ours = true;
+      } else if (!THPVariable_CheckExact(x) && PyObject_HasAttrString(x, "__torch_function__")) {
+        others = true;
+      }
+    }
+    if (ours && !others) return call(args[0], Arguments(args + 2, count - 2, names));
+  }
+  return PyObject_Vectorcall(fallback, args, count, names);
+  END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef handle_method = {"handle_torch_function", nullptr, METH_FASTCALL | METH_KEYWORDS,
+                             "torch.overrides.handle_torch_function, short of Python where every "
+                             "hook asked for is that of global tensors."};
+
+PyObject* make_handle(PyObject*, PyObject* fallback) {
+  return PyCFunction_New(&handle_method, fallback);
 }
 
 PyObject* py_attach(PyObject*, PyObject* const* args, Py_ssize_t count) {
@@ -119,6 +149,8 @@ PyMethodDef methods[] = {
      "(func, types, args, kwargs) -> result: the hook of GlobalTensor."},
     {"attach", fast(py_attach), METH_FASTCALL,
      "(local, spec) -> local, retyped as the shard of a global tensor; no one else holds it."},
+    {"make_handle", make_handle, METH_O,
+     "(fallback) -> handle_torch_function, which calls the fallback for hooks of others."},
     {"use", use, METH_O, "Look plans up in this table from now on; returns the one before."},
     {"set_up", set_up, METH_VARARGS,
      "(GlobalTensor, MirroredTensor, make_plan, execute, moved_view_error, observers, "
@@ -139,11 +171,14 @@ PyMODINIT_FUNC PyInit__C(void) {
   table_type.tp_dealloc = table_dealloc;
   table_type.tp_methods = table_methods;
   table_type.tp_as_sequence = &table_sequence;
-  if (PyType_Ready(&table_type) != 0) return nullptr;
+  handle_method.ml_meth = fast(handle);
+  PyTypeObject* method = method_type();
+  if (PyType_Ready(&table_type) != 0 || method == nullptr) return nullptr;
   static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_C", "The dispatch hook.", -1, methods};
   PyObject* module = PyModule_Create(&definition);
   if (module == nullptr ||
-      PyModule_AddObjectRef(module, "PlanTable", reinterpret_cast<PyObject*>(&table_type)) != 0) {
+      PyModule_AddObjectRef(module, "PlanTable", reinterpret_cast<PyObject*>(&table_type)) != 0 ||
+      PyModule_AddObjectRef(module, "Method", reinterpret_cast<PyObject*>(method)) != 0) {
     return nullptr;
   }
   return module;

@@ -1,0 +1,79 @@
+#include "method.h"
+
+#include <structmember.h>
+#include <torch/csrc/Exceptions.h>
+
+#include "hook.h"
+
+namespace consistent::dispatch {
+namespace {
+
+struct Method {
+  PyObject_HEAD PyObject* base;
+  vectorcallfunc vectorcall;
+};
+
+PyObject* method_call(PyObject* self, PyObject* const* args, size_t counted, PyObject* names) {
+  HANDLE_TH_ERRORS
+  PyObject* base = reinterpret_cast<Method*>(self)->base;
+  const Py_ssize_t count = PyVectorcall_NARGS(counted);
+  if (count == 0 || Py_TYPE(args[0]) != global_class() || !hook_is_on()) {
+    return PyObject_Vectorcall(base, args, counted, names);
+  }
+  return call(base, Arguments(args, count, names));
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* method_new(PyTypeObject* type, PyObject* args, PyObject*) {
+  PyObject* base = nullptr;
+  if (!PyArg_ParseTuple(args, "O", &base)) return nullptr;
+  PyObject* self = type->tp_alloc(type, 0);
+  if (self != nullptr) {
+    reinterpret_cast<Method*>(self)->base = Py_NewRef(base);
+    reinterpret_cast<Method*>(self)->vectorcall = method_call;
+  }
+  return self;
+}
+
+void method_dealloc(PyObject* self) {
+  Py_XDECREF(reinterpret_cast<Method*>(self)->base);
+  Py_TYPE(self)->tp_free(self);
+}
+
+PyObject* method_bind(PyObject* self, PyObject* instance, PyObject*) {
+  return instance == nullptr ? Py_NewRef(self) : PyMethod_New(self, instance);
+}
+
+// __name__, __doc__ and all else are those of the base.
+PyObject* method_attribute(PyObject* self, PyObject* name) {
+  PyObject* found = PyObject_GenericGetAttr(self, name);
+  if (found != nullptr || !PyErr_ExceptionMatches(PyExc_AttributeError)) return found;
+  PyErr_Clear();
+  return PyObject_GetAttr(reinterpret_cast<Method*>(self)->base, name);
+}
+
+PyMemberDef members[] = {
+    {"__wrapped__", T_OBJECT, offsetof(Method, base), READONLY, "The method of torch.Tensor."},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+
+}  // namespace
+
+PyTypeObject* method_type() {
+  type.tp_name = "consistent.tensor._C.Method";
+  type.tp_doc = "Method(base): a method of torch.Tensor that goes straight to the hook.";
+  type.tp_basicsize = sizeof(Method);
+  type.tp_vectorcall_offset = offsetof(Method, vectorcall);
+  type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR;
+  type.tp_call = PyVectorcall_Call;
+  type.tp_new = method_new;
+  type.tp_dealloc = method_dealloc;
+  type.tp_descr_get = method_bind;
+  type.tp_getattro = method_attribute;
+  type.tp_members = members;
+  return PyType_Ready(&type) == 0 ? &type : nullptr;
+}
+
+}  // namespace consistent::dispatch
