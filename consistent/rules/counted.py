@@ -31,7 +31,8 @@ def masked(call: Call) -> tuple[Operand, Operand] | None:
     if call.name in ("getitem", "setitem"):
         index: Any = call.args[1]
     else:
-        index = call.get("indices") if call.name in ("index", "index_put") else call.get("mask")
+        named = [name for name in ("indices", "mask") if name in call.params]
+        index = call.get(named[0]) if named else None  # narrow, select, slice have none
     if isinstance(index, tuple | list) and len(index) == 1:
         (index,) = index
     if not isinstance(index, Operand) or index.spec.dtype is not torch.bool or not index.ndim:
