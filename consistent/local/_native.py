@@ -33,6 +33,7 @@ __all__ = [
     "normal_",
     "randint_",
     "randperm",
+    "reduce_shards",
     "split_cross_entropy",
     "split_cross_entropy_backward",
     "uniform_",
@@ -191,6 +192,19 @@ def randperm(
     return _ops.randperm(n, _signed(seed), counter, device=torch.device(device) if device else None)
 
 
+def reduce_shards(
+    parts: Sequence[Tensor], dim: int, start: int, size: int, **epilogue: Any
+) -> tuple[Tensor, Tensor]:
+    """(norm(activation(total)), total), total = scale * sum of parts + bias + residual, of the
+    slice [start, start + size) of ``dim``.
+
+    Added in order, in float32 (float64 of float64). total is empty unless ``keep_total``.
+    ``epilogue``: scale, bias, residual, activation ("relu", "gelu", "gelu_tanh", "silu"), norm
+    ("layer", "rms") over the last ``normalized`` dims, weight, norm_bias, eps, keep_total, dtype.
+    """
+    return _ops.reduce_shards(parts, dim, start, size, **epilogue)
+
+
 def split_cross_entropy(
     logits: Tensor, target: Tensor, weight: Tensor | None, dim: int, start: int, smooth: bool
 ) -> Tensor:
@@ -257,6 +271,22 @@ def _register_fakes() -> None:
     @torch.library.register_fake("consistent::masked_embedding_backward")
     def _(gradient: Tensor, index: Tensor, rows: int, *_: object) -> Tensor:
         return gradient.new_empty((rows, gradient.shape[-1]))
+
+    @torch.library.register_fake("consistent::reduce_shards")
+    def _(
+        parts: Sequence[Tensor],
+        dim: int,
+        start: int,
+        size: int,
+        *,
+        keep_total: bool = False,
+        dtype: torch.dtype | None = None,
+        **_: object,
+    ) -> tuple[Tensor, Tensor]:
+        shape = [*parts[0].shape]
+        shape[dim] = size
+        out = parts[0].new_empty(shape, dtype=dtype or parts[0].dtype)
+        return out, out.new_empty(shape if keep_total else [0])
 
     @torch.library.register_fake("consistent::split_cross_entropy")
     def _(logits: Tensor, target: Tensor, *rest: Any) -> Tensor:

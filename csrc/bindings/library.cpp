@@ -34,6 +34,12 @@ TORCH_LIBRARY(consistent, m) {
   m.def(
       "masked_embedding_backward(Tensor gradient, Tensor index, int rows, int start, "
       "int padding_idx, bool by_count, float scale) -> Tensor");
+
+  m.def(
+      "reduce_shards(Tensor[] parts, int dim, int start, int size, *, float scale=1, "
+      "Tensor? bias=None, Tensor? residual=None, str activation='none', str norm='none', "
+      "int normalized=0, Tensor? weight=None, Tensor? norm_bias=None, float eps=1e-5, "
+      "bool keep_total=False, ScalarType? dtype=None) -> (Tensor, Tensor)");
 }
 
 // Importing consistent.local._C only loads the library; its ops live in torch.ops.consistent.

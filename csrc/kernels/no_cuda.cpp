@@ -4,6 +4,7 @@
 
 #include "masked_embedding.h"
 #include "random.h"
+#include "reduce_shards.h"
 #include "split_cross_entropy.h"
 
 namespace consistent {
@@ -38,6 +39,10 @@ void masked_embedding_cuda(void*, Dtype, const void*, const int64_t*, double, co
 }
 void masked_embedding_backward_cuda(void*, Dtype, const void*, const SortedRows&, double, bool,
                                     const RowWindow&, void*) {
+  built_without_cuda();
+}
+void reduce_shards_cuda(void*, void*, Dtype, const Parts&, const Epilogue&, const RowsOfSlice&,
+                        void*) {
   built_without_cuda();
 }
 

@@ -7,12 +7,12 @@
 #include <limits>
 
 #include "clones.h"
+#include "lanes.h"
 #include "split_cross_entropy.h"
 
 namespace consistent {
 namespace {
 
-constexpr int kLanes = 64;        // partial results kept side by side
 constexpr int64_t kChunk = 2048;  // classes of one row
 constexpr int kStrip = 16;        // rows turned together
 constexpr int64_t kTurned = 256;  // classes of each of them
@@ -63,9 +63,7 @@ CONSISTENT_INLINE double sum_of_exponentials(const T* x, int64_t n, Real<T> refe
     }
   }
   for (; i < n; ++i) sums[0] += exponential(R(Storage<T>::load(x[i]) - reference));
-  double total = 0;
-  for (int j = 0; j < kLanes; ++j) total += sums[j];
-  return total;
+  return sum_of_lanes<kLanes>(sums);
 }
 
 // {sum of w (x - reference), sum of w}; a null w is 1 everywhere.
@@ -83,7 +81,8 @@ CONSISTENT_INLINE void weigh(const T* x, const Real<T>* w, int64_t n, Real<T> re
     for (int j = 0; j < kLanes; ++j) add(j, i + j);
   }
   for (; i < n; ++i) add(0, i);
-  for (int j = 0; j < kLanes; ++j) row.weighted += sums[j], row.weights += weights[j];
+  row.weighted += sum_of_lanes<kLanes>(sums);
+  row.weights += sum_of_lanes<kLanes>(weights);
 }
 
 struct AddChunk {

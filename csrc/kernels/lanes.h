@@ -1,0 +1,20 @@
+// Partial results kept side by side, as the compiler's vectors hold them.
+
+#pragma once
+
+#include "philox.h"
+
+namespace consistent {
+
+constexpr int kLanes = 64;
+
+// Neighbours joined in halves: vectors until one number is left.
+template <int kCount, class R>
+CONSISTENT_HOST_INLINE R sum_of_lanes(R* lanes) {
+  for (int half = kCount / 2; half > 0; half /= 2) {
+    for (int j = 0; j < half; ++j) lanes[j] += lanes[j + half];
+  }
+  return lanes[0];
+}
+
+}  // namespace consistent
