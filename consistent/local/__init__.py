@@ -7,8 +7,10 @@ any other code.
 
 from . import (
     attention,
+    bags,
     count,
     counted,
+    ctc,
     cumulative,
     dropout,
     embedding,
@@ -32,8 +34,10 @@ __all__ = [
     "FORMS",
     "Shards",
     "attention",
+    "bags",
     "count",
     "counted",
+    "ctc",
     "cumulative",
     "dropout",
     "flat",

@@ -2,9 +2,11 @@
 
 from . import (
     attention,
+    bags,
     conv,
     count,
     counted,
+    ctc,
     elementwise,
     fft,
     flat,
@@ -33,9 +35,11 @@ __all__ = [
     "Row",
     "Signature",
     "attention",
+    "bags",
     "conv",
     "count",
     "counted",
+    "ctc",
     "elementwise",
     "fft",
     "flat",
