@@ -169,6 +169,17 @@ class Transport(ABC):
         """
         return nullcontext(self.all_gather(x, [x.shape] * len(ranks), ranks))
 
+    def addends(
+        self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks
+    ) -> AbstractContextManager[tuple[list[Tensor], int]]:
+        """(tensors, start): they add up, in order, to a sum of which this rank's part of `sizes`,
+        cut along `dim`, begins at `start`. To be read inside the `with` block.
+
+        Where ranks share memory they are every rank's `x`, as in `peers`, and who adds them can do
+        more in the same pass; else the one tensor that `reduce_scatter` gives.
+        """
+        return nullcontext(([self.reduce_scatter(x, dim, sizes, ranks)], 0))
+
 
 def check_member(what: str, rank: int, ranks: Ranks, *tensors: Tensor) -> int:
     """The position of `rank` in `ranks`. Raises ValueError if it is not there, or on `meta`."""

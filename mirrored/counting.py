@@ -77,6 +77,12 @@ class Counting(Layer):
         self._count("all_gather", x.nbytes * (len(ranks) - 1), ranks)
         return super().peers(x, ranks)
 
+    def addends(
+        self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks
+    ) -> AbstractContextManager[tuple[list[Tensor], int]]:
+        self._count("all_to_all", self._parts_for_others(x, dim, sizes, ranks), ranks)
+        return super().addends(x, dim, sizes, ranks)
+
     def all_to_all(
         self,
         pieces: Sequence[Tensor],

@@ -52,6 +52,11 @@ Header* Group::header(int member, uint64_t step) const {
 
 Group::Lock Group::begin(const Call& call, const std::vector<int64_t>& sent,
                          const std::vector<int64_t>& due) {
+  if (stager_ == std::this_thread::get_id()) {
+    throw std::logic_error(call.text() +
+                           " is called while the peers' tensors are open.\n  It would overwrite "
+                           "them.\n  Call it after the `with` block of peers().");
+  }
   Lock lock(mutex_);
   call_ = call;
   first_ = next_step();
@@ -190,14 +195,23 @@ std::vector<void*> Group::stage(const Call& call, const void* x, int64_t bytes) 
   arrive();
   wait();
   staged_ = std::move(lock);
+  stager_ = std::this_thread::get_id();
   return places;
 }
 
-void Group::unstage() { staged_.unlock(); }
+void Group::unstage() {
+  stager_ = std::thread::id();
+  staged_.unlock();
+}
 
-void Group::set_bulk(Segment segment, int64_t bytes) {
-  bulk_.emplace(std::move(segment));
+void Group::set_bulk(std::optional<Segment> segment, int64_t bytes) {
+  bulk_ = std::move(segment);
   bulk_bytes_ = bytes;
+}
+
+void Group::unlink() {
+  segment_.unlink();
+  if (bulk_) bulk_->unlink();
 }
 
 }  // namespace consistent::peer

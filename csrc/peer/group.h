@@ -7,11 +7,13 @@
 
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "header.h"
@@ -49,9 +51,11 @@ class Group {
   // No other call may come between. Needs `room() >= bytes`.
   std::vector<void*> stage(const Call& call, const void* x, int64_t bytes);
   void unstage();
-  // For x that does not fit in a slot: a segment of size() * bytes that all members map.
+  // For x that does not fit in a slot: a segment of size() * bytes that all members map, or none.
   int64_t room() const { return bulk_ ? bulk_bytes_ : slot_bytes_; }
-  void set_bulk(Segment segment, int64_t bytes);
+  void set_bulk(std::optional<Segment> segment, int64_t bytes);
+  // Forgets the names of the segments, once all members have mapped them.
+  void unlink();
 
   // All-reduces up to so many bytes send all of x to all; longer ones reduce it in parts first.
   // All members give the same.
@@ -59,7 +63,7 @@ class Group {
   int size() const { return meeting_.size(); }
   int me() const { return meeting_.me(); }
   const std::vector<int>& ranks() const { return meeting_.ranks(); }
-  Segment& segment() { return segment_; }
+  const std::string& name() const { return segment_.name(); }
 
  private:
   using Lock = std::unique_lock<std::mutex>;
@@ -90,6 +94,7 @@ class Group {
   uint64_t first_ = 0;  // its first step
   std::mutex mutex_;    // one call at a time
   Lock staged_;
+  std::atomic<std::thread::id> stager_{};
 };
 
 }  // namespace consistent::peer

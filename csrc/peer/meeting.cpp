@@ -20,15 +20,13 @@ namespace {
 constexpr double kSlice_s = 0.02;  // between two looks at who lives
 constexpr size_t kMessage = 1024;
 
-static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == 4);
+// Looks before the sleep, and the processor is offered between two. Ranks are often on one
+// processor, also where there are enough: without the offer, who spins keeps those away who are
+// waited for. Measured for 1 KB between two ranks on two busy cores: 1 to 2 µs; with 40 µs of
+// spinning in place of it 85 µs, with no looks at all 4 µs.
+constexpr int kLooks = 100;
 
-void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
+static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == 4);
 
 // Sleeps while `word` is `value`, for a slice at most.
 void futex_wait(std::atomic<uint32_t>& word, uint32_t value) {
@@ -38,11 +36,6 @@ void futex_wait(std::atomic<uint32_t>& word, uint32_t value) {
 
 void futex_wake_all(std::atomic<uint32_t>& word) {
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-}
-
-int processors() {
-  cpu_set_t allowed;
-  return sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : 1;
 }
 
 double now_s() {
@@ -76,10 +69,6 @@ Meeting::Meeting(char* memory, int me, std::vector<int> ranks, double timeout_s,
       ranks_(std::move(ranks)),
       timeout_s_(timeout_s),
       interrupted_(std::move(interrupted)) {
-  // With a processor for each member the others come soon; else they need this one's processor.
-  const bool enough = processors() >= size();
-  spins_ = enough ? 2000 : 20;
-  yields_ = enough ? 0 : 8;
   members_[me_].pid.store(getpid());
   members_[me_].start.store(started(getpid()));
 }
@@ -99,11 +88,7 @@ bool Meeting::met() const {
 }
 
 void Meeting::wait(const std::function<std::string()>& what) {
-  for (int k = 0; k < spins_; ++k) {
-    if (met()) return;
-    pause();
-  }
-  for (int k = 0; k < yields_; ++k) {
+  for (int k = 0; k < kLooks; ++k) {
     if (met()) return;
     sched_yield();
   }

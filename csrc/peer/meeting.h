@@ -1,8 +1,9 @@
 // Where the members of a group wait for each other: a barrier in shared memory.
 //
-// It spins for a moment and then sleeps in the kernel, waking now and then to see whether those who
-// are missing still live. Once a member has died, been interrupted or come too late, the meeting is
-// broken: every member that waits, now or later, throws the same words.
+// A member looks for a moment whether all are there, then it sleeps in the kernel, waking now and
+// then to see whether those who are missing still live. Once a member has died, been interrupted or
+// come too late, the meeting is broken: every member that waits, now or later, throws the same
+// words.
 
 #pragma once
 
@@ -57,7 +58,6 @@ class Meeting {
   std::vector<int> ranks_;
   double timeout_s_;
   std::function<bool()> interrupted_;
-  int spins_, yields_;
   uint64_t step_ = 0;
 };
 

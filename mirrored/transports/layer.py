@@ -90,3 +90,8 @@ class Layer(Transport):
 
     def peers(self, x: Tensor, ranks: Ranks) -> AbstractContextManager[list[Tensor]]:
         return self.inner.peers(x, ranks)
+
+    def addends(
+        self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks
+    ) -> AbstractContextManager[tuple[list[Tensor], int]]:
+        return self.inner.addends(x, dim, sizes, ranks)

@@ -50,8 +50,9 @@ class SharedMemory(Layer):
 
     inner: TorchDist
 
-    def __init__(self, inner: TorchDist) -> None:
+    def __init__(self, inner: TorchDist, slot_bytes: int = SLOT) -> None:
         super().__init__(inner)
+        self.slot_bytes = slot_bytes
         self._groups: dict[Ranks, Any] = {}
         self._world: Any = lambda: None  # the process group they belong to, weakly
         self._making = threading.RLock()
@@ -78,7 +79,7 @@ class SharedMemory(Layer):
         """Made by the first member, mapped by the others, kept if all could. Communicates."""
         me, group, fault = ranks.index(self.inner.rank), None, ""
         wanted = os.environ.get(SWITCH, "1") != "0" and len(ranks) <= MOST_RANKS
-        slot = SLOT // (64 * len(ranks)) * (64 * len(ranks))
+        slot = self.slot_bytes // (64 * len(ranks)) * (64 * len(ranks))
         timeout = self.inner.timeout_s()
         name = None
         if wanted and me == 0:
@@ -224,9 +225,43 @@ class SharedMemory(Layer):
 
     def peers(self, x: Tensor, ranks: Ranks) -> AbstractContextManager[list[Tensor]]:
         group = self._group(ranks) if x.is_cpu else None
-        if group is None or x.nbytes > SLOT // (64 * len(ranks)) * (64 * len(ranks)):
+        if group is None:
+            return self.inner.peers(x, ranks)
+        if x.nbytes > group.room() and not self._grow(group, x.nbytes, ranks):
             return super(Layer, self).peers(x, ranks)
         return _staged(group, x)
+
+    def addends(
+        self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks
+    ) -> AbstractContextManager[tuple[list[Tensor], int]]:
+        group = self._group(ranks) if x.is_cpu else None
+        if group is None or x.nbytes > SLOT // len(ranks) or x.dtype not in SUMMED:
+            return super(Layer, self).addends(x, dim, sizes, ranks)
+        return _addends(group, x, sum(sizes[: ranks.index(self.inner.rank)]))
+
+    def _grow(self, group: Any, nbytes: int, ranks: Ranks) -> bool:
+        """Whether all members could map a segment with a place of `nbytes` for each."""
+        nbytes, me = 1 << (nbytes - 1).bit_length(), ranks.index(self.inner.rank)
+        name, fault = _grown(group, None, nbytes) if me == 0 else (None, "")
+        name, fault = self.gather_objects((name, fault), ranks)[0]
+        if name is not None and me > 0:
+            name, fault = _grown(group, name, nbytes)
+        faults = [each for each in self.gather_objects(fault, ranks) if each]
+        if faults:
+            group.shrink()
+            _warn(ranks, faults[0])
+            return False
+        if me == 0:
+            group.unlink()
+        return True
+
+
+def _grown(group: Any, name: str | None, nbytes: int) -> tuple[str | None, str]:
+    """The name of the larger segment, or why there is none."""
+    try:
+        return group.grow(name, nbytes), ""
+    except RuntimeError as error:
+        return None, str(error)
 
 
 @contextmanager
@@ -236,6 +271,12 @@ def _staged(group: Any, x: Tensor) -> Iterator[list[Tensor]]:
         yield views
     finally:
         group.unstage()
+
+
+@contextmanager
+def _addends(group: Any, x: Tensor, start: int) -> Iterator[tuple[list[Tensor], int]]:
+    with _staged(group, x) as views:
+        yield views, start
 
 
 def _attempt(name: str | None, *rest: Any) -> tuple[Any, str]:

@@ -16,8 +16,10 @@ far. Where that number differs between members, they wait for each other under d
 from __future__ import annotations
 
 import atexit
+import glob
 import os
 import pickle
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -94,6 +96,8 @@ class TorchDist(CheckedTransport):
                 nccl="cuda:nccl" in backends,
                 gloo="cpu:gloo" in backends,
             )
+            if not self._states:
+                atexit.register(_let_workers_finish)
             self._states[world] = state
         return state
 
@@ -325,6 +329,29 @@ def _init_from_environment() -> None:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     atexit.register(_end)  # who starts it ends it
+
+
+def _let_workers_finish() -> None:
+    """Wait until gloo's threads sleep.
+
+    They drop the tensors of a collective after waking who waits for it, and need the interpreter
+    for that. One that asks for it when it is going down ends the process with "terminate called
+    without an active exception".
+    """
+    for _ in range(1000):
+        time.sleep(0.001)  # the interpreter is theirs meanwhile
+        if "R" not in map(_state_of, glob.glob("/proc/self/task/*/stat")):
+            return
+
+
+def _state_of(path: str) -> str:
+    """That of a thread of gloo ("R": it runs, or would if it had a core); "" of another one."""
+    try:
+        with open(path) as file:
+            name, _, rest = file.read().rpartition(")")
+    except OSError:  # it has ended
+        return ""
+    return rest.split()[0] if "gloo" in name else ""
 
 
 def _end() -> None:

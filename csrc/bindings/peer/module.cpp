@@ -6,10 +6,12 @@
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <Python.h>
+#include <sys/mman.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <stdexcept>
@@ -151,9 +153,18 @@ std::vector<int64_t> sizes_of(PyObject* object, const Group& group) {
   return sizes;
 }
 
-// Not by the dispatcher: no mode or key may turn it into something else than memory.
+constexpr size_t kHuge = size_t(2) << 20;  // bytes of a huge page
+
+// Not by the dispatcher: no mode or key may turn it into something else than memory. Large ones ask
+// for huge pages: to touch a new page costs more than to fill it.
 Tensor empty(at::IntArrayRef shape, const Tensor& like) {
-  return at::detail::empty_cpu(shape, like.scalar_type());
+  const Tensor x = at::detail::empty_cpu(shape, like.scalar_type());
+  if (x.nbytes() < 2 * kHuge) return x;
+  const uintptr_t start = reinterpret_cast<uintptr_t>(x.data_ptr());
+  const uintptr_t first = (start + kHuge - 1) / kHuge * kHuge;
+  const uintptr_t last = (start + x.nbytes()) / kHuge * kHuge;
+  madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+  return x;
 }
 
 Tensor empty_with(const Tensor& x, int dim, int64_t size) {
@@ -348,9 +359,31 @@ PyObject* unstage(Group& group, Arguments) {
   return Py_None;
 }
 
-// unlink(): the name of the segment, once all have mapped it
+// unlink(): the names of the segments, once all have mapped them
 PyObject* unlink(Group& group, Arguments) {
-  group.segment().unlink();
+  group.unlink();
+  return Py_None;
+}
+
+// room() -> the most bytes that stage() takes
+PyObject* room(Group& group, Arguments) { return PyLong_FromLongLong(group.room()); }
+
+// grow(name, bytes) -> name: more room, in a new segment (name None) or in that of another rank
+PyObject* grow(Group& group, Arguments arguments) {
+  const int64_t bytes = integer(arguments[1]);
+  const size_t all = size_t(bytes) * size_t(group.size());
+  const bool first = arguments[0] == Py_None;
+  Segment segment =
+      first ? Segment::create(all)
+            : Segment::attach(pybind11::cast<std::string>(pybind11::handle(arguments[0])), all);
+  const std::string name = segment.name();
+  group.set_bulk(std::move(segment), bytes);
+  return PyUnicode_FromString(name.c_str());
+}
+
+// shrink(): no more room than a slot has, as before grow()
+PyObject* shrink(Group& group, Arguments) {
+  group.set_bulk(std::nullopt, 0);
   return Py_None;
 }
 
@@ -393,19 +426,14 @@ PyObject* entry(PyObject* self, PyObject* const* arguments, Py_ssize_t given) {
    METH_FASTCALL, nullptr}
 
 PyMethodDef methods[] = {
-    METHOD(all_reduce, 3),
-    METHOD(reduce_scatter, 4),
-    METHOD(all_gather, 3),
-    METHOD(all_to_all, 5),
-    METHOD(gather_into, 2),
-    METHOD(trade_into, 3),
-    METHOD(broadcast_into, 2),
-    METHOD(gather_objects, 1),
-    METHOD(stage, 1),
-    METHOD(unstage, 0),
-    METHOD(unlink, 0),
-    METHOD(set_one_shot, 1),
-    {nullptr, nullptr, 0, nullptr},
+    METHOD(all_reduce, 3),     METHOD(reduce_scatter, 4),
+    METHOD(all_gather, 3),     METHOD(all_to_all, 5),
+    METHOD(gather_into, 2),    METHOD(trade_into, 3),
+    METHOD(broadcast_into, 2), METHOD(gather_objects, 1),
+    METHOD(stage, 1),          METHOD(unstage, 0),
+    METHOD(unlink, 0),         METHOD(set_one_shot, 1),
+    METHOD(room, 0),           METHOD(grow, 2),
+    METHOD(shrink, 0),         {nullptr, nullptr, 0, nullptr},
 };
 
 // Whether a signal's handler raised; `guarded` lets what it raised pass.
@@ -448,7 +476,7 @@ void destroy(PyObject* self) {
 }
 
 PyObject* name(PyObject* self, void*) {
-  return PyUnicode_FromString(group_of(self).segment().name().c_str());
+  return PyUnicode_FromString(group_of(self).name().c_str());
 }
 
 PyGetSetDef members[] = {

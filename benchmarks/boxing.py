@@ -1,0 +1,175 @@
+"""What boxing costs between ranks of one machine: ours, gloo by torch.distributed, DTensor, and a
+memcpy of the same bytes on every rank at once, measured in turn in one run.
+
+    python benchmarks/boxing.py [--ranks 2 4] [--sizes 256 65536 67108864] [--rounds 7]
+
+Sizes are bytes of the logical tensor, float32. Every way leaves what it is given alone and makes a
+new tensor. Prints the median over rounds of the microseconds a call
+takes on rank 0, and ratios of those medians. Machines are shared: read the ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import socket
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+import mirrored
+from consistent import B, P, Placement, S
+from consistent.boxing.run import run as box
+from consistent.spec import TensorSpec
+from mirrored import comm
+
+SIZES = [4**k for k in range(4, 13)] + [2**26]
+Run = Callable[[], object]
+
+
+def shape_of(nbytes: int) -> tuple[int, int]:
+    """A matrix of so many bytes whose sides 2 and 4 ranks can split."""
+    rows = 2 ** (int(math.log2(nbytes // 4)) // 2)
+    return rows, nbytes // 4 // rows
+
+
+def moves(nbytes: int, rank: int, n: int, mesh: Any) -> dict[str, dict[str, Run]]:
+    """Each move, in each way."""
+    shape, ranks = shape_of(nbytes), tuple(range(n))
+    rows, columns = shape[0] // n, shape[1] // n
+    placement = Placement("cpu", range(n))
+    whole, rows_x = torch.randn(shape), torch.randn(rows, shape[1])
+
+    def ours(src: Any, dst: Any) -> Run:
+        specs = [TensorSpec.of(placement, (e,), shape, torch.float32) for e in (src, dst)]
+        x = rows_x if src == S(0) else whole
+        return lambda: box(x, *specs)
+
+    def dtensor(src: Any, dst: Any) -> Run:
+        local = rows_x if src == Shard(0) else whole
+        x = DTensor.from_local(local, mesh, [src], run_check=False)
+        return lambda: x.redistribute(mesh, [dst]).to_local()
+
+    def reduce_by_gloo() -> object:
+        out = whole.clone()
+        dist.all_reduce(out)
+        return out
+
+    def transpose_by_gloo() -> object:
+        sent = torch.cat([part.contiguous() for part in rows_x.split(columns, 1)])
+        out = torch.empty(rows * n, columns)
+        dist.all_to_all_single(out.view(-1), sent.view(-1))
+        return out
+
+    def broadcast_by_gloo() -> object:
+        out = whole.clone() if rank == 0 else torch.empty(shape)
+        dist.broadcast(out, 0)
+        return out
+
+    def copy_of(x: torch.Tensor) -> Run:
+        return lambda: x.clone()
+
+    source = whole if rank == 0 else None
+    return {
+        "P -> B": {
+            "ours": ours(P, B),
+            "gloo": reduce_by_gloo,
+            "DTensor": dtensor(Partial(), Replicate()),
+            "memcpy": copy_of(whole),
+        },
+        "P -> S(0)": {
+            "ours": ours(P, S(0)),
+            "gloo": lambda: dist.reduce_scatter_single(torch.empty_like(rows_x), whole),
+            "DTensor": dtensor(Partial(), Shard(0)),
+            "memcpy": copy_of(whole),
+        },
+        "S(0) -> B": {
+            "ours": ours(S(0), B),
+            "gloo": lambda: dist.all_gather_single(torch.empty_like(whole), rows_x),
+            "DTensor": dtensor(Shard(0), Replicate()),
+            "memcpy": copy_of(whole),
+        },
+        "S(0) -> S(1)": {
+            "ours": ours(S(0), S(1)),
+            "gloo": transpose_by_gloo,
+            "DTensor": dtensor(Shard(0), Shard(1)),
+            "memcpy": copy_of(rows_x),
+        },
+        "broadcast": {
+            "ours": lambda: mirrored.broadcast(source, shape, torch.float32, "cpu", 0, ranks),
+            "gloo": broadcast_by_gloo,
+            "DTensor": lambda: distribute_tensor(whole, mesh, [Replicate()]).to_local(),
+            "memcpy": copy_of(whole),
+        },
+    }
+
+
+def medians(ways: dict[str, Run], rounds: int, seconds: float) -> dict[str, float]:
+    """Microseconds a call of each way, which all ranks call as often as rank 0 finds right."""
+    everyone = tuple(range(dist.get_world_size()))
+    counts = {}
+    for name, way in ways.items():
+        way()
+        start = time.perf_counter()
+        way()
+        once = comm.current().gather_objects(time.perf_counter() - start, everyone)[0]
+        counts[name] = max(1, min(2000, int(seconds / once)))
+    spent: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            dist.barrier()
+            start = time.perf_counter()
+            for _ in range(counts[name]):
+                way()
+            spent[name].append((time.perf_counter() - start) / counts[name] * 1e6)
+    return {name: statistics.median(each) for name, each in spent.items()}
+
+
+def measure(rank: int, n: int, port: int, sizes: list[int], rounds: int, seconds: float) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    dist.init_process_group("gloo", rank=rank, world_size=n)
+    mesh = init_device_mesh("cpu", (n,))
+    names = list(moves(SIZES[0], rank, n, mesh))
+    for name in names:
+        if rank == 0:
+            print(f"\n{n} ranks, {name}")
+            print(
+                "| bytes | ours | gloo | DTensor | memcpy | gloo / ours | DTensor / ours | ", end=""
+            )
+            print("ours / memcpy |\n|" + " --- |" * 8)
+        for nbytes in sizes:
+            us = medians(moves(nbytes, rank, n, mesh)[name], rounds, seconds)
+            if rank == 0:
+                ratios = us["gloo"] / us["ours"], us["DTensor"] / us["ours"]
+                print(f"| {nbytes} | " + " | ".join(f"{t:.1f}" for t in us.values()), end=" | ")
+                print(" | ".join(f"{r:.1f}" for r in ratios), end=" | ")
+                print(f"{us['ours'] / us['memcpy']:.2f} |", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
+    parser.add_argument("--sizes", type=int, nargs="*", default=SIZES)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=0.02, help="of each way in each round")
+    args = parser.parse_args()
+    for n in args.ranks:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        mp.spawn(measure, (n, port, args.sizes, args.rounds, args.seconds), nprocs=n)
+
+
+if __name__ == "__main__":
+    main()

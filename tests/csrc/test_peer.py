@@ -1,0 +1,37 @@
+"""The peer-memory moves stand alone, and are clean under the sanitizers."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PEER = ROOT / "csrc" / "peer"
+CXX = shutil.which("c++") or shutil.which("g++")
+
+needs_compiler = pytest.mark.skipif(CXX is None, reason="a C++ compiler was not found")
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "sanitizer, ranks", [("address,undefined", "processes"), ("thread", "threads")]
+)
+def test_every_move_is_right_and_clean(sanitizer, ranks, tmp_path):
+    program = tmp_path / "peer_test"
+    # Clones for several processors are chosen before a sanitizer has started.
+    flags = "-std=c++17", "-O0", "-Werror", "-Wall", "-DCONSISTENT_CLONES="
+    sources = ROOT / "csrc" / "tests" / "peer_test.cpp", *PEER.glob("*.cpp")
+    built = subprocess.run(
+        [CXX, *flags, f"-fsanitize={sanitizer}", "-fno-sanitize-recover", *sources, "-o", program],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stderr
+    done = subprocess.run([program, ranks], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "every move is right\n", "")
+
+
+def test_neither_torch_nor_python_is_needed():
+    for source in PEER.iterdir():
+        text = source.read_text()
+        assert not any(f"#include <{top}" in text for top in ("torch", "ATen", "c10", "Python"))
