@@ -322,6 +322,12 @@ def compare(got: Any, want: Any) -> str:
     return ""
 
 
+def get_ready(rank: int, who: str, grid: Grid) -> None:
+    """Imports, which take longer than any case."""
+    operators()
+    side(who, grid)
+
+
 def case(
     rank: int, name: str, count: int, index: int, how: How, mode: str, who: str, grid: Grid
 ) -> tuple[str, str]:
