@@ -21,14 +21,18 @@ FLOORS = {
     "consistent.boxing.check": 3,
     "consistent.boxing.run_exchange": 3,
     "mirrored": 2,
+    "mirrored.transports._C": 0,
     "consistent.local": 3,
+    "consistent.local._C": 0,
     "consistent.tensor": 5,
+    "consistent.tensor._C": 0,
     "consistent.tensor.autograd": 4,
     "consistent.tensor.arguments": 4,
     "consistent.tensor.dispatch": 4,
     "consistent.tensor.execute": 4,
     "consistent.tensor.follow": 4,
     "consistent.tensor.foreach": 4,
+    "consistent.tensor.key": 4,
     "consistent.tensor.plan": 4,
     "consistent.tensor.planning": 4,
     "consistent.tensor.shards": 4,
@@ -59,7 +63,8 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {module_of(path) for path in FILES}
+NATIVE = {module for module in FLOORS if module.endswith("._C")}
+MODULES = {module_of(path) for path in FILES} | NATIVE
 
 
 def floor_of(module: str) -> int:

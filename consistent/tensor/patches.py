@@ -304,7 +304,7 @@ def _patch_rng() -> None:
 # -- what reads the shard and must say so ----------------------------------------------------------
 
 
-# -- Python functions that ask for hooks and then look for them once more in Python -----------------
+# -- Python functions that ask for hooks, and then look for them once more in Python --------------
 
 
 def _patch_questions() -> None:

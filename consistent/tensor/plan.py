@@ -62,7 +62,7 @@ class Plan:
     put_back: tuple[
         tuple[int, TensorSpec], ...
     ]  # those of boxes that the op writes to: what is written goes back
-    kept: bool  # whether the key finds it again; the getters of properties are other objects each time
+    kept: bool  # whether the key finds it again: getters of properties are other objects each time
     counted: bool  # the form gives (result, logical shapes of its tensors)
     sizes: tuple | None  # what follows the one tensor argument, with sizes rewritten for the shard
 
@@ -92,6 +92,10 @@ handlers: dict[str, Callable[..., Any]] = {}
 list_ops: dict[str, Callable[..., Plan]] = {}
 # Called with (plan, specs, outs) after each op while a report is open; empty costs one truth test.
 observers: list[Callable[[Plan, Sequence[TensorSpec], Sequence[TensorSpec]], None]] = []
+
+
+# Called with each plan as it is made.
+watchers: list[Callable[[Plan], None]] = []
 
 
 def clear_plans() -> None:
