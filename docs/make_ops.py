@@ -15,6 +15,7 @@ import torch
 from consistent.local import FORMS
 from consistent.rules import table
 from consistent.rules.table import Row
+from consistent.tensor import _C
 from consistent.tensor.global_tensor import GlobalTensor
 from consistent.tensor.naming import know
 from consistent.tensor.plan import list_ops
@@ -98,7 +99,8 @@ def overridable() -> Iterator[tuple[str, str, Callable[..., Any]]]:
 
 def how(place: str, name: str, function: Callable[..., Any]) -> tuple[str, str]:
     """(how it runs, its rule)."""
-    if place == "Tensor" and name in vars(GlobalTensor):
+    own = vars(GlobalTensor).get(name) if place == "Tensor" else None
+    if own is not None and not isinstance(own, _C.Method):  # which is a short way to the op
         return "own", ""
     if isinstance(function, types.MethodWrapperType):
         return "property", ""
