@@ -1,7 +1,7 @@
 """Bytes that ops move: ours, DTensor's, and the least that the mathematics needs (least.py), on
 gloo ranks.
 
-    python -m benchmarks.op_bytes                    the calls of op_calls.py, every split dim
+    python -m benchmarks.op_bytes                    the calls of op_calls*.py, every split dim
     python -m benchmarks.op_bytes --ops softmax      calls whose names match
     python -m benchmarks.op_bytes --json out/op_bytes.json
 
@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks import op_calls_along  # noqa: F401 - enters its calls
 from benchmarks.least import Case, least
 from benchmarks.op_calls import CALLS, OpCall
 from mirrored.counting import counting
@@ -36,6 +37,7 @@ from tests.ranks import RankError, pool
 
 Layout = tuple[int | None, ...]
 Figure = float | str  # bytes, or how it ended
+HANGS = 30.0  # seconds after which a call that is not done is said to hang
 
 
 def shape_of(given: Any) -> tuple[int, ...]:
@@ -222,7 +224,7 @@ def busiest(figures: list[Figure]) -> Figure:
 def by_layout(index: int, side: str, n: int, only: str = "") -> dict[str, tuple[Figure, float]]:
     """{layout: (bytes, least)} of one call."""
     try:
-        by_rank = pool(n).run(measure, index, side, n, only, timeout=60)
+        by_rank = pool(n).run(measure, index, side, n, only, timeout=HANGS)
     except RankError as error:
         if only:
             return {only: (f"hangs {error}"[:300], float("nan"))}
