@@ -50,7 +50,7 @@ def _picked(shard: Shards) -> tuple[Tensor, Shapes]:
 def _nonzero(shard: Shards) -> tuple[Any, Shapes]:
     """nonzero, argwhere."""
     start = shard.box()[0][0]
-    if shard.kwargs.get("as_tuple", False):
+    if shard.call.name == "where" or shard.kwargs.get("as_tuple", False):
         first, *rest = shard.tensors[0].nonzero(as_tuple=True)
         made, shapes = _found(shard, [first + start, *rest])
         return tuple(made), shapes

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mirrored.ordered import identity
@@ -75,3 +76,17 @@ def _last(x: Tensor, own: Tensor, at: Tensor, dim: int, is_max: bool) -> tuple[T
     if x.is_floating_point():  # a graph whose backward joins the other ranks'
         value = value + x.sum(dim, keepdim=True)
     return value, x.new_zeros(shape, dtype=torch.int64)
+
+
+@form("trapezoid")
+def _trapezoid(shard: Shards) -> Tensor:
+    """A point weighs half the way from the point before it to the one after it: P."""
+    y, dim, n = shard.tensors[0], shard.call.dim("dim", -1), shard.specs[0].shape
+    start, size = (side[dim] for side in shard.box())
+    if len(shard.tensors) > 1:
+        x = shard.tensors[1].movedim(dim, -1) if shard.tensors[1].ndim > 1 else shard.tensors[1]
+        steps = x.diff()
+    else:
+        steps = y.new_full((n[dim] - 1,), shard.get("dx", 1), dtype=shard.outs[0].dtype)
+    weights = (F.pad(steps, (1, 0)) + F.pad(steps, (0, 1))) / 2
+    return (y.movedim(dim, -1) * weights.narrow(-1, start, size)).sum(-1)

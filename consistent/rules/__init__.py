@@ -22,6 +22,7 @@ from . import (
     recurrent,
     reduce,
     shape,
+    special,
     view,
 )
 from .signature import Call, Operand, Out, Signature
@@ -56,5 +57,6 @@ __all__ = [
     "recurrent",
     "reduce",
     "shape",
+    "special",
     "view",
 ]

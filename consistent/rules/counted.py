@@ -70,7 +70,9 @@ def _moved(call: Call, parts: int) -> int:
 def nonzero_outs(call: Call) -> list[Out] | None:
     """One row of indices for each element that is not 0, or a vector for each dim."""
     x = call.operands[0]
-    if call.kwargs.get("as_tuple", False):
+    if call.name == "where" and (len(call.args) > 1 or call.kwargs):
+        return None
+    if call.name == "where" or call.kwargs.get("as_tuple", False):
         return [_out((x.shape.numel(),), torch.int64)] * max(x.ndim, 1)
     return [_out((x.shape.numel(), x.ndim), torch.int64)]
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..spec import EXTREMES, B, P, S
-from . import monotone, notation
+from . import counted, monotone, notation
 from .signature import Call, Operand, RuleFunction, Signature
 from .table import Row, add_rows
 
@@ -82,8 +82,10 @@ def fill(call: Call, parts: int) -> list[Signature]:
 
 
 def chosen(call: Call, parts: int) -> list[Signature]:
-    """where(condition, x, y): linear in x and y together."""
-    made = split_alike(call, parts)
+    """where(condition, x, y): linear in x and y together; of a condition alone it is nonzero."""
+    if counted.nonzero_outs(call):
+        return counted.nonzero(call, parts)
+    made = split_alike(call, parts) + monotone.chosen(call)
     if len(call.operands) == 3:
         made.append(call.make({1: P, 2: P}, P))
     return made
@@ -178,7 +180,12 @@ ROWS = (
     Row("neg negative", also(linear, monotone.negated), shape=broadcast_shape),
     Row("prelu", prelu),
     Row("real imag view_as_real", linear),
-    Row("where", also(chosen, monotone.chosen), shape=broadcast_shape),
+    Row(
+        "where",
+        chosen,
+        shape=broadcast_shape,
+        outs=counted.nonzero_outs,
+    ),
 )
 
 add_rows(ROWS)

@@ -90,6 +90,22 @@ def largest_few(call: Call, parts: int) -> list[Signature]:
     return made
 
 
+def trapezoid(call: Call, parts: int) -> list[Signature]:
+    """trapezoid: a sum along ``dim`` with weights that each rank knows. The points ``x``, if given,
+    are B or as ``y`` is."""
+    y, x = call.operands[0], call.operands[1] if len(call.operands) > 1 else None
+    dim = call.dim("dim", -1)
+    made = [call.whole(), call.make({0: P}, P)]
+    for d in range(y.ndim):
+        alike = x is not None and x.shape == y.shape and d != dim
+        fits = x is None or alike or x.ndim == 1 or (d == dim and x.shape == y.shape)
+        if fits and d == dim and y.shape[d] > 1:
+            made.append(call.make({0: S(d)}, P, "trapezoid"))
+        elif fits and d != dim:
+            made.append(call.make({0: S(d), **({1: S(d)} if alike else {})}, S(d - (d > dim))))
+    return made
+
+
 _DIM = "input dim keepdim"
 
 ROWS = (
@@ -103,6 +119,7 @@ ROWS = (
     Row("mode", mode, _DIM),
     Row("nanquantile quantile", quantile, "input q dim keepdim interpolation"),
     Row("topk", largest_few, "input k dim largest sorted"),
+    Row("trapezoid trapz", trapezoid, "y x dx dim"),
 )
 
 add_rows(ROWS)

@@ -62,6 +62,7 @@ _AS_MANY = (
         for x in (truth(5, 7), truth(7), torch.zeros(5, 2), torch.arange(9) > 6, real(2, 3))
     ),
     example(torch.nonzero, truth(5, 7), as_tuple=True),
+    example(torch.where, truth(5, 7)),
     *(
         example(torch.masked_select, real(*mask.shape), mask)
         for mask in (truth(5, 7), truth(7), torch.zeros(5) > 0, torch.arange(9) > 6, truth(2, 3, 2))

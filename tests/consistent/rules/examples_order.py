@@ -100,4 +100,12 @@ _SCANNED = (
     *(example(torch.logcumsumexp, x, 1) for x in (real(5, 7), real(3, 2), MASKED, SPARSE)),
 )
 
-EXAMPLES = (*_SORTED, *_SELECTED, *_SCANNED)
+_SUMMED = (
+    *(example(torch.trapezoid, real(5, 7, 2), dim=d) for d in (0, 1)),
+    example(torch.trapz, real(5, 7), dx=0.3),
+    example(torch.trapezoid, real(5, 7), real(7)),
+    example(torch.trapezoid, real(5, 7), real(5, 7), dim=0),
+    example(torch.trapezoid, whole(5), dx=2),
+)
+
+EXAMPLES = (*_SORTED, *_SELECTED, *_SCANNED, *_SUMMED)
