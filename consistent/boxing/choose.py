@@ -2,17 +2,19 @@
 answer.
 
 One axis at a time. A signature that fits the inputs as they lie costs nothing and wins (data stays
-where it is). Otherwise the cheapest in seconds: bytes to box now, bytes that the local form sends,
-and the bytes that the op then touches on each rank (so that, at equal boxing, a split beats
-computing the same on every rank).
+where it is), unless it makes a P of them, which is a debt. Otherwise the cheapest in seconds: bytes
+to box now, bytes that the local form sends, the reduction that whoever reads a P will need, and the
+bytes that the op then touches on each rank (so that, at equal boxing, a split beats computing the
+same on every rank).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..rules.signature import Call, Signature
+from ..rules.signature import Call, Out, Signature
 from ..spec import NdSbp, Sbp, Split, TensorSpec, is_one_way
 from .cost import latency_seconds, touch_seconds, wire_seconds
 from .plan import boxing_seconds
@@ -26,7 +28,7 @@ class Choice:
     outs: tuple[NdSbp, ...]
     form: str | None
     form_axes: tuple[int, ...]
-    boxed: bool
+    by_size: bool  # whether other sizes of the same pattern may choose otherwise
 
     def __repr__(self) -> str:
         return f"{self.ins} -> {self.outs}" + (f" by {self.form}" if self.form else "")
@@ -57,7 +59,7 @@ def choose(
         allowed = [s for s in allowed if _is_one_way([*picked, s])]
         if not allowed:
             return None
-        best = _cheapest(call, specs, allowed, axis)
+        best = _cheapest(call, specs, allowed, axis, _cuts(call, specs, by_axis, picked))
         form = form or best.form
         picked.append(best)
     count, outs = len(specs), len(call.outs)
@@ -67,7 +69,7 @@ def choose(
         tuple(tuple(s.outs[i] for s in picked) for i in range(outs)),
         form,
         tuple(a for a, s in enumerate(picked) if s.form is not None),
-        any(ins[i] != specs[i].sbp for i in range(count)),
+        any(ins[i] != specs[i].sbp for i in range(count)) or any(map(_owes, picked)),
     )
 
 
@@ -77,17 +79,54 @@ def _is_one_way(picked: Sequence[Signature]) -> bool:
     return all(is_one_way(entries) for side in sides for entries in zip(*side, strict=True))
 
 
-def _cheapest(
-    call: Call, specs: Sequence[TensorSpec], options: Sequence[Signature], axis: int
-) -> Signature:
+def _owes(option: Signature) -> bool:
+    """Whether it makes a P of what is none."""
+    return any(e.is_partial for e in option.outs) and not any(e.is_partial for e in option.ins)
+
+
+def _cuts(
+    call: Call,
+    specs: Sequence[TensorSpec],
+    by_axis: Sequence[Sequence[Signature]],
+    picked: Sequence[Signature],
+) -> list[int]:
+    """Into how many pieces the other axes cut each output: those before as they have chosen, those
+    after as they would if they moved nothing."""
+    rest = range(len(picked) + 1, len(by_axis))
+    others: list[tuple[int, Signature | None]] = [*enumerate(picked)]
+    others += [(axis, _fitting(by_axis[axis], specs, axis)) for axis in rest]
+    shape = specs[0].placement.shape if specs else ()
+    return [
+        math.prod(shape[a] for a, s in others if s is not None and s.outs[i].is_split)
+        for i in range(len(call.outs))
+    ]
+
+
+def _fitting(
+    options: Sequence[Signature], specs: Sequence[TensorSpec], axis: int
+) -> Signature | None:
     have = tuple(spec.sbp[axis] for spec in specs)
-    for option in options:
-        if option.ins == have and option.nbytes == 0:
-            return option
+    return next((s for s in options if s.ins == have and s.nbytes == 0), None)
+
+
+def _cheapest(
+    call: Call,
+    specs: Sequence[TensorSpec],
+    options: Sequence[Signature],
+    axis: int,
+    cuts: Sequence[int],
+) -> Signature:
+    fitting = _fitting(options, specs, axis)
+    if fitting is not None:
+        # Reducing later is no dearer than joining now, and may not come to it.
+        sent = [_sending(call, specs, option, axis, cuts) for option in options]
+        if not _owes(fitting) or min(sent) >= sent[options.index(fitting)]:
+            return fitting
+    have = tuple(spec.sbp[axis] for spec in specs)
     # At equal cost the first operands stay where they are: views are taken of the first one.
     costs = [
         (
-            seconds(call, specs, option, axis),
+            seconds(call, specs, option, axis, cuts),
             [w is not h for w, h in zip(option.ins, have, strict=True)],
             i,
         )
@@ -96,28 +135,66 @@ def _cheapest(
     return options[min(costs)[2]]
 
 
-def seconds(call: Call, specs: Sequence[TensorSpec], option: Signature, axis: int) -> float:
+def seconds(
+    call: Call,
+    specs: Sequence[TensorSpec],
+    option: Signature,
+    axis: int,
+    cuts: Sequence[int],
+) -> float:
     """Estimated seconds of laying the operands out as ``option`` says on ``axis`` and running
-    the op."""
+    the op, whose outputs the other axes cut into ``cuts`` pieces."""
+    return _sending(call, specs, option, axis, cuts) + _touching(call, specs, option, axis, cuts)
+
+
+def _sending(
+    call: Call,
+    specs: Sequence[TensorSpec],
+    option: Signature,
+    axis: int,
+    cuts: Sequence[int],
+) -> float:
+    """Boxing, what a form sends, and the reduction that a P result is in debt with."""
+    placement = specs[0].placement
+    parts, kind = placement.shape[axis], placement.type
     total = 0.0
-    parts = specs[0].placement.shape[axis] if specs else 1
-    kind = specs[0].placement.type if specs else "cpu"
     for spec, want in zip(specs, option.ins, strict=True):
-        if want is not spec.sbp[axis]:
-            target = spec.with_sbp(spec.sbp[:axis] + (want,) + spec.sbp[axis + 1 :])
-            total += boxing_seconds(spec, target)
-        total += touch_seconds(_held(spec.nbytes, want, parts), kind)
-    for out, have in zip(call.outs, option.outs, strict=True):
-        nbytes = out.shape.numel() * out.dtype.itemsize
-        total += touch_seconds(_held(nbytes, have, parts), kind)
-        if have.is_partial:
-            # A partial result is a debt: whoever reads it pays at least a reduce-scatter.
-            total += latency_seconds(kind) + wire_seconds(nbytes * (parts - 1) // parts, kind)
-    if option.form is not None:
-        total += wire_seconds(option.nbytes, kind) + (
-            latency_seconds(kind) if option.nbytes else 0.0
-        )
+        target = spec.with_sbp((*spec.sbp[:axis], want, *spec.sbp[axis + 1 :]))
+        total += boxing_seconds(spec, target)
+    for out, have, cut in zip(call.outs, option.outs, cuts, strict=True):
+        if have.is_partial and parts > 1:  # whoever reads it pays at least a reduce-scatter
+            nbytes = _nbytes(out) // cut * (parts - 1) // parts
+            total += latency_seconds(kind) + wire_seconds(nbytes, kind)
+    if option.nbytes:
+        total += latency_seconds(kind) + wire_seconds(option.nbytes, kind)
     return total
+
+
+def _touching(
+    call: Call,
+    specs: Sequence[TensorSpec],
+    option: Signature,
+    axis: int,
+    cuts: Sequence[int],
+) -> float:
+    """Reading the operands and writing the outputs, on each rank."""
+    placement = specs[0].placement
+    held = 0.0
+    for spec, want in zip(specs, option.ins, strict=True):
+        held += _held(spec.nbytes // cut_elsewhere(spec, axis), want, placement.shape[axis])
+    for out, have, cut in zip(call.outs, option.outs, cuts, strict=True):
+        held += _held(_nbytes(out) // cut, have, placement.shape[axis])
+    return touch_seconds(held, placement.type)
+
+
+def _nbytes(out: Out) -> int:
+    return out.shape.numel() * out.dtype.itemsize
+
+
+def cut_elsewhere(spec: TensorSpec, axis: int) -> int:
+    """Into how many pieces the axes other than ``axis`` cut a tensor."""
+    pairs = enumerate(zip(spec.placement.shape, spec.sbp, strict=True))
+    return math.prod(n for a, (n, entry) in pairs if a != axis and entry.is_split)
 
 
 def _held(nbytes: int, entry: Sbp, parts: int) -> float:

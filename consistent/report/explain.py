@@ -16,15 +16,15 @@ import torch
 from mirrored import comm
 from mirrored.transports.checked import CheckedTransport
 
-from ..boxing.choose import seconds
+from ..boxing.choose import cut_elsewhere, seconds
 from ..boxing.plan import boxing_bytes
 from ..local import generator
 from ..rules import table
 from ..rules.signature import Signature
 from ..spec import TensorSpec
-from ..tensor.arguments import collect, replace
 from ..tensor import _C
-from ..tensor.plan import Plan, choices, dtypes, exact_plans
+from ..tensor.arguments import collect, replace
+from ..tensor.plan import Plan, choices, dtypes, exact_plans, watchers
 from ..tensor.planning import candidates
 from ..tensor.shards import attach, is_global
 
@@ -109,7 +109,7 @@ def explain(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanati
             stopped = f"{type(error).__name__}: {error}"
             if not met:
                 raise
-        ops = [_explain(plan) for plan in met.values()]
+        ops = [_explain(plan) for plan in met]
     return Explanation([op for op in ops if op is not None], stopped)
 
 
@@ -131,18 +131,20 @@ class _Outside(CheckedTransport):
 
 
 @contextmanager
-def _outside() -> Iterator[_C.PlanTable]:
+def _outside() -> Iterator[list[Plan]]:
     """Plans made inside are for a rank outside all placements, and are forgotten after."""
     caches: tuple[dict, ...] = (exact_plans, choices, dtypes)
     kept = [dict(cache) for cache in caches]
     for cache in caches:
         cache.clear()
-    met = _C.PlanTable()
-    others = _C.use(met)
+    met: list[Plan] = []
+    others = _C.use(_C.PlanTable())
+    watchers.append(met.append)
     try:
         with comm.use(_Outside()), generator.separate(generator.get_state()):
             yield met
     finally:
+        watchers.remove(met.append)
         _C.use(others)
         for cache, before in zip(caches, kept, strict=True):
             cache.clear()
@@ -203,6 +205,7 @@ def _on_axis(
     ins, outs = ([sbp[axis] for sbp in side] for side in (choice.ins, choice.outs))
     form = choice.form if axis in choice.form_axes else None
     made: list[Candidate] = []
+    cuts = [cut_elsewhere(spec, axis) for spec in plan.outs]
     keeps = operands[0].sbp[axis] if plan.inplace else None  # in place, the target stays as it lies
     for option in dict.fromkeys(options):
         if keeps is not None and (option.ins[0] is not keeps or option.outs[0] is not keeps):
@@ -213,7 +216,7 @@ def _on_axis(
                 target = spec.with_sbp((*spec.sbp[:axis], want, *spec.sbp[axis + 1 :]))
                 boxes.append(f"{index}: {spec.sbp[axis]}->{want}")
                 nbytes += boxing_bytes(spec, target)
-        cost = seconds(plan.call, operands, option, axis)
+        cost = seconds(plan.call, operands, option, axis, cuts)
         taken = [*option.ins] == ins and [*option.outs] == outs and option.form == form
         taken = taken and not any(other.chosen for other in made)
         made.append(Candidate(option, tuple(boxes), nbytes, cost, taken))

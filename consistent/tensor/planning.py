@@ -20,7 +20,17 @@ from .arguments import collect, fill, replace
 from .execute import execute
 from .key import key_of
 from .naming import Known, know
-from .plan import MAX_PLANS, Plan, choices, clear_plans, dtypes, exact_plans, handlers, list_ops
+from .plan import (
+    MAX_PLANS,
+    Plan,
+    choices,
+    clear_plans,
+    dtypes,
+    exact_plans,
+    handlers,
+    list_ops,
+    watchers,
+)
 from .shards import HookOff, is_global, plain, refuse_mirrored
 
 _Tensor = torch.Tensor
@@ -35,6 +45,8 @@ def make_plan(func: Callable[..., Any], args: tuple, kwargs: dict) -> Plan:
         refuse_mirrored(x, known.name)
     plan = _make_plan(known, args, kwargs, key_of(func, args, kwargs))
     plan.kept = known.kind != "raw"
+    for watch in watchers:
+        watch(plan)
     return plan
 
 
@@ -137,6 +149,8 @@ def _by_facts(known: Known, key: tuple, by_value: bool, by_grad: bool) -> Callab
             if len(exact_plans) >= MAX_PLANS:
                 clear_plans()
             plan = exact_plans[exact] = _make_plan(known, args, kwargs, exact)
+            for watch in watchers:
+                watch(plan)
         return execute(plan, args, kwargs)
 
     return run
@@ -225,7 +239,7 @@ def _apply_row(
 def _choose(
     plan: Plan, row: table.Row, specs: tuple[TensorSpec, ...], call: Call, level: tuple
 ) -> Choice | None:
-    """Second cache level: where nothing needs boxing, the choice holds for every shape with the
+    """Second cache level: where sizes decide nothing, the choice holds for every shape with the
     same pattern."""
     placement = plan.placement
     # Rules written as functions may look at sizes, so only notation rows are remembered across
@@ -238,7 +252,7 @@ def _choose(
         return None
     pin: NdSbp | None = specs[0].sbp if plan.inplace else None
     choice = choose(call, specs, by_axis, pin)
-    if choice is not None and not choice.boxed:
+    if choice is not None and not choice.by_size:
         if len(choices) >= MAX_PLANS:
             choices.clear()
         choices[level] = choice
@@ -260,20 +274,24 @@ def candidates(row: table.Row, call: Call, placement: Placement) -> list[list[Si
 
 
 def is_allowed(option: Signature, call: Call, axis: int) -> bool:
-    """Whether the dtypes can be what ``option`` says. P(max) and P(min) are made where no gradient
-    is asked, and go on from an operand that is so."""
+    """Whether the dtypes can be what ``option`` says, and the operands go there in one way of
+    being partial. P(max) and P(min) are made where no gradient is asked, and go on from an operand
+    that is so."""
     pairs = [(o.spec.dtype, s) for o, s in zip(call.operands, option.ins, strict=True)]
     pairs += [(o.dtype, s) for o, s in zip(call.outs, option.outs, strict=True)]
     if not all(may_be(s, dtype) for dtype, s in pairs if s.is_partial):
         return False
     if call.tracked and any(s.is_extreme for _, s in pairs):
         return False
-    if not any(s.is_extreme for s in option.ins):
-        return True
     have = [o.spec.sbp for o in call.operands]
-    boxed = [(*h[:axis], s, *h[axis + 1 :]) for h, s in zip(have, option.ins, strict=True)]
     known = [h[axis] for h in have]
-    return all(s in known for s in option.ins if s.is_extreme) and all(map(is_one_way, boxed))
+    if not all(s in known for s in option.ins if s.is_extreme):
+        return False
+    return all(
+        is_one_way((*h[:axis], s, *h[axis + 1 :]))
+        for h, s in zip(have, option.ins, strict=True)
+        if s.is_partial
+    )
 
 
 def _shapeless(part: Any) -> Any:

@@ -170,6 +170,17 @@ def test_pieces_and_factories_make_extremes() -> None:
         assert (pieces, flags, filled, sbp) == ([2.0, 0.0], [True, False], [-3.0] * 2, "(P(max),)")
 
 
+def _over_two_axes(rank: int) -> tuple:
+    x = lay(X, consistent.placement("cpu", [[0, 1], [2, 3]]), (P, S(0)))
+    y = (-x.amin()).relu()
+    return y.item(), y.to_global(sbp=(P, B)).sbp, y.to_global(sbp=(B, P)).full().item()
+
+
+def test_axes_are_partial_in_one_way_on_the_way_too() -> None:
+    wanted = [(4.0, (P, B), 4.0)] * 4
+    assert pool(4).run(_over_two_axes) == wanted
+
+
 def _trips(rank: int) -> list[int]:
     x = _given(rank, 3, "split")
     with counting() as log:
