@@ -149,10 +149,10 @@ def measure(rank: int, n: int, port: int, sizes: list[int], rounds: int, seconds
         for nbytes in sizes:
             us = medians(moves(nbytes, rank, n, mesh)[name], rounds, seconds)
             if rank == 0:
-                ratios = us["gloo"] / us["ours"], us["DTensor"] / us["ours"]
-                print(f"| {nbytes} | " + " | ".join(f"{t:.1f}" for t in us.values()), end=" | ")
-                print(" | ".join(f"{r:.1f}" for r in ratios), end=" | ")
-                print(f"{us['ours'] / us['memcpy']:.2f} |", flush=True)
+                row = [f"{t:.1f}" for t in us.values()]
+                row += [f"{us[way] / us['ours']:.1f}" for way in ("gloo", "DTensor")]
+                row += [f"{us['ours'] / us['memcpy']:.2f}"]
+                print(f"| {nbytes} | " + " | ".join(row) + " |", flush=True)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -37,7 +37,6 @@ Group::Group(Segment segment, int me, std::vector<int> ranks, int64_t slot_bytes
     : segment_(std::move(segment)),
       meeting_(segment_.data(), me, std::move(ranks), timeout_s, std::move(interrupted)),
       slot_bytes_(slot_bytes),
-      one_shot_bytes_(slot_bytes / 8),
       headers_at_(headers_at(size())),
       slots_at_(slots_at(size())) {}
 

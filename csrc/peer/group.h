@@ -58,8 +58,11 @@ class Group {
   void unlink();
 
   // All-reduces up to so many bytes send all of x to all; longer ones reduce it in parts first.
-  // All members give the same.
-  void set_one_shot(int64_t bytes) { one_shot_bytes_ = bytes; }
+  // `narrow` is for floats of two bytes, which cost more to add. All members give the same.
+  void set_one_shot(int64_t bytes, int64_t narrow) {
+    one_shot_bytes_ = bytes;
+    one_shot_narrow_ = narrow;
+  }
   int size() const { return meeting_.size(); }
   int me() const { return meeting_.me(); }
   const std::vector<int>& ranks() const { return meeting_.ranks(); }
@@ -86,7 +89,7 @@ class Group {
   Segment segment_;
   Meeting meeting_;
   int64_t slot_bytes_;
-  int64_t one_shot_bytes_;
+  int64_t one_shot_bytes_ = 0, one_shot_narrow_ = 0;
   size_t headers_at_, slots_at_;
   std::optional<Segment> bulk_;
   int64_t bulk_bytes_ = 0;

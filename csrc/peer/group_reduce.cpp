@@ -62,7 +62,8 @@ void Group::all_reduce(const Call& call, const void* x, void* out, int64_t eleme
       begin(call, std::vector<int64_t>(size(), bytes), std::vector<int64_t>(size(), bytes));
   const char* from = static_cast<const char*>(x);
   char* to = static_cast<char*>(out);
-  if (bytes <= one_shot_bytes_) {
+  const bool narrow = type == Type::float16 || type == Type::bfloat16;
+  if (bytes <= (narrow ? one_shot_narrow_ : one_shot_bytes_)) {
     one_shot(from, to, elements, type, op);
   } else {
     two_shot(from, to, elements, type, op);

@@ -62,7 +62,7 @@ std::vector<Rows> cuts(void* base, int64_t outer, const std::vector<int64_t>& si
 
 template <typename T>
 void test_all_reduce(Group& g, Type type, int64_t count, Op op, int64_t one_shot, bool in_place) {
-  g.set_one_shot(one_shot);
+  g.set_one_shot(one_shot, one_shot);
   const int n = g.size();
   std::vector<T> x = filled<T>(g.me(), count), other(count);
   T* out = in_place ? x.data() : other.data();

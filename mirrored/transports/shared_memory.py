@@ -16,6 +16,7 @@ CONSISTENT_SHARED_MEMORY=0 in the environment of one member switches it off for 
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import threading
@@ -29,14 +30,14 @@ import torch
 from torch import Tensor
 
 from ..comm import Done, Handle, Ranks, Shape, check_member, check_op
-from . import _C  # pyright: ignore[reportAttributeAccessIssue]
+from . import _C, table, tune  # pyright: ignore[reportAttributeAccessIssue]
 from .layer import Layer
+from .table import Table
 from .torch_dist import TorchDist
 
 SWITCH = "CONSISTENT_SHARED_MEMORY"
 SLOT = 512 * 1024  # bytes a rank writes at once, twice: both lie in a cache
 MOST_RANKS = 64
-ONE_SHOT = 64 * 1024
 
 REDUCED = frozenset(
     (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64)
@@ -54,6 +55,7 @@ class SharedMemory(Layer):
         super().__init__(inner)
         self.slot_bytes = slot_bytes
         self._groups: dict[Ranks, Any] = {}
+        self._messages: dict[Ranks, Table] = {}  # of groups for which messages are faster at times
         self._world: Any = lambda: None  # the process group they belong to, weakly
         self._making = threading.RLock()
 
@@ -63,7 +65,7 @@ class SharedMemory(Layer):
         if world is None:
             return None
         if world is not self._world():
-            self._groups, self._world = {}, weakref.ref(world)
+            self._groups, self._messages, self._world = {}, {}, weakref.ref(world)
         try:
             return self._groups[ranks]
         except KeyError:
@@ -72,8 +74,42 @@ class SharedMemory(Layer):
             return None
         with self._making:
             if ranks not in self._groups:
-                self._groups[ranks] = self._make(ranks)
+                self._groups[ranks] = group = self._make(ranks)
+                if group is not None:
+                    self._use(self._agree(group, ranks), ranks)
         return self._groups[ranks]
+
+    def _agree(self, group: Any, ranks: Ranks) -> Table:
+        """The first member's table, or a new one measured by all, where it has none."""
+        found = table.load(len(ranks)) if ranks[0] == self.inner.rank else None
+        found = pickle.loads(group.gather_objects(pickle.dumps(found))[0])
+        return self._measure(group, ranks) if found is None else found
+
+    def _measure(self, group: Any, ranks: Ranks) -> Table:
+        self._messages.pop(ranks, None)
+        found = tune.measure(self, self.inner, group, ranks)
+        if ranks[0] == self.inner.rank:
+            table.save(found, len(ranks))
+        return found
+
+    def tune(self, ranks: Ranks) -> Table | None:
+        """Measure the table for so many ranks anew, keep it and use it. A collective."""
+        group = self._group(ranks)
+        if group is None:
+            return None
+        found = self._measure(group, ranks)
+        self._use(found, ranks)
+        return found
+
+    def _use(self, found: Table, ranks: Ranks) -> None:
+        self._groups[ranks].set_one_shot(found.one_shot, found.one_shot_narrow)
+        if found.messages_above:
+            self._messages[ranks] = found
+
+    def _by_messages(self, move: str, x: Tensor, nbytes: int, ranks: Ranks) -> bool:
+        """Whether `inner` is the faster way for a logical tensor of so many bytes."""
+        found = self._messages.get(ranks)
+        return found is not None and found.by_messages(move, x.dtype, nbytes)
 
     def _make(self, ranks: Ranks) -> Any:
         """Made by the first member, mapped by the others, kept if all could. Communicates."""
@@ -97,7 +133,6 @@ class SharedMemory(Layer):
             return None
         if me == 0:
             group.unlink()
-        group.set_one_shot(ONE_SHOT)
         return group
 
     # ---- reductions -----------------------------------------------------------------------------
@@ -106,12 +141,16 @@ class SharedMemory(Layer):
         group = self._group(ranks) if x.is_cpu else None
         if group is None or x.dtype not in (SUMMED if op == "sum" else REDUCED):
             return self.inner.all_reduce(x, ranks, op)
+        if self._messages and self._by_messages("all_reduce", x, x.nbytes, ranks):
+            return self.inner.all_reduce(x, ranks, op)
         check_op(op)
         return group.all_reduce(x, op, False)
 
     def all_reduce_async(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Handle:
         group = self._group(ranks) if x.is_cpu else None
         if group is None or x.dtype not in (SUMMED if op == "sum" else REDUCED):
+            return self.inner.all_reduce_async(x, ranks, op)
+        if self._messages and self._by_messages("all_reduce", x, x.nbytes, ranks):
             return self.inner.all_reduce_async(x, ranks, op)
         check_op(op)
         return Done(group.all_reduce(x.detach(), op, True))
@@ -124,6 +163,8 @@ class SharedMemory(Layer):
             return self.inner.reduce_scatter(x, dim, sizes, ranks, op)
         if x.dtype not in (SUMMED if op == "sum" else REDUCED):
             return super(Layer, self).reduce_scatter(x, dim, sizes, ranks, op)
+        if self._messages and self._by_messages("reduce_scatter", x, x.nbytes, ranks):
+            return self.inner.reduce_scatter(x, dim, sizes, ranks, op)
         check_op(op)
         return group.reduce_scatter(x, dim, sizes, op)
 
@@ -133,6 +174,10 @@ class SharedMemory(Layer):
         group = self._group(ranks) if x.is_cpu else None
         if group is None:
             return self.inner.join(x, dim, sizes, ranks)
+        if self._messages:
+            nbytes = _bytes_with(x, {dim: sum(sizes)})
+            if self._by_messages("join", x, nbytes, ranks):
+                return self.inner.join(x, dim, sizes, ranks)
         return group.all_gather(x, dim, sizes)
 
     def turn(
@@ -147,6 +192,10 @@ class SharedMemory(Layer):
         group = self._group(ranks) if x.is_cpu else None
         if group is None:
             return self.inner.turn(x, split_dim, split_sizes, concat_dim, concat_sizes, ranks)
+        if self._messages:
+            nbytes = _bytes_with(x, {concat_dim: sum(concat_sizes)})
+            if self._by_messages("turn", x, nbytes, ranks):
+                return self.inner.turn(x, split_dim, split_sizes, concat_dim, concat_sizes, ranks)
         return group.all_to_all(x, split_dim, split_sizes, concat_dim, concat_sizes)
 
     def all_gather(
@@ -191,6 +240,8 @@ class SharedMemory(Layer):
             out = x.detach().clone(memory_format=torch.contiguous_format)
         else:
             out = torch.empty(tuple(shape), dtype=dtype)
+        if self._messages and self._by_messages("broadcast", out, out.nbytes, ranks):
+            return self.inner.broadcast(x, shape, dtype, device, source, ranks)
         group.broadcast_into(out, ranks.index(source))
         return out
 
@@ -303,6 +354,14 @@ def _outputs(like: Tensor, shapes: Sequence[Shape], out: Sequence[Tensor] | None
         return [torch.empty(tuple(s), dtype=like.dtype) for s in shapes]
     assert all(x.is_contiguous() for x in out), "out: the pieces must be contiguous"
     return list(out)
+
+
+def _bytes_with(x: Tensor, sizes: dict[int, int]) -> int:
+    """Those of a tensor like `x` with other sizes in some dims: the same on all ranks."""
+    shape = list(x.shape)
+    for dim, size in sizes.items():
+        shape[dim] = size
+    return math.prod(shape) * x.element_size()
 
 
 def _bytes(x: Tensor) -> Tensor:

@@ -387,9 +387,9 @@ PyObject* shrink(Group& group, Arguments) {
   return Py_None;
 }
 
-// set_one_shot(bytes): all-reduces up to so many send everything to all
+// set_one_shot(bytes, narrow): all-reduces up to so many send everything to all
 PyObject* set_one_shot(Group& group, Arguments arguments) {
-  group.set_one_shot(integer(arguments[0]));
+  group.set_one_shot(integer(arguments[0]), integer(arguments[1]));
   return Py_None;
 }
 
@@ -431,7 +431,7 @@ PyMethodDef methods[] = {
     METHOD(gather_into, 2),    METHOD(trade_into, 3),
     METHOD(broadcast_into, 2), METHOD(gather_objects, 1),
     METHOD(stage, 1),          METHOD(unstage, 0),
-    METHOD(unlink, 0),         METHOD(set_one_shot, 1),
+    METHOD(unlink, 0),         METHOD(set_one_shot, 2),
     METHOD(room, 0),           METHOD(grow, 2),
     METHOD(shrink, 0),         {nullptr, nullptr, 0, nullptr},
 };

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +21,9 @@ from torch import Tensor
 
 import mirrored
 from mirrored import current, use
-from mirrored.transports import _C, shared_memory
+from mirrored.transports import _C, shared_memory, table
 from mirrored.transports.shared_memory import SharedMemory
+from mirrored.transports.table import Table
 from mirrored.transports.torch_dist import TorchDist
 from tests.ranks import RankError, pool, simulate
 
@@ -367,3 +369,52 @@ def no_room_to_grow(rank: int) -> list[Any]:
 
 def test_peers_are_gathered_where_a_segment_cannot_grow() -> None:
     assert pool(2).run(no_room_to_grow) == [[[0, 1], [0, 1], 1]] * 2
+
+
+# ---- which way a move goes ----------------------------------------------------------------------
+
+
+class Watched(TorchDist):
+    """Notes the moves that come to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moves: list[str] = []
+
+    def all_reduce(self, *args: Any) -> Tensor:
+        self.moves.append("all_reduce")
+        return super().all_reduce(*args)
+
+    def join(self, *args: Any) -> Tensor:
+        self.moves.append("join")
+        return super().join(*args)
+
+
+def chosen(rank: int, folder: str) -> tuple[list[str], list[int]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", f"{folder}/{rank}")
+        if rank == 0:
+            table.save(Table(messages_above={"all_reduce": 8}), 3)
+        inner, ranks, sums = Watched(), (0, 1, 2), []
+        t = SharedMemory(inner)
+        for n in (2, 3):
+            x = torch.ones(n)
+            sums.append(int(t.all_reduce(x, ranks).sum() + t.join(x, 0, [n] * 3, ranks).sum()))
+    return inner.moves, sums
+
+
+def test_all_ranks_go_by_the_table_of_the_first(tmp_path: Path) -> None:
+    assert pool(3).run(chosen, str(tmp_path)) == [(["all_reduce"], [12, 18])] * 3
+
+
+def tuned(rank: int, folder: str) -> tuple[bool, Table | None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", folder)
+        t = SharedMemory(TorchDist())
+        t.all_reduce(torch.ones(1), (1, 0))
+        return table.load(2) is not None, t.tune((1, 0))
+
+
+def test_a_table_is_measured_once_and_kept(tmp_path: Path) -> None:
+    (kept, one), (_, other) = pool(2).run(tuned, str(tmp_path))
+    assert kept and one == other and isinstance(one, Table)
