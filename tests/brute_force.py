@@ -115,9 +115,10 @@ def missing(func: Callable[..., Any], *args: Any, ranks: int = 3, **kwargs: Any)
     found = []
     for ins in itertools.product(*(_entries(t) for t in op.tensors)):
         shards = [op.scatter(t, (entry,)) for t, entry in zip(op.tensors, ins, strict=True)]
+        given = [[s[rank].clone() for s in shards] for rank in range(ranks)]
         try:
             with torch.no_grad():
-                results = [op.outputs(op.run([s[rank] for s in shards])) for rank in range(ranks)]
+                results = [op.results(op.run(tensors), tensors) for tensors in given]
         except (RuntimeError, IndexError, ValueError, TypeError):
             continue
         for outs in itertools.product(*(_entries(t) for t in op.expected)):

@@ -31,8 +31,10 @@ def attention(shard: Shards) -> Tensor:
         values = values.repeat_interleave(query.shape[-3] // values.shape[-3], -3)
     scale = shard.get("scale")
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = _biased(shard, (query * scale) @ keys.transpose(-2, -1))
-    chances = _joined_softmax(shard, scores, axes)
+    scores = (query * scale) @ keys.transpose(-2, -1)
+    # As torch's kernels do: sums of exponentials in half precision would lose the small ones.
+    scores = _biased(shard, scores.float() if scores.dtype.itemsize < 4 else scores)
+    chances = _joined_softmax(shard, scores, axes).to(values.dtype)
     return (_dropped(shard, chances, p) if p else chances) @ values
 
 

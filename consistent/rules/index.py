@@ -76,16 +76,35 @@ def write(call: Call, parts: int) -> list[Signature]:
             call.make({0: S(item.dim)}, S(item.dim), WRITE) for item in index.of("range", "pick")
         ]
     made += [call.make({0: S(item.dim)}, S(item.dim), WRITE_LOOK) for item in index.looks]
+    if "accumulate" in call.params and call.get("accumulate", False):
+        made += _added_by_entry(call, index, value)
     return made + _written_partial(call, looks, value)
 
 
 def _split_value(call: Call, index: Index, value: Any, place: int) -> dict[int, Sbp]:
+    (size,) = (call.operands[0].shape[k] for k, at in index.places.items() if at == place)
+    return _split_at(index, value, place, size)
+
+
+def _split_at(index: Index, value: Any, place: int, size: int) -> dict[int, Sbp]:
+    """The value split where the region that it fills is split at ``place``; B where it
+    broadcasts."""
     if not isinstance(value, Operand):
         return {}
     region = len(index.left) - len(index.looks) + len(index.block[1])
     d = place - region + value.ndim
-    (size,) = (call.operands[0].shape[k] for k, at in index.places.items() if at == place)
     return {value.index: S(d)} if d >= 0 and value.shape[d] == size else {}
+
+
+def _added_by_entry(call: Call, index: Index, value: Any) -> list[Signature]:
+    """Sums: each rank adds its share of the entries."""
+    made, (place, shape) = [], index.block
+    for split in _split_block(call, index):
+        at = split.outs[0].dim  # type: ignore[attr-defined]
+        ins = {i: entry for i, entry in enumerate(split.ins) if entry.is_split}
+        ins |= _split_at(index, value, at, shape[at - place])
+        made.append(call.make({**ins, 0: P}, P))
+    return made
 
 
 def _written_partial(call: Call, looks: bool, value: Any) -> list[Signature]:
