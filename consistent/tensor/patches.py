@@ -58,6 +58,7 @@ def install() -> None:
     _guard_construction()
     _guard_collectives()
     _guard_functorch()
+    _guard_nested()
 
 
 def _holds_global(value: Any) -> bool:
@@ -345,10 +346,20 @@ def _guard_functorch() -> None:
         (vmap, "_add_batch_dim"),
         (eager, "_wrap_for_grad"),
         (eager, "_wrap_functional_tensor"),
+        (torch.func, "linearize"),
     ):
         original = getattr(module, name, None)
         if original is not None:
             setattr(module, name, _refusing(original, "torch.func", hint))
+
+
+def _guard_nested() -> None:
+    hint = "torch.cat and x.split, or x.full() for the whole value"
+    for name in (
+        "as_nested_tensor", "masked_select", "narrow", "nested_tensor", "nested_tensor_from_jagged",
+    ):  # fmt: skip
+        original = getattr(torch.nested, name)
+        setattr(torch.nested, name, _refusing(original, f"torch.nested.{name}", hint))
 
 
 def _refusing(original: Callable[..., Any], name: str, instead: str) -> Callable[..., Any]:
