@@ -23,9 +23,10 @@ def run_form(
     ins: tuple[Sbp, ...],
     *rest: Any,
     ranks: int = 3,
+    out: Sbp = B,
 ) -> list[tuple[Any, int]]:
     """(what `form` gives for `func(*tensors, *rest)` with tensors in `ins`, bytes it sends) of
-    each rank."""
+    each rank; outputs are in `out`."""
     placement, known = Placement("cpu", range(ranks)), know(func)
     specs = tuple(
         TensorSpec.of(placement, (s,), t.shape, t.dtype) for t, s in zip(tensors, ins, strict=True)
@@ -42,7 +43,7 @@ def run_form(
     row = find(known.name)
     assert row is not None
     row.signatures(call, ranks)
-    out_specs = tuple(TensorSpec.of(placement, (B,), t.shape, t.dtype) for t in outs)
+    out_specs = tuple(TensorSpec.of(placement, (out,), t.shape, t.dtype) for t in outs)
     random = torch.Generator().manual_seed(0)
     shards = [scatter(t, (s,), (ranks,), random) for t, s in zip(tensors, ins, strict=True)]
 
