@@ -97,7 +97,8 @@ FINISH.update(
         "constant_pad_nd": _pad, "diff": _as_it_is, "fft_fftshift": _roll,
         "fft_ifftshift": _roll, "flip": _as_it_is, "fliplr": _as_it_is, "flipud": _as_it_is,
         "getitem": _slice, "narrow": _slice, "narrow_copy": _slice, "pad": _pad, "repeat": _repeat,
-        "repeat_interleave": _repeat_in_place, "roll": _roll, "slice": _slice, "tile": _repeat,
+        "repeat_interleave": _repeat_in_place, "roll": _roll, "rot90": _as_it_is,
+        "slice": _slice, "tile": _repeat,
         "unfold": _as_it_is,
         **dict.fromkeys("_unsafe_view flatten ravel reshape unflatten view".split(), _regroup),
     }

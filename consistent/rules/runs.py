@@ -102,6 +102,17 @@ def _flipped(call: Call, d: int) -> Reach | None:
     return Reach(d, lambda o, e: [(n - e, n - o)])
 
 
+def _rotated(call: Call, d: int) -> Reach | None:
+    """rot90: a dim comes to the place of the other one or stays, turned round or not."""
+    n, turns, dims = call.operands[0].shape[d], call.get("k", 1) % 4, call.dims("dims", (0, 1))
+    if d not in dims or turns == 0:
+        return None
+    place = d if turns == 2 else dims[1 - dims.index(d)]
+    if turns == 2 or (turns == 1) == (d == dims[1]):
+        return Reach(place, lambda o, e: [(n - e, n - o)])
+    return Reach(place, lambda o, e: [(o, e)])
+
+
 def _differenced(call: Call, d: int) -> Reach | None:
     order = call.get("n", 1)
     if d != call.dim("dim", -1) or len(call.operands) > 1 or order < 1:
@@ -152,7 +163,8 @@ REACHES.update(
         "constant_pad_nd": _padded, "diff": _differenced, "fft_fftshift": _rolled,
         "fft_ifftshift": _rolled, "flip": _flipped, "fliplr": _flipped, "flipud": _flipped,
         "getitem": _sliced, "narrow": _sliced, "narrow_copy": _sliced, "pad": _padded,
-        "repeat": _repeated, "repeat_interleave": _in_place, "roll": _rolled, "slice": _sliced,
+        "repeat": _repeated, "repeat_interleave": _in_place, "roll": _rolled,
+        "rot90": _rotated, "slice": _sliced,
         "tile": _repeated,
         "unfold": _unfolded, **dict.fromkeys(_VIEWS.split(), _regrouped),
     }

@@ -5,7 +5,7 @@ They are linear, so P passes; a split stays where a dim stays whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ..spec import EXTREMES, B, P, S
 from .runs import pad_mode, repeats, shifts
@@ -34,18 +34,10 @@ def _except(call: Call, dims: Sequence[int]) -> list[Signature]:
     return call.same((d for d in range(n) if d not in acted), partial=True)
 
 
-def except_dims(
-    name: str, default: int | tuple[int, ...] | None
-) -> Callable[[Call, int], list[Signature]]:
-    """All dims but those that the argument ``name`` says; None there means all."""
-
-    def signatures(call: Call, parts: int) -> list[Signature]:
-        given = call.get(name, default)
-        if given is None or given == () or given == []:
-            return _except(call, range(call.operands[0].ndim))
-        return _except(call, (given,) if isinstance(given, int) else given)
-
-    return signatures
+def rotated(call: Call, parts: int) -> list[Signature]:
+    """rot90: the two dims change places, or are turned round."""
+    dims = call.dims("dims", (0, 1))
+    return _except(call, dims) + windows(call, parts, dims)
 
 
 def flipped(call: Call, parts: int) -> list[Signature]:
@@ -236,7 +228,7 @@ ROWS = (
     Row("pad", padded, "input pad mode value", by_value=True),
     Row("repeat tile", repeated, moves=True),
     Row("roll", rolled, "input shifts dims", moves=True),
-    Row("rot90", except_dims("dims", (0, 1)), "input k dims"),
+    Row("rot90", rotated, "input k dims"),
     Row("select_scatter", overwritten, "input src dim index"),
     Row("slice_scatter", overwritten, "input src dim start end step"),
     Row("squeeze", squeezed, "input dim", moves=True),

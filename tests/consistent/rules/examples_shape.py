@@ -123,6 +123,7 @@ _COPIES = (
     example(_T.unfold, real(5, 9), 1, 2, 2),
     example(torch.rot90, real(5, 4, 3)),
     example(torch.rot90, real(3, 5, 4), 2, [1, 2]),
+    example(torch.rot90, real(7, 8), -1, [-1, 0]),
     example(torch.tril, real(5, 7)),
     example(torch.triu, real(2, 5, 4), 1),
     example(torch.triu, real(5, 5), diagonal=-2),
