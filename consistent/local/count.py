@@ -36,7 +36,7 @@ def _histogram(shard: Shards) -> Any:
         return torch.return_types.histogram((counts, edges))
     if not isinstance(bins, Tensor) and limits is None:
         limits = _range(shard) if shard.specs[0].numel else (0.0, 1.0)
-    named = {} if isinstance(bins, Tensor) else {"range": limits}
+    named: dict[str, Any] = {} if isinstance(bins, Tensor) else {"range": limits}
     counts, edges = torch.histogram(x, bins, weight=shard.kwargs.get("weight"), **named)
     if shard.kwargs.get("density", False):
         counts = counts / shard.sum(counts.sum()) / edges.diff()
