@@ -7,7 +7,8 @@ the moves before the exchange, those of the target the moves after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache, partial
 
 import torch
@@ -67,19 +68,55 @@ def run(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
     """
     if src is dst:
         return local
+    x, moves = _begin(local, src, dst)
+    if src.placement == dst.placement:
+        return _run_within(x, src, dst)
+    (middle,) = (move for move in moves if isinstance(move, Exchange))
+    arrived = run_exchange(_run_within(x, src, middle.src), middle.src, middle.dst)
+    return _run_within(arrived, middle.dst, dst)
+
+
+def _begin(local: Tensor, src: TensorSpec, dst: TensorSpec) -> tuple[Tensor, tuple[Step, ...]]:
+    """What every boxing does first."""
     if check.enabled:
         check.before_boxing(local, src, dst)
     moves = plan(src, dst)
     for observe in observers:
         observe(src, dst, moves)
     x = local.detach()
-    if x._is_zerotensor():  # a gradient that torch knows to be zero has no memory to send
-        x = x.clone()
-    if src.placement == dst.placement:
-        return _run_within(x, src, dst)
-    (middle,) = (move for move in moves if isinstance(move, Exchange))
-    arrived = run_exchange(_run_within(x, src, middle.src), middle.src, middle.dst)
-    return _run_within(arrived, middle.dst, dst)
+    # A gradient that torch knows to be zero has no memory to send.
+    return x.clone() if x._is_zerotensor() else x, moves
+
+
+@contextmanager
+def addends(
+    local: Tensor, src: TensorSpec, dst: TensorSpec
+) -> Iterator[tuple[list[Tensor], int, int, int]]:
+    """``run`` but for its last addition, where the plan ends in a reduce-scatter.
+
+    Gives (tensors, dim, start, size): their sum, in order, has the shard in [start, start + size)
+    of ``dim``. They are to be read inside the ``with`` block.
+    """
+    x, moves = _begin(local, src, dst)
+    at, last = here(src.placement), moves[-1]
+    assert isinstance(last, Move) and isinstance(last.dst, Split)
+    dim, axis = last.dst.dim, last.axis
+    if at is None:
+        shape = dst.local_shape(None)
+        yield [torch.empty(shape, dtype=dst.dtype, device="meta")], dim, 0, shape[dim]
+        return
+    entries = list(dst.sbp)
+    entries[axis] = last.src
+    before = dst.with_sbp(tuple(entries))
+    x, parts = _run_within(x, src, before), dst.placement.shape[axis]
+    # Whole along the axis, as in `_step`.
+    sizes = [piece(x.shape[dim], parts, k)[1] for k in range(parts)]
+    ranks = dst.placement.axis_ranks(axis, at)
+    if parts == 1:
+        yield [x], dim, 0, x.shape[dim]
+        return
+    with comm.current().addends(x, dim, sizes, ranks) as (tensors, start):
+        yield tensors, dim, start, sizes[at[axis]]
 
 
 def _run_within(x: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:

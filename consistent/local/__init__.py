@@ -6,6 +6,7 @@ any other code.
 """
 
 from . import (
+    after_sum,
     attention,
     bags,
     count,
@@ -33,6 +34,7 @@ from .forms import FORMS, Shards, form
 __all__ = [
     "FORMS",
     "Shards",
+    "after_sum",
     "attention",
     "bags",
     "count",

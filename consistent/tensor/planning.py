@@ -4,6 +4,7 @@ written down."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace as replace_fields
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from mirrored import comm
 from ..boxing.choose import Choice, choose
 from ..boxing.run import here
 from ..rules import table
+from ..rules.after_sum import FORM as AFTER_SUM
+from ..rules.after_sum import joins_sum
 from ..rules.signature import Call, Operand, Out, Signature
 from ..spec import B, NdSbp, Placement, TensorSpec, is_one_way, may_be
 from .arguments import collect, fill, replace
@@ -217,6 +220,10 @@ def _apply_row(
         TensorSpec.of(placement, s, out.shape, out.dtype)
         for out, s in zip(outs, choice.outs, strict=True)
     )
+    joined = joins_sum(call, specs, plan.specs) if choice.form is None else None
+    if joined is not None:  # the op does the last sum of boxing its first operand itself
+        choice = plan.choice = replace_fields(choice, form=AFTER_SUM, form_axes=joined)
+        plan.specs = (specs[0], *plan.specs[1:])
     plan.boxes = tuple(
         (i, plan.specs[i]) for i in range(len(specs)) if plan.specs[i] is not specs[i]
     )

@@ -138,6 +138,11 @@ std::tuple<Tensor, Tensor> reduce_shards(at::TensorList parts, int64_t dim, int6
   Tensor out = at::empty(sizes, first.options().dtype(dtype.value_or(first.scalar_type())));
   Tensor total = at::empty(keep_total ? sizes : at::DimVector{0}, out.options());
   const Dtype kind = float_dtype_of(kOp, "dtype", out);
+  TORCH_CHECK(out.scalar_type() == first.scalar_type() ||
+                  out.scalar_type() == wide_type(first.scalar_type()),
+              kOp, ": dtype is ", out.scalar_type(), " and the parts are ", first.scalar_type(),
+              ", and the result is of theirs or of the dtype they are added in, ",
+              wide_type(first.scalar_type()), "; convert the result.");
   Parts list;
   list.count = int(read.size()), list.dtype = float_dtype_of(kOp, "a part", first);
   for (size_t p = 0; p < read.size(); ++p) list.data[p] = read[p].const_data_ptr();

@@ -226,11 +226,14 @@ struct ByOut {
 
   template <class T>
   void operator()(T) const {
-    visit_float_type(dtype, [&](auto made) {
-      using Out = decltype(made);
-      Launch<T, Out>{
-          static_cast<Out*>(out), static_cast<Out*>(total), parts, epilogue, slice, stream}();
-    });
+    if (dtype == parts.dtype) return launch<T, T>();
+    launch<T, Real<T>>();
+  }
+
+  template <class T, class Out>
+  void launch() const {
+    Launch<T, Out>{
+        static_cast<Out*>(out), static_cast<Out*>(total), parts, epilogue, slice, stream}();
   }
 };
 

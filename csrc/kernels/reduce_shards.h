@@ -46,7 +46,8 @@ struct Epilogue {
   double eps = 0;
 };
 
-// `total` is null or takes the total, like `out` of type `dtype`. CPU: rows [begin, end).
+// `dtype`, of `out`, is the parts' or the one they are added in. `total` is null or takes the
+// total, in that type too. CPU: rows [begin, end).
 void reduce_shards_cpu(void* out, void* total, Dtype dtype, const Parts& parts,
                        const Epilogue& epilogue, const RowsOfSlice& slice, int64_t begin,
                        int64_t end);

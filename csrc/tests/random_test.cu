@@ -10,21 +10,15 @@
 #include <cstring>
 #include <vector>
 
-#include "../kernels/check.h"
 #include "../kernels/random.h"
 #include "cases.h"
+#include "device.cuh"
 
 using namespace consistent;
 
 namespace {
 
 constexpr int64_t kLarge = int64_t(1) << 28;
-
-struct DeviceBytes {
-  void* data = nullptr;
-  explicit DeviceBytes(size_t size) { CONSISTENT_CHECK_CUDA(cudaMalloc(&data, size)); }
-  ~DeviceBytes() { cudaFree(data); }
-};
 
 // Runs one op on both and counts the bytes that differ. cpu(out) and cuda(out) fill `size` bytes.
 template <class Cpu, class Cuda>
@@ -89,24 +83,6 @@ int64_t compare_bernoulli(Draw draw, const Box& box) {
       [&](void* out) { bernoulli_cuda(out, Dtype::boolean, there, draw, box, nullptr); });
   if (wrong) printf("bernoulli: %lld bytes differ\n", (long long)wrong);
   return wrong;
-}
-
-template <class Run>
-void time_of(const char* name, int64_t bytes, const Run& run) {
-  cudaEvent_t start, stop;
-  CONSISTENT_CHECK_CUDA(cudaEventCreate(&start));
-  CONSISTENT_CHECK_CUDA(cudaEventCreate(&stop));
-  float best = 1e9f;
-  for (int i = 0; i < 10; ++i) {
-    CONSISTENT_CHECK_CUDA(cudaEventRecord(start));
-    run();
-    CONSISTENT_CHECK_CUDA(cudaEventRecord(stop));
-    CONSISTENT_CHECK_CUDA(cudaEventSynchronize(stop));
-    float ms = 0;
-    CONSISTENT_CHECK_CUDA(cudaEventElapsedTime(&ms, start, stop));
-    best = ms < best ? ms : best;
-  }
-  printf("%-10s %7.3f ms  %6.0f GB/s\n", name, best, double(bytes) / best * 1e-6);
 }
 
 void timing(Draw draw) {

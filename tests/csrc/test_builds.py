@@ -49,7 +49,11 @@ def test_every_generation_of_x86_gives_the_same_bits(march, tmp_path):
     assert run(newer) == wanted
 
 
-@pytest.mark.parametrize("source", ["random.cpp", "library.cpp"])
+BINDINGS = sorted(path.name for path in (ROOT / "csrc" / "bindings").glob("*.cpp"))
+CUDA = sorted(str(path.relative_to(ROOT / "csrc")) for path in (ROOT / "csrc").glob("*/*.cu"))
+
+
+@pytest.mark.parametrize("source", BINDINGS)
 def test_torch_stays_in_the_bindings(source):
     assert "torch/library.h" in (ROOT / "csrc" / "bindings" / source).read_text()
     for kernel in KERNELS.iterdir():
@@ -58,17 +62,40 @@ def test_torch_stays_in_the_bindings(source):
 
 
 @needs_nvcc
-@pytest.mark.parametrize("source", ["kernels/random.cu", "tests/random_test.cu"])
+@pytest.mark.parametrize("source", CUDA)
 def test_cuda_sources_compile(source, tmp_path):
-    flags = "-std=c++17", "-O1", "-arch=sm_90", "-fmad=false", "-Werror=all-warnings"
+    flags = "-std=c++17", "-O1", "-Xptxas", "-O0", "-arch=sm_90", "-fmad=false"
+    flags = *flags, "-Werror=all-warnings"
     run(NVCC, *flags, "-c", ROOT / "csrc" / source, "-o", tmp_path / "out.o")
 
 
 @pytest.mark.gpu
 @needs_nvcc
-def test_cuda_gives_the_bits_of_the_cpu(tmp_path):
-    program = tmp_path / "random_test"
+@pytest.mark.parametrize(
+    ("subject", "words"),
+    [
+        ("random", "the same bytes"),
+        ("split_cross_entropy", "CUDA and CPU agree"),
+        ("masked_embedding", "CUDA and CPU agree"),
+        ("reduce_shards", "CUDA and CPU agree"),
+    ],
+)
+def test_cuda_gives_what_the_cpu_gives(subject, words, tmp_path):
+    program = tmp_path / subject
     flags = "-std=c++17", "-O3", "-arch=native", "-fmad=false", "-Xcompiler", "-ffp-contract=off"
-    sources = KERNELS / "random.cu", KERNELS / "random_cpu.cpp"
-    run(NVCC, *flags, ROOT / "csrc" / "tests" / "random_test.cu", *sources, "-o", program)
-    assert "the same bytes" in run(program)
+    sources = KERNELS / f"{subject}.cu", KERNELS / f"{subject}_cpu.cpp"
+    run(NVCC, *flags, ROOT / "csrc" / "tests" / f"{subject}_test.cu", *sources, "-o", program)
+    assert words in run(program)
+
+
+@pytest.mark.skipif(CXX is None, reason="a C++ compiler is needed")
+@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+def test_sanitizers_find_nothing_in_the_fused_kernels(sanitizer, tmp_path):
+    program = tmp_path / "kernels_test"
+    names = "split_cross_entropy", "masked_embedding", "reduce_shards"
+    sources = [ROOT / "csrc" / "tests" / "kernels_test.cpp"]
+    sources += [KERNELS / f"{name}_cpu.cpp" for name in names]
+    flags = "-std=c++17", "-g1", "-ffp-contract=off", "-DCONSISTENT_CLONES=", "-pthread"
+    sanitizing = f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"
+    run(CXX, *flags, *sanitizing, *sources, "-o", program)
+    assert "agree" in run(program)

@@ -119,7 +119,9 @@ def test_opcheck():
     parts = [numbers(3, 4), numbers(3, 4)]
     torch.library.opcheck(op.default, (parts, 0, 1, 2))
     named = {"norm": "layer", "normalized": 1, "weight": numbers(4), "keep_total": True}
-    torch.library.opcheck(op.default, (parts, 0, 1, 2), {**named, "dtype": torch.float32})
+    torch.library.opcheck(op.default, (parts, 0, 1, 2), named)
+    parts = [p.bfloat16() for p in parts]
+    torch.library.opcheck(op.default, (parts, 1, 1, 2), {"dtype": torch.float32})
 
 
 @pytest.mark.parametrize(
@@ -129,6 +131,7 @@ def test_opcheck():
         (lambda x: native.reduce_shards([x, x[:1]], 0, 0, 1), "one shape and dtype"),
         (lambda x: native.reduce_shards([x, x.double()], 0, 0, 1), "one shape and dtype"),
         (lambda x: native.reduce_shards([x.long()], 0, 0, 1), "convert it"),
+        (lambda x: native.reduce_shards([x], 0, 0, 1, dtype=torch.float16), "convert the result"),
         (lambda x: native.reduce_shards([x], 2, 0, 1), "counted from the front"),
         (lambda x: native.reduce_shards([x], 0, 1, 2), "lies inside"),
         (lambda x: native.reduce_shards([x], 0, 0, 2, activation="tanh"), "apply any other"),

@@ -1,0 +1,186 @@
+// What the programs in this folder run the fused kernels on: sizes around the edges of chunks,
+// strips and packs, and references in plain double loops.
+
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <vector>
+
+#include "../kernels/activation.h"
+#include "../kernels/masked_embedding.h"
+#include "../kernels/reduce_shards.h"
+#include "../kernels/split_cross_entropy.h"
+
+namespace consistent {
+
+using Bytes = std::vector<char>;
+
+// Numbers in (-3, 3) that repeat from run to run, stored as `dtype`.
+struct StoreNumbers {
+  Bytes& out;
+  uint64_t state;
+  template <class T>
+  void operator()(T) {
+    for (size_t at = 0; at < out.size(); at += sizeof(T)) {
+      state = state * 6364136223846793005u + 1442695040888963407u;
+      const T value = Storage<T>::store(Real<T>(double(state >> 40) * 0x1p-24 * 6 - 3));
+      memcpy(out.data() + at, &value, sizeof(T));
+    }
+  }
+};
+
+inline Bytes numbers(int64_t count, Dtype dtype, uint64_t seed) {
+  Bytes made(size_t(count) * size_t(size_of(dtype)));
+  StoreNumbers store{made, seed};
+  switch (dtype) {
+    case Dtype::f64:
+      store(double());
+      break;
+    case Dtype::f16:
+      store(Half());
+      break;
+    case Dtype::bf16:
+      store(BFloat16());
+      break;
+    default:
+      store(float());
+  }
+  return made;
+}
+
+struct LoadNumber {
+  const char* data;
+  int64_t at;
+  double& value;
+  template <class T>
+  void operator()(T) const {
+    T raw;
+    memcpy(&raw, data + at * int64_t(sizeof(T)), sizeof(T));
+    value = double(Storage<T>::load(raw));
+  }
+};
+
+inline double number(const Bytes& data, Dtype dtype, int64_t at) {
+  double value = 0;
+  visit_float_type(dtype, LoadNumber{data.data(), at, value});
+  return value;
+}
+
+inline Dtype real_of(Dtype dtype) { return dtype == Dtype::f64 ? Dtype::f64 : Dtype::f32; }
+
+inline double tolerance_of(Dtype dtype) {
+  return dtype == Dtype::f64   ? 1e-12
+         : dtype == Dtype::f32 ? 2e-5
+         : dtype == Dtype::f16 ? 4e-3
+                               : 3e-2;
+}
+
+// How many of `count` numbers are further apart than the dtype's rounding allows.
+inline int64_t apart(const Bytes& a, const Bytes& b, Dtype dtype, double tolerance) {
+  int64_t wrong = 0;
+  for (int64_t i = 0; i < int64_t(a.size()) / size_of(dtype); ++i) {
+    const double x = number(a, dtype, i), y = number(b, dtype, i);
+    if (!(std::fabs(x - y) <= tolerance * (1 + std::fabs(y))) && x != y) ++wrong;
+  }
+  return wrong;
+}
+
+constexpr Dtype kFloats[] = {Dtype::f32, Dtype::f64, Dtype::f16, Dtype::bf16};
+
+inline std::vector<ClassSplit> class_splits() {
+  return {{3, 5, 1, 2, false},    {2, 64, 1, 0, true},  {2, 2049, 1, 100, true},
+          {1, 300, 17, 0, false}, {2, 257, 5, 3, true}, {2, 7, 33, 0, true},
+          {4, 0, 1, 0, true},     {0, 5, 1, 0, false}};
+}
+
+inline std::vector<int64_t> targets(const ClassSplit& split) {
+  std::vector<int64_t> made(size_t(split.outer * split.inner));
+  for (size_t i = 0; i < made.size(); ++i) {
+    made[i] = i % 3 == 2 ? -100 : split.start + int64_t(i * 7) % (split.held + 1);
+  }
+  return made;
+}
+
+struct Look {
+  RowWindow window;
+  int64_t count;
+};
+
+inline std::vector<Look> looks() {
+  return {{{1, 0, 3}, 7}, {{513, 2, 5}, 40}, {{8, 4, 0}, 5}, {{16, 0, 9}, 0}, {{1030, 1, 2}, 3}};
+}
+
+inline std::vector<int64_t> indices(const Look& look) {
+  std::vector<int64_t> made(size_t(look.count));
+  for (size_t i = 0; i < made.size(); ++i) {
+    made[i] = int64_t(i * i) % (look.window.start + look.window.held + 2);
+  }
+  return made;
+}
+
+// The look-ups in order of their row, those of other ranks last.
+inline void sort_rows(const Look& look, const std::vector<int64_t>& index,
+                      std::vector<int64_t>& row, std::vector<int64_t>& order) {
+  for (int64_t r = 0; r <= look.window.held; ++r) {
+    for (int64_t i = 0; i < look.count; ++i) {
+      const int64_t local = index[size_t(i)] - look.window.start;
+      const int64_t own = local < 0 || local >= look.window.held ? look.window.held : local;
+      if (own == r) row.push_back(r), order.push_back(i);
+    }
+  }
+}
+
+struct Fused {
+  RowsOfSlice slice;
+  int64_t elements;  // of a part
+  int parts;
+  Activation activation;
+  Norm norm;
+  bool beside;  // scale, bias, residual, weight and the norm's bias as well
+};
+
+inline std::vector<Fused> fused_cases() {
+  const auto whole = [](int64_t rows, int64_t columns) {
+    return RowsOfSlice{rows, columns, rows, 0, 0};
+  };
+  return {{whole(3, 7), 21, 1, Activation::none, Norm::none, false},
+          {whole(2, 1025), 2050, 2, Activation::gelu, Norm::none, true},
+          {whole(2, 4096), 8192, 3, Activation::silu, Norm::none, true},
+          {{6, 8, 3, 40, 16}, 2 * 40, 4, Activation::gelu_tanh, Norm::none, true},
+          {whole(5, 64), 320, 2, Activation::none, Norm::layer, true},
+          {whole(2, 3000), 6000, 8, Activation::relu, Norm::rms, false},
+          {{4, 16, 2, 80, 32}, 2 * 80, 3, Activation::silu, Norm::layer, true},
+          {whole(1, 60000), 60000, 2, Activation::relu, Norm::layer, true}};
+}
+
+// What a fused case reads, in memory of the host.
+struct FusedInputs {
+  std::vector<Bytes> parts;
+  Bytes bias, residual, weight, norm_bias;
+
+  FusedInputs(const Fused& it, Dtype dtype) {
+    for (int p = 0; p < it.parts; ++p) parts.push_back(numbers(it.elements, dtype, 1 + p));
+    if (!it.beside) return;
+    bias = numbers(it.slice.columns, real_of(dtype), 50);
+    residual = numbers(it.slice.rows * it.slice.columns, dtype, 51);
+    if (it.norm == Norm::none) return;
+    weight = numbers(it.slice.columns, real_of(dtype), 52);
+    norm_bias = numbers(it.slice.columns, real_of(dtype), 53);
+  }
+};
+
+// `place` says where the bytes lie: on the host, or a copy on the device.
+template <class Place>
+Epilogue epilogue_of(const Fused& it, const FusedInputs& given, const Place& place) {
+  Epilogue made;
+  made.activation = it.activation, made.norm = it.norm, made.eps = 1e-5;
+  const auto at = [&](const Bytes& x) { return x.empty() ? nullptr : place(x); };
+  if (it.beside) made.scale = 0.5;
+  made.bias = at(given.bias), made.residual = at(given.residual);
+  made.weight = at(given.weight), made.norm_bias = at(given.norm_bias);
+  return made;
+}
+
+}  // namespace consistent

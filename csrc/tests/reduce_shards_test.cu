@@ -1,0 +1,84 @@
+// The fused sum on CUDA against the CPU; then time: 8 parts of 64 MB and each epilogue, bf16.
+//
+//   nvcc -std=c++17 -O3 -arch=native -fmad=false -Xcompiler -ffp-contract=off
+//       csrc/tests/reduce_shards_test.cu csrc/kernels/reduce_shards.cu
+//       csrc/kernels/reduce_shards_cpu.cpp -o reduce_shards_test
+
+#include "device.cuh"
+#include "kernel_cases.h"
+
+namespace consistent {
+namespace {
+
+int64_t compare(Dtype dtype, const Fused& it) {
+  const FusedInputs given(it, dtype);
+  const Epilogue here = epilogue_of(it, given, [](const Bytes& x) { return x.data(); });
+  std::vector<DeviceBytes> kept;
+  const auto there = [&](const Bytes& x) {
+    kept.emplace_back(x.data(), x.size());
+    return static_cast<const void*>(kept.back().data);
+  };
+  Parts parts, copies;
+  parts.count = copies.count = it.parts;
+  parts.dtype = copies.dtype = dtype;
+  for (int p = 0; p < it.parts; ++p) {
+    parts.data[p] = given.parts[size_t(p)].data();
+    copies.data[p] = there(given.parts[size_t(p)]);
+  }
+  const Epilogue on_device = epilogue_of(it, given, there);
+  const size_t bytes = size_t(it.slice.rows * it.slice.columns * size_of(dtype));
+  Bytes out(bytes), total(bytes);
+  reduce_shards_cpu(out.data(), total.data(), dtype, parts, here, it.slice, 0, it.slice.rows);
+  const DeviceBytes made(bytes), sum(bytes);
+  reduce_shards_cuda(made.data, sum.data, dtype, copies, on_device, it.slice, nullptr);
+  const double close = 2 * tolerance_of(dtype);
+  return apart(made.back(bytes), out, dtype, close) + apart(sum.back(bytes), total, dtype, close);
+}
+
+void timing() {
+  constexpr int64_t kRows = 8192, kColumns = 4096;
+  const RowsOfSlice slice{kRows, kColumns, kRows, 0, 0};
+  const size_t bytes = size_t(kRows * kColumns) * 2;
+  std::vector<DeviceBytes> memory;
+  Parts parts;
+  parts.count = 8, parts.dtype = Dtype::bf16;
+  for (int p = 0; p < parts.count; ++p) {
+    memory.emplace_back(bytes);
+    CONSISTENT_CHECK_CUDA(cudaMemset(memory.back().data, 0, bytes));
+    parts.data[p] = memory.back().data;
+  }
+  const DeviceBytes out(bytes), vector(size_t(kColumns) * 4);
+  CONSISTENT_CHECK_CUDA(cudaMemset(vector.data, 0, size_t(kColumns) * 4));
+  const auto run = [&](const char* name, const Epilogue& epilogue, int64_t more) {
+    time_beside_copy(name, int64_t(bytes) * (parts.count + 1 + more), [&] {
+      reduce_shards_cuda(out.data, nullptr, Dtype::bf16, parts, epilogue, slice, nullptr);
+    });
+  };
+  Epilogue epilogue;
+  run("sum", epilogue, 0);
+  epilogue.bias = vector.data, epilogue.residual = memory[0].data;
+  run("sum, bias, residual", epilogue, 1);
+  epilogue.activation = Activation::gelu;
+  run("the same and gelu", epilogue, 1);
+  epilogue.activation = Activation::silu;
+  run("the same and silu", epilogue, 1);
+  epilogue.activation = Activation::none;
+  epilogue.weight = vector.data, epilogue.norm = Norm::rms;
+  run("sum, residual, RMS norm", epilogue, 1);
+  epilogue.norm = Norm::layer, epilogue.norm_bias = vector.data;
+  run("sum, residual, layer norm", epilogue, 1);
+}
+
+}  // namespace
+}  // namespace consistent
+
+int main() {
+  using namespace consistent;
+  int64_t wrong = 0;
+  for (Dtype dtype : kFloats) {
+    for (const Fused& it : fused_cases()) wrong += compare(dtype, it);
+  }
+  printf(wrong ? "CUDA and CPU differ\n" : "CUDA and CPU agree\n");
+  timing();
+  return wrong != 0;
+}
