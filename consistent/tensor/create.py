@@ -12,6 +12,7 @@ import torch
 
 from mirrored import comm
 
+from ..boxing import check as checking
 from ..boxing.differentiable import spread
 from ..boxing.run import here
 from ..spec import (
@@ -40,19 +41,21 @@ def from_local(
     """The global tensor of which each rank has ``shard`` as its piece.
 
     ``S(d)``: pieces along dim d, in rank order, balanced. ``B``: every rank has the whole. ``P``:
-    every rank has an addend. The result shares the shard's storage. Differentiable: the shard's
-    gradient is this rank's piece of the global gradient in the dual SBP.
+    every rank has an addend; ``P(max)``, ``P(min)``: what it has bounds the value. The result
+    shares the shard's storage. Differentiable: the shard's gradient is this rank's piece of the
+    global gradient in the dual SBP.
 
     Args:
         shard: this rank's piece. On a rank outside the placement only its dtype is read.
         shape: the logical shape. Without it the ranks tell each other what they have, one small
-            collective of all ranks of the world, unless every SBP is B or P and the placement is
-            the whole world.
-        check: compare shapes, dtypes and SBPs between ranks, and for B axes the values.
+            collective of all ranks of the world, unless every SBP is B or partial and the placement
+            is the whole world.
+        check: compare shapes, dtypes and SBPs between ranks, and for B axes the values. Always so
+            in check mode.
 
     Raises:
         ValueError: a piece is not what the SBP says (the message names the rank), or sits on
-            another device type.
+            another device type. Where nothing is sent, it is raised on the ranks concerned only.
     """
     refuse_mirrored(shard, "from_local")
     if is_global(shard):
@@ -61,6 +64,7 @@ def from_local(
             "Use shard.to_global(sbp=...), or give shard.to_local()."
         )
     check_world("from_local", placement)
+    check = check or checking.enabled
     at = here(placement)
     entries = _entries(
         "from_local", sbp, placement, shard.ndim if shape is None else len(shape), at
@@ -100,7 +104,7 @@ def distribute(
         tensor: the whole value, on any device. On ranks outside the placement only shape and dtype
             are read.
         placement, sbp: without them the placement of the ``placement_scope``, and B.
-        check: compare the values of the ranks, by a hash.
+        check: compare the values of the ranks, by a hash. Always so in check mode.
 
     Raises:
         ValueError: with ``check``, the values differ.
@@ -115,7 +119,7 @@ def distribute(
     check_world("distribute", placement)
     spec = TensorSpec.of(placement, sbp, tensor.shape, tensor.dtype)
     check_partial("distribute", spec)
-    if check and here(placement) is not None:
+    if (check or checking.enabled) and here(placement) is not None:
         _check_equal("distribute", tensor, placement, tuple(range(placement.ndim)))
     if here(placement) is not None and tensor.device.type != placement.type:
         tensor = tensor.to(device_of(placement))

@@ -110,6 +110,21 @@ def test_a_placement_of_this_process_alone_needs_no_init() -> None:
     assert x.grad.tolist() == [0, 2, 4] and (x + 1).sum().item() == 6
 
 
+def _off_on_one_rank(rank: int) -> str:
+    p = consistent.placement("cpu", [0, 1])
+    with consistent.check_mode():
+        try:
+            consistent.from_local(torch.zeros(2 + rank, 3), p, S(0), shape=(4, 3))
+        except ValueError as error:
+            return str(error)
+    return ""
+
+
+def test_in_check_mode_every_rank_hears_of_a_piece_that_does_not_fit_the_shape() -> None:
+    for message in pool(2).run(_off_on_one_rank):
+        assert "rank 1 has a piece of shape (3, 3)" in message
+
+
 def _hidden_alias(rank: int) -> Any:
     """Two leaves whose gradients are one tensor to torch get each its own spec."""
     p = consistent.placement("cpu", [0, 1])

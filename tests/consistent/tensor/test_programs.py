@@ -26,7 +26,7 @@ def test_program_on_global_tensors_equals_plain_torch(world: int) -> None:
     @given(programs(world))
     def check(program: Program) -> None:
         note(snippet(program, world))
-        wrong = pool(world).run(run, program, timeout=20)
+        wrong = pool(world).run(run, program, timeout=60)
         assert not any(each for each in wrong if each != ["moved"]), "\n".join(
             map("\n".join, wrong)
         )
