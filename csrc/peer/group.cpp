@@ -154,21 +154,20 @@ void Group::all_to_all(const Call& call, const std::vector<Rows>& ins,
   }
 }
 
-void Group::broadcast(const Call& call, int source, void* x, int64_t bytes) {
+void Group::broadcast(const Call& call, int source, const void* x, void* out, int64_t bytes) {
   std::vector<int64_t> sent(size(), 0), due(size(), 0);
   if (me() == source) sent.assign(size(), bytes);
   due[source] = bytes;
   const Lock lock = begin(call, sent, due);
-  char* data = static_cast<char*>(x);
   int64_t count = 1;
   for (int64_t r = 0; r < count; ++r) {
     const uint64_t step = next_step();
     const int64_t begin = r * slot_bytes_, end = std::min(begin + slot_bytes_, bytes);
-    if (me() == source) pack(slot(source, step), joined(data, bytes), begin, end);
+    if (me() == source) pack(slot(source, step), joined(x, bytes), begin, end);
     arrive();
     wait();
     if (r == 0) count = rounds(bytes, slot_bytes_);
-    if (me() != source) unpack(joined(data, bytes), begin, end, slot(source, step));
+    unpack(joined(out, bytes), begin, end, slot(source, step));
   }
 }
 

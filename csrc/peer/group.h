@@ -42,7 +42,8 @@ class Group {
   std::vector<std::string> gather_objects(const std::string& mine);
   // `ins[k]` goes to member k, `outs[k]` comes from it.
   void all_to_all(const Call& call, const std::vector<Rows>& ins, const std::vector<Rows>& outs);
-  void broadcast(const Call& call, int source, void* x, int64_t bytes);
+  // The x of member `source`, which alone gives one, to the `out` of all.
+  void broadcast(const Call& call, int source, const void* x, void* out, int64_t bytes);
 
   // Compares the calls and the sizes given by all, and moves nothing.
   void check(const Call& call, const std::vector<int64_t>& sizes);

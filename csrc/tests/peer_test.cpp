@@ -135,9 +135,11 @@ void test_all_to_all(Group& g, const std::vector<int64_t>& a, const std::vector<
 
 void test_broadcast(Group& g, int64_t count) {
   for (int source = 0; source < g.size(); ++source) {
-    std::vector<char> x(count, char(g.me()));
-    g.broadcast({Kind::broadcast, -1, source}, source, x.data(), count);
-    for (const char each : x) check(each == char(source), "broadcast");
+    const std::vector<char> x(count, char(g.me()));
+    std::vector<char> out(count);
+    const char* given = g.me() == source ? x.data() : nullptr;
+    g.broadcast({Kind::broadcast, -1, source}, source, given, out.data(), count);
+    for (const char each : out) check(each == char(source), "broadcast");
   }
 }
 

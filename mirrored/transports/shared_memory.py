@@ -106,10 +106,10 @@ class SharedMemory(Layer):
         if found.messages_above:
             self._messages[ranks] = found
 
-    def _by_messages(self, move: str, x: Tensor, nbytes: int, ranks: Ranks) -> bool:
+    def _by_messages(self, move: str, dtype: torch.dtype, nbytes: int, ranks: Ranks) -> bool:
         """Whether `inner` is the faster way for a logical tensor of so many bytes."""
         found = self._messages.get(ranks)
-        return found is not None and found.by_messages(move, x.dtype, nbytes)
+        return found is not None and found.by_messages(move, dtype, nbytes)
 
     def _make(self, ranks: Ranks) -> Any:
         """Made by the first member, mapped by the others, kept if all could. Communicates."""
@@ -141,7 +141,7 @@ class SharedMemory(Layer):
         group = self._group(ranks) if x.is_cpu else None
         if group is None or x.dtype not in (SUMMED if op == "sum" else REDUCED):
             return self.inner.all_reduce(x, ranks, op)
-        if self._messages and self._by_messages("all_reduce", x, x.nbytes, ranks):
+        if self._messages and self._by_messages("all_reduce", x.dtype, x.nbytes, ranks):
             return self.inner.all_reduce(x, ranks, op)
         check_op(op)
         return group.all_reduce(x, op, False)
@@ -150,7 +150,7 @@ class SharedMemory(Layer):
         group = self._group(ranks) if x.is_cpu else None
         if group is None or x.dtype not in (SUMMED if op == "sum" else REDUCED):
             return self.inner.all_reduce_async(x, ranks, op)
-        if self._messages and self._by_messages("all_reduce", x, x.nbytes, ranks):
+        if self._messages and self._by_messages("all_reduce", x.dtype, x.nbytes, ranks):
             return self.inner.all_reduce_async(x, ranks, op)
         check_op(op)
         return Done(group.all_reduce(x.detach(), op, True))
@@ -163,7 +163,7 @@ class SharedMemory(Layer):
             return self.inner.reduce_scatter(x, dim, sizes, ranks, op)
         if x.dtype not in (SUMMED if op == "sum" else REDUCED):
             return super(Layer, self).reduce_scatter(x, dim, sizes, ranks, op)
-        if self._messages and self._by_messages("reduce_scatter", x, x.nbytes, ranks):
+        if self._messages and self._by_messages("reduce_scatter", x.dtype, x.nbytes, ranks):
             return self.inner.reduce_scatter(x, dim, sizes, ranks, op)
         check_op(op)
         return group.reduce_scatter(x, dim, sizes, op)
@@ -176,7 +176,7 @@ class SharedMemory(Layer):
             return self.inner.join(x, dim, sizes, ranks)
         if self._messages:
             nbytes = _bytes_with(x, {dim: sum(sizes)})
-            if self._by_messages("join", x, nbytes, ranks):
+            if self._by_messages("join", x.dtype, nbytes, ranks):
                 return self.inner.join(x, dim, sizes, ranks)
         return group.all_gather(x, dim, sizes)
 
@@ -194,7 +194,7 @@ class SharedMemory(Layer):
             return self.inner.turn(x, split_dim, split_sizes, concat_dim, concat_sizes, ranks)
         if self._messages:
             nbytes = _bytes_with(x, {concat_dim: sum(concat_sizes)})
-            if self._by_messages("turn", x, nbytes, ranks):
+            if self._by_messages("turn", x.dtype, nbytes, ranks):
                 return self.inner.turn(x, split_dim, split_sizes, concat_dim, concat_sizes, ranks)
         return group.all_to_all(x, split_dim, split_sizes, concat_dim, concat_sizes)
 
@@ -234,16 +234,12 @@ class SharedMemory(Layer):
         group = self._group(ranks) if torch.device(device).type == "cpu" else None
         if group is None:
             return self.inner.broadcast(x, shape, dtype, device, source, ranks)
-        check_member("broadcast from source", source, ranks)
-        if source == self.inner.rank:
-            assert x is not None, "broadcast: the source gives x"
-            out = x.detach().clone(memory_format=torch.contiguous_format)
-        else:
-            out = torch.empty(tuple(shape), dtype=dtype)
-        if self._messages and self._by_messages("broadcast", out, out.nbytes, ranks):
-            return self.inner.broadcast(x, shape, dtype, device, source, ranks)
-        group.broadcast_into(out, ranks.index(source))
-        return out
+        at = check_member("broadcast from source", source, ranks)
+        if self._messages:
+            nbytes = math.prod(shape) * dtype.itemsize
+            if self._by_messages("broadcast", dtype, nbytes, ranks):
+                return self.inner.broadcast(x, shape, dtype, device, source, ranks)
+        return group.broadcast(x, shape, dtype, at)
 
     def exchange(
         self,

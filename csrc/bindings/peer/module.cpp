@@ -7,6 +7,7 @@
 #include <ATen/EmptyTensor.h>
 #include <Python.h>
 #include <sys/mman.h>
+#include <torch/csrc/Dtype.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -157,8 +158,8 @@ constexpr size_t kHuge = size_t(2) << 20;  // bytes of a huge page
 
 // Not by the dispatcher: no mode or key may turn it into something else than memory. Large ones ask
 // for huge pages: to touch a new page costs more than to fill it.
-Tensor empty(at::IntArrayRef shape, const Tensor& like) {
-  const Tensor x = at::detail::empty_cpu(shape, like.scalar_type());
+Tensor empty(at::IntArrayRef shape, at::ScalarType type) {
+  const Tensor x = at::detail::empty_cpu(shape, type);
   if (x.nbytes() < 2 * kHuge) return x;
   const uintptr_t start = reinterpret_cast<uintptr_t>(x.data_ptr());
   const uintptr_t first = (start + kHuge - 1) / kHuge * kHuge;
@@ -170,7 +171,7 @@ Tensor empty(at::IntArrayRef shape, const Tensor& like) {
 Tensor empty_with(const Tensor& x, int dim, int64_t size) {
   std::vector<int64_t> shape = x.sizes().vec();
   shape[dim] = size;
-  return empty(shape, x);
+  return empty(shape, x.scalar_type());
 }
 
 int64_t total(const std::vector<int64_t>& sizes) {
@@ -225,7 +226,7 @@ PyObject* all_reduce(Group& group, Arguments arguments) {
   const Op op = op_of(arguments[1]);
   const Type type = type_of(x);
   const bool in_place = arguments[2] == Py_True;
-  const Tensor out = in_place ? x : empty(x.sizes(), x);
+  const Tensor out = in_place ? x : empty(x.sizes(), x.scalar_type());
   const int64_t elements = x.numel() * numbers_of(x.scalar_type()).pairs;
   Call call = call_of(Kind::all_reduce, x);
   call.op = int(op);
@@ -279,7 +280,7 @@ PyObject* all_to_all(Group& group, Arguments arguments) {
   std::vector<int64_t> shape = x.sizes().vec();
   shape[split] = split_sizes[group.me()];
   shape[dim] = total(sizes);
-  const Tensor out = empty(shape, x);
+  const Tensor out = empty(shape, x.scalar_type());
   Call call = call_of(Kind::all_to_all, x);
   call.split = split;
   call.dim = call.free = dim;
@@ -312,16 +313,27 @@ PyObject* trade_into(Group& group, Arguments arguments) {
   return Py_None;
 }
 
-// broadcast_into(x, source): the x of the source-th rank into the contiguous x of the others
-PyObject* broadcast_into(Group& group, Arguments arguments) {
-  const Tensor x = plain(arguments[0]);
-  const int64_t source = integer(arguments[1]);
+// broadcast(x, shape, dtype, source) -> Tensor: that of the source-th rank, which alone reads x
+PyObject* broadcast(Group& group, Arguments arguments) {
+  need(THPDtype_Check(arguments[2]), "a dtype is needed");
+  const at::ScalarType type = reinterpret_cast<THPDtype*>(arguments[2])->scalar_type;
+  const int64_t source = integer(arguments[3]);
   need(0 <= source && source < group.size(), "the source is not in the group");
-  Call call = call_of(Kind::broadcast, x);
+  const Tensor out = empty(integers(arguments[1]), type);
+  const Tensor x = source == group.me() ? plain(arguments[0]) : Tensor();
+  Call call = call_of(Kind::broadcast, out);
   call.source = group.ranks()[source];
-  const pybind11::gil_scoped_release free;
-  group.broadcast(call, int(source), x.data_ptr(), int64_t(x.nbytes()));
-  return Py_None;
+  {
+    const pybind11::gil_scoped_release free;
+    const bool fits = !x.defined() || (x.sizes() == out.sizes() && x.scalar_type() == type);
+    if (!fits) {  // the others must not wait for a rank that only raises
+      group.check(call_of(Kind::broadcast, x), std::vector<int64_t>(group.size(), 0));
+      throw std::invalid_argument("x has not the shape and dtype that were promised");
+    }
+    group.broadcast(call, int(source), x.defined() ? x.data_ptr() : nullptr, out.data_ptr(),
+                    int64_t(out.nbytes()));
+  }
+  return given(out);
 }
 
 // gather_objects(bytes) -> list of every rank's
@@ -426,14 +438,14 @@ PyObject* entry(PyObject* self, PyObject* const* arguments, Py_ssize_t given) {
    METH_FASTCALL, nullptr}
 
 PyMethodDef methods[] = {
-    METHOD(all_reduce, 3),     METHOD(reduce_scatter, 4),
-    METHOD(all_gather, 3),     METHOD(all_to_all, 5),
-    METHOD(gather_into, 2),    METHOD(trade_into, 3),
-    METHOD(broadcast_into, 2), METHOD(gather_objects, 1),
-    METHOD(stage, 1),          METHOD(unstage, 0),
-    METHOD(unlink, 0),         METHOD(set_one_shot, 2),
-    METHOD(room, 0),           METHOD(grow, 2),
-    METHOD(shrink, 0),         {nullptr, nullptr, 0, nullptr},
+    METHOD(all_reduce, 3),  METHOD(reduce_scatter, 4),
+    METHOD(all_gather, 3),  METHOD(all_to_all, 5),
+    METHOD(gather_into, 2), METHOD(trade_into, 3),
+    METHOD(broadcast, 4),   METHOD(gather_objects, 1),
+    METHOD(stage, 1),       METHOD(unstage, 0),
+    METHOD(unlink, 0),      METHOD(set_one_shot, 2),
+    METHOD(room, 0),        METHOD(grow, 2),
+    METHOD(shrink, 0),      {nullptr, nullptr, 0, nullptr},
 };
 
 // Whether a signal's handler raised; `guarded` lets what it raised pass.
