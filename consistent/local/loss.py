@@ -176,7 +176,7 @@ class _Shared(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, loss: Tensor, rows: _Rows) -> Tensor:
         ctx.rows = rows
-        return loss.view_as(loss)
+        return loss.clone()  # what it gives may be written into
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -184,7 +184,7 @@ class _Shared(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        return tangent.view_as(tangent)
+        return tangent.clone()
 
 
 class _FromLogits(torch.autograd.Function):
