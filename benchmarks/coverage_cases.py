@@ -328,10 +328,16 @@ def get_ready(rank: int, who: str, grid: Grid) -> None:
     side(who, grid)
 
 
-def case(
-    rank: int, name: str, count: int, index: int, how: How, mode: str, who: str, grid: Grid
+def run_cases(
+    rank: int, name: str, count: int, cases: list[tuple[int, How, str]], who: str, grid: Grid
+) -> list[tuple[str, str]]:
+    """(outcome, message) on this rank of each (sample, layout, mode)."""
+    return [_run_case(name, count, *each, who, grid) for each in cases]
+
+
+def _run_case(
+    name: str, count: int, index: int, how: How, mode: str, who: str, grid: Grid
 ) -> tuple[str, str]:
-    """(outcome, message) of one case on this rank."""
     warnings.simplefilter("ignore")
     try:
         difference = _difference(name, count, index, how, side(who, grid), mode)
