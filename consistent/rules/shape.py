@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..spec import EXTREMES, B, P, S
+from .indexing import index_of
 from .runs import pad_mode, repeats, shifts
 from .signature import Call, Operand, RuleFunction, Signature
 from .strides import along, rearranged
@@ -186,8 +187,11 @@ def overwritten(call: Call, parts: int) -> list[Signature]:
     )
     acted = [call.dim("dim", 0)] if "dim" in call.params else []
     made = [call.whole(), call.make({0: P, 1: P}, P)]
-    # Along the dim that it acts on, each rank writes what lies in its shard.
-    made += [call.make({0: S(d)}, S(d), "write_window") for d in acted]
+    for d in acted:  # each rank writes what lies in its shard
+        if any(item.dim == d for item in index_of(call).of("all")):
+            made.append(call.make({0: S(d), 1: S(d)}, S(d)))
+        else:
+            made.append(call.make({0: S(d)}, S(d), "write_window"))
     for signature in rearranged(view, parts):
         entry = signature.ins[0]
         if entry.is_split and entry.dim not in acted:  # type: ignore[attr-defined]

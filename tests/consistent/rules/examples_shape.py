@@ -137,6 +137,7 @@ _COPIES = (
     example(torch.select_scatter, real(5, 4), real(5), 1, 2),
     example(torch.slice_scatter, real(5, 4), real(2, 4), 0, 1, 3),
     example(torch.slice_scatter, real(5, 7), real(5, 3), 1, 1, None, 2),
+    example(torch.slice_scatter, real(5, 7), real(5, 7), 0, -5, 9),
     example(torch.select_scatter, real(2, 5), real(5), 0, -1),
     example(_T.repeat, real(5, 4), 1, 3),
     example(_T.repeat, real(5, 4), (2, 3, 1)),
