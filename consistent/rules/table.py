@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ..spec import EXTREMES, P
+from ..spec import EXTREMES, NdSbp, P, Sbp
 from . import notation
 from .signature import Call, Localize, Out, RuleFunction, Signature
 
@@ -91,8 +91,12 @@ class Row:
 
 def _twins(made: Iterable[Signature]) -> list[Signature]:
     """The signatures from P, with P(max) and with P(min) in its place."""
+
+    def put(kind: Sbp, entries: NdSbp) -> NdSbp:
+        return tuple(kind if e is P else e for e in entries)
+
     return [
-        Signature(*(tuple(kind if e is P else e for e in side) for side in (s.ins, s.outs)))
+        Signature(put(kind, s.ins), put(kind, s.outs))
         for s in made
         if P in s.ins and s.form is None
         for kind in EXTREMES

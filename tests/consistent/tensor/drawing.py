@@ -79,6 +79,8 @@ class Drawing:
         """A program that plain torch refuses is dropped."""
         try:
             exec(line, {"torch": torch, "F": F}, self.names)  # noqa: S102
+            for value in self.names.values():
+                _ = value.grad_fn  # torch refuses it of some views of what was written into
         except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError):
             assume(False)
         self.program = Program(
