@@ -33,6 +33,7 @@ from mirrored import comm
 
 SIZES = [4**k for k in range(4, 13)] + [2**26]
 Run = Callable[[], object]
+Pick = Callable[[list[float]], float]
 
 
 def shape_of(nbytes: int) -> tuple[int, int]:
@@ -112,7 +113,7 @@ def moves(nbytes: int, rank: int, n: int, mesh: Any) -> dict[str, dict[str, Run]
     }
 
 
-def medians(ways: dict[str, Run], rounds: int, seconds: float) -> dict[str, float]:
+def measured(ways: dict[str, Run], rounds: int, seconds: float, pick: Pick) -> dict[str, float]:
     """Microseconds a call of each way, which all ranks call as often as rank 0 finds right."""
     everyone = tuple(range(dist.get_world_size()))
     counts = {}
@@ -130,13 +131,14 @@ def medians(ways: dict[str, Run], rounds: int, seconds: float) -> dict[str, floa
             for _ in range(counts[name]):
                 way()
             spent[name].append((time.perf_counter() - start) / counts[name] * 1e6)
-    return {name: statistics.median(each) for name, each in spent.items()}
+    return {name: pick(each) for name, each in spent.items()}
 
 
-def measure(rank: int, n: int, port: int, sizes: list[int], rounds: int, seconds: float) -> None:
+def measure(rank: int, n: int, port: int, args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
     dist.init_process_group("gloo", rank=rank, world_size=n)
+    pick = min if args.fastest else statistics.median
     mesh = init_device_mesh("cpu", (n,))
     names = list(moves(SIZES[0], rank, n, mesh))
     for name in names:
@@ -146,8 +148,8 @@ def measure(rank: int, n: int, port: int, sizes: list[int], rounds: int, seconds
                 "| bytes | ours | gloo | DTensor | memcpy | gloo / ours | DTensor / ours | ", end=""
             )
             print("ours / memcpy |\n|" + " --- |" * 8)
-        for nbytes in sizes:
-            us = medians(moves(nbytes, rank, n, mesh)[name], rounds, seconds)
+        for nbytes in args.sizes:
+            us = measured(moves(nbytes, rank, n, mesh)[name], args.rounds, args.seconds, pick)
             if rank == 0:
                 row = [f"{t:.1f}" for t in us.values()]
                 row += [f"{us[way] / us['ours']:.1f}" for way in ("gloo", "DTensor")]
@@ -163,12 +165,13 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="*", default=SIZES)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.02, help="of each way in each round")
+    parser.add_argument("--fastest", action="store_true")
     args = parser.parse_args()
     for n in args.ranks:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        mp.spawn(measure, (n, port, args.sizes, args.rounds, args.seconds), nprocs=n)
+        mp.spawn(measure, (n, port, args), nprocs=n)
 
 
 if __name__ == "__main__":

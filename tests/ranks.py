@@ -180,7 +180,8 @@ class Pool:
         report = "\n".join(f"--- rank {rank}: {_show(state)}" for rank, state in enumerate(states))
         raised = [state for state in states if isinstance(state, _Raised)]
         alike = len(raised) == self.n and len({type(state.error) for state in raised}) == 1
-        if not alike or "gloo" in str(raised[0].error).lower():
+        text = str(raised[0].error).lower() if raised else ""
+        if not alike or "gloo" in text or "stays broken" in text:
             self.close()
         if alike:
             raise raised[0].error from RankError(f"all {self.n} ranks raised\n{report}")

@@ -17,8 +17,8 @@
 namespace consistent::peer {
 namespace {
 
-constexpr double kSlice_s = 0.02;  // between two looks at who lives
-constexpr size_t kMessage = 1024;
+constexpr double kSlice_s = 0.05;  // between two looks at who lives
+constexpr size_t kMessage = 2048;
 
 // Looks before the sleep, and the processor is offered between two. Ranks are often on one
 // processor, also where there are enough: without the offer, who spins keeps those away who are
@@ -136,7 +136,8 @@ std::string Meeting::missing() const {
   return text;
 }
 
-void Meeting::break_up(const std::string& why) {
+void Meeting::break_up(std::string why) {
+  why += "\n  The group stays broken: end its processes and start them again.";
   uint32_t whole = 0;
   if (control_->broken.compare_exchange_strong(whole, 1)) {
     const size_t length = std::min(why.size(), kMessage - 1);

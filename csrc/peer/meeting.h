@@ -48,7 +48,7 @@ class Meeting {
   bool met() const;
   void sleep(const std::function<std::string()>& what);
   void look_around(double waited_s, const std::function<std::string()>& what);
-  [[noreturn]] void break_up(const std::string& why);
+  [[noreturn]] void break_up(std::string why);
   [[noreturn]] void throw_broken() const;
   std::string missing() const;
 

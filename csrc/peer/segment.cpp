@@ -58,7 +58,8 @@ std::string host_identity() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   std::ostringstream text;
-  text << boot << ' ' << inode("/proc/self/ns/pid") << ' ' << shm.st_dev << ' ' << geteuid();
+  text << boot << ' ' << geteuid() << ' ' << shm.st_dev << ' ' << inode("/proc/self/ns/pid") << ' '
+       << inode("/proc/self/ns/net");
   return text.str();
 }
 

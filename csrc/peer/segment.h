@@ -7,8 +7,8 @@
 
 namespace consistent::peer {
 
-// What must be equal for two processes to share memory: the boot, the process numbers' namespace,
-// /dev/shm itself and the user.
+// What must be equal for two processes to share memory: the boot, the user, /dev/shm itself, and
+// the namespaces of process numbers and of the network (one of its own is a host of its own).
 std::string host_identity();
 
 // When process `pid` started, in clock ticks since boot; 0 if it has ended, also as a zombie.

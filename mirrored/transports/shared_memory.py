@@ -1,8 +1,7 @@
 """Ranks of one host meet in shared memory; all else goes to the transport below.
 
 A group of ranks shares one segment, made in its first call and agreed by all of its members: they
-must be processes of one boot, one /dev/shm, one namespace of process numbers and one user, and all
-must have mapped it. Where they have not, one warning, and the calls go to the transport below. The
+must be processes of one user on one host (`host_identity`), and all must have mapped it. Where they have not, one warning, and the calls go to the transport below. The
 name of the segment is unlinked once all have mapped it, so nothing is left when a process is
 killed; what one left that died before that is unlinked by the next start.
 
@@ -281,10 +280,8 @@ class SharedMemory(Layer):
     def addends(
         self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks
     ) -> AbstractContextManager[tuple[list[Tensor], int]]:
-        group = self._group(ranks) if x.is_cpu else None
-        if group is None or x.nbytes > SLOT // len(ranks) or x.dtype not in SUMMED:
-            return super(Layer, self).addends(x, dim, sizes, ranks)
-        return _addends(group, x, sum(sizes[: ranks.index(self.inner.rank)]))
+        # Adding while it is in the cache beats a second reading of everybody's x.
+        return super(Layer, self).addends(x, dim, sizes, ranks)
 
     def _grow(self, group: Any, nbytes: int, ranks: Ranks) -> bool:
         """Whether all members could map a segment with a place of `nbytes` for each."""
@@ -318,12 +315,6 @@ def _staged(group: Any, x: Tensor) -> Iterator[list[Tensor]]:
         yield views
     finally:
         group.unstage()
-
-
-@contextmanager
-def _addends(group: Any, x: Tensor, start: int) -> Iterator[tuple[list[Tensor], int]]:
-    with _staged(group, x) as views:
-        yield views, start
 
 
 def _attempt(name: str | None, *rest: Any) -> tuple[Any, str]:
