@@ -44,7 +44,7 @@ PyObject* method_bind(PyObject* self, PyObject* instance, PyObject*) {
   return instance == nullptr ? Py_NewRef(self) : PyMethod_New(self, instance);
 }
 
-// __name__, __doc__ and all else are those of the base.
+// __name__ and all else are those of the base.
 PyObject* method_attribute(PyObject* self, PyObject* name) {
   PyObject* found = PyObject_GenericGetAttr(self, name);
   if (found != nullptr || !PyErr_ExceptionMatches(PyExc_AttributeError)) return found;
@@ -57,13 +57,22 @@ PyMemberDef members[] = {
     {nullptr, 0, 0, 0, nullptr},
 };
 
+// A type has a __doc__ of its own, which would be found first.
+PyObject* method_doc(PyObject* self, void*) {
+  return PyObject_GetAttrString(reinterpret_cast<Method*>(self)->base, "__doc__");
+}
+
+PyGetSetDef getters[] = {
+    {"__doc__", method_doc, nullptr, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
 PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
 }  // namespace
 
 PyTypeObject* method_type() {
   type.tp_name = "consistent.tensor._C.Method";
-  type.tp_doc = "Method(base): a method of torch.Tensor that goes straight to the hook.";
   type.tp_basicsize = sizeof(Method);
   type.tp_vectorcall_offset = offsetof(Method, vectorcall);
   type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR;
@@ -73,6 +82,7 @@ PyTypeObject* method_type() {
   type.tp_descr_get = method_bind;
   type.tp_getattro = method_attribute;
   type.tp_members = members;
+  type.tp_getset = getters;
   return PyType_Ready(&type) == 0 ? &type : nullptr;
 }
 
