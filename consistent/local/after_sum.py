@@ -1,5 +1,5 @@
-"""An op in the same pass as the sum that boxes its first operand from P to S: forward it reads the
-ranks' addends, backward its gradient is boxed the other way."""
+"""An op together with the sum that boxes its operand from P to S: forward it reads the addends,
+backward its gradient is boxed the other way."""
 
 from __future__ import annotations
 
@@ -42,26 +42,9 @@ class Boxed:
 
 @form(FORM)
 def after_sum(shard: Shards) -> Tensor:
-    """relu, gelu, silu, x + y, layer_norm, rms_norm of a sum."""
-    src = shard.specs[0]
+    """rms_norm of a sum."""
+    src, eps = shard.specs[0], shard.get("eps")
+    eps = torch.finfo(shard.tensors[0].dtype).eps if eps is None else eps
+    epilogue = Epilogue(norm="rms", normalized=len(shard.get("normalized_shape")), eps=eps)
     source = Boxed(src, src.with_sbp(shard.outs[0].sbp))
-    epilogue, given = _follows(shard)
-    return reduce_from(source, shard.tensors[:1], epilogue, given)
-
-
-def _follows(shard: Shards) -> tuple[Epilogue, Given]:
-    name = shard.call.name
-    if name == "add":
-        other = shard.tensors[1]
-        whole = shard.call.operands[1].shape == shard.call.operands[0].shape
-        return Epilogue(), Given(residual=other) if whole else Given(bias=other)
-    if name.endswith("_norm"):
-        kind, dims = name.removesuffix("_norm"), len(shard.get("normalized_shape"))
-        eps = shard.get("eps", 1e-5 if kind == "layer" else None)
-        if eps is None:
-            eps = torch.finfo(shard.tensors[0].dtype).eps
-        bias = shard.get("bias") if kind == "layer" else None
-        given = Given(weight=shard.get("weight"), norm_bias=bias)
-        return Epilogue(norm=kind, normalized=dims, eps=eps), given
-    tanh = shard.kwargs.get("approximate", "none") == "tanh"
-    return Epilogue(activation="gelu_tanh" if tanh else name), Given()
+    return reduce_from(source, shard.tensors[:1], epilogue, Given(weight=shard.get("weight")))

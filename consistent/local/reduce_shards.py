@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import _native as native
+
+_aten = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,24 +31,24 @@ class Epilogue:
     normalized: int = 0
     eps: float = 1e-5
 
-    def after(self, total: Tensor, weight: Tensor | None, norm_bias: Tensor | None) -> Tensor:
-        """What follows the total, by torch's own ops."""
-        y = _ACTIVATIONS[self.activation](total)
-        shape = y.shape[y.ndim - self.normalized :]
-        if self.norm == "layer":
-            return F.layer_norm(y, shape, weight, norm_bias, self.eps)
-        if self.norm == "none":
-            return y
-        y = F.rms_norm(y, shape, weight, self.eps)
-        return y if norm_bias is None else y + norm_bias
+
+def _at_silu(grad: Tensor, x: Tensor) -> Tensor:
+    if not torch.is_grad_enabled():
+        return _aten.silu_backward(grad, x)
+    s = x.sigmoid()  # that op has no derivative
+    return grad * s * (1 + x * (1 - s))
 
 
-_ACTIVATIONS = {
-    "none": lambda x: x,
-    "relu": torch.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu,
+# (f, (gradient of f(x), x) -> gradient of x)
+_ACTIVATIONS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
+    "none": (lambda x: x, lambda g, x: g),
+    "relu": (torch.relu, lambda g, x: _aten.threshold_backward(g, x, 0)),
+    "gelu": (F.gelu, _aten.gelu_backward),
+    "gelu_tanh": (
+        lambda x: F.gelu(x, approximate="tanh"),
+        lambda g, x: _aten.gelu_backward(g, x, approximate="tanh"),
+    ),
+    "silu": (F.silu, _at_silu),
 }
 
 
@@ -216,17 +218,37 @@ def _through(
     weight: Tensor | None,
     norm_bias: Tensor | None,
     grad: Tensor,
-) -> list[Tensor | None]:
-    """Gradients of total, weight and norm_bias; differentiable where grad mode is on."""
-    again = torch.is_grad_enabled()
-    if not again:
-        total = total.detach().requires_grad_()
-        weight, norm_bias = (
-            None if t is None else t.detach().requires_grad_() for t in (weight, norm_bias)
-        )
-    tensors = (total, weight, norm_bias)
-    with torch.enable_grad():
-        y = epilogue.after(*tensors)
-    leaves = [t for t in tensors if t is not None and t.requires_grad]
-    made = iter(torch.autograd.grad(y, leaves, grad.to(y.dtype), create_graph=again))
-    return [next(made) if t is not None and t.requires_grad else None for t in tensors]
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Gradients of total, weight and norm_bias, by ops of torch that it differentiates again."""
+    dtype = total.dtype
+    x, grad = _wide(total), _wide(grad)
+    activate, slope = _ACTIVATIONS[epilogue.activation]
+    at_weight = at_bias = None
+    if epilogue.norm != "none":
+        y = activate(x)
+        grad, at_weight, at_bias = _through_norm(epilogue, y, weight, norm_bias, grad)
+    return slope(grad, x).to(dtype), at_weight, at_bias
+
+
+def _through_norm(
+    epilogue: Epilogue, y: Tensor, weight: Tensor | None, norm_bias: Tensor | None, grad: Tensor
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """y = weight * z + norm_bias, z = (y - mean) * scale: what reaches z keeps its part that
+    changes neither mean nor scale."""
+    dims = tuple(range(y.ndim - epilogue.normalized, y.ndim))
+    lead = tuple(range(y.ndim - epilogue.normalized))
+    if epilogue.norm == "layer":
+        y = y - y.mean(dims, keepdim=True)
+    scale = (y.square().mean(dims, keepdim=True) + epilogue.eps).rsqrt()
+    z = y * scale
+    at_weight = None if weight is None else (grad * z).sum(lead).to(weight.dtype)
+    at_bias = None if norm_bias is None else grad.sum(lead).to(norm_bias.dtype)
+    at_z = grad if weight is None else grad * weight
+    made = at_z - z * (at_z * z).mean(dims, keepdim=True)
+    if epilogue.norm == "layer":
+        made = made - at_z.mean(dims, keepdim=True)
+    return made * scale, at_weight, at_bias
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
