@@ -28,6 +28,7 @@ train: build
 bench: build
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/random_speed.py
+	$(BIN)/python benchmarks/kernels.py
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
