@@ -254,7 +254,8 @@ def _copy(x: torch.Tensor, _: Any, requires_grad: bool) -> torch.Tensor:
 def _loss(outs: list[Any], weights: list[Any]) -> Any:
     total: Any = 0
     for x, w in zip(outs, weights, strict=True):
-        total = total + (x * w).sum().abs()
+        term = (x * w).sum()
+        total = total + (term.abs() if w.is_complex() else term)
     return total
 
 

@@ -25,8 +25,8 @@ def linear(call: Call, parts: int) -> list[Signature]:
     it nonlinear."""
     made = split_alike(call, parts)
     source, result = call.operands[0].spec.dtype, call.outs[0].dtype
-    exact = source.is_floating_point == result.is_floating_point or not source.is_floating_point
-    if exact:
+    rounded = source.is_floating_point or source.is_complex
+    if result.is_floating_point or result.is_complex or not rounded:
         made.append(call.make({0: P}, P))
     return made
 
