@@ -1,6 +1,6 @@
 """Any small program on global tensors equals the same one on plain tensors: values and gradients.
 
-``CONSISTENT_PROGRAMS=2000`` runs that many on each number of ranks (default 120).
+``CONSISTENT_PROGRAMS=2000`` runs that many on each number of ranks (default 80).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.consistent.tensor.drawing import programs
 from tests.consistent.tensor.programs import Program, run, snippet
 from tests.ranks import pool
 
-COUNT = int(os.environ.get("CONSISTENT_PROGRAMS", "120"))
+COUNT = int(os.environ.get("CONSISTENT_PROGRAMS", "80"))
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
