@@ -98,7 +98,8 @@ def layouts(tensors: list[torch.Tensor], grid: Grid) -> Iterator[tuple[str, How]
     P. On a grid of two axes, pairs of these for the first tensor and for all."""
     first = tensors[0]
     entries: list[Entry] = list(range(first.ndim))
-    if first.dtype.is_floating_point or first.dtype is torch.int64:
+    summed = first.dtype.is_floating_point and first.dtype.itemsize > 1
+    if summed or first.dtype is torch.int64:
         entries.append("P")
     whole = (None,) * len(grid)
     yield "B", (whole,) * len(tensors)
@@ -157,14 +158,16 @@ def plan(rank: int, name: str, count: int, grid: Grid) -> list[tuple[int, str, H
 
 
 def addend(x: torch.Tensor, parts: int, index: int) -> torch.Tensor:
-    """What rank ``index`` of ``parts`` holds of a P tensor: random numbers that add up to ``x``."""
+    """What rank ``index`` of ``parts`` holds of a P tensor: x, -x or 2x, element by element. They
+    add up to ``x`` without rounding, so that ties stay ties and poles poles."""
+    signs = (
+        [2, -1] + [1, -1] * ((parts - 2) // 2) if parts % 2 == 0 else [1] + [1, -1] * (parts // 2)
+    )
     generator = torch.Generator().manual_seed(1)
-    if x.is_floating_point() or x.is_complex():
-        noise = [torch.randn(x.shape, dtype=x.dtype, generator=generator) for _ in range(parts - 1)]
-    else:
-        noise = [torch.randint(-3, 3, x.shape, generator=generator) for _ in range(parts - 1)]
-        noise = [n.to(x.dtype) for n in noise]
-    return noise[index - 1] if index else x.detach() - sum(noise, torch.zeros_like(x))
+    order = torch.rand(parts, *x.shape, generator=generator).argsort(0)
+    times = torch.tensor(signs)[order[index]].to(x.dtype)
+    x = x.detach()
+    return torch.where(x.isfinite(), x * times, x if index == 0 else torch.zeros_like(x))
 
 
 class Ours:
