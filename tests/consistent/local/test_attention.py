@@ -26,9 +26,10 @@ def _given(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
 
 def _dropped(rank: int, n: int) -> list[torch.Tensor]:
     found = []
-    for ins, out in (
-        ((B, B, B), B), ((S(0),) * 3, S(0)), ((S(1),) * 3, S(1)), ((S(2), B, B), S(2)),
-        ((S(2),) * 3, S(2)), ((B, S(2), S(2)), P),
+    # Many keys for few rows: which of both moves is a matter of cost.
+    for ins, outs in (
+        ((B, B, B), (B,)), ((S(0),) * 3, (S(0),)), ((S(1),) * 3, (S(1),)),
+        ((S(2), B, B), (S(2),)), ((S(2),) * 3, (S(2), P)), ((B, S(2), S(2)), (P,)),
     ):  # fmt: skip
         torch.manual_seed(3)
         tensors = _given((3, 5, 7, 4), (3, 5, 60, 4), (3, 5, 60, 2))
@@ -38,7 +39,7 @@ def _dropped(rank: int, n: int) -> list[torch.Tensor]:
         )
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=0.4)
         (y * y).sum().backward()
-        assert y.sbp == (out,)
+        assert y.sbp[0] in outs
         found += [y.full(), q.grad.full(), k.grad.full(), v.grad.full()]
     return found
 
