@@ -175,8 +175,8 @@ class Transport(ABC):
         """(tensors, start): they add up, in order, to a sum of which this rank's part of `sizes`,
         cut along `dim`, begins at `start`. To be read inside the `with` block.
 
-        Where ranks share memory they are every rank's `x`, as in `peers`, and who adds them can do
-        more in the same pass; else the one tensor that `reduce_scatter` gives.
+        By default the one tensor that `reduce_scatter` gives. A transport whose ranks read each
+        other's memory faster than they reduce gives every rank's `x`, as in `peers`.
         """
         return nullcontext(([self.reduce_scatter(x, dim, sizes, ranks)], 0))
 
