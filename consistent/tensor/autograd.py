@@ -24,6 +24,7 @@ from ..boxing.plan import plan as plan_boxing
 from ..boxing.run import here, run
 from ..boxing.run import observers as boxing_observers
 from ..spec import B, TensorSpec, dual_nd
+from . import _C
 from .shards import HookOff, adopt, attach, plain, rebox
 
 # Buckets go out as they fill. 25 MB is DistributedDataParallel's default; the first is small so
@@ -122,18 +123,16 @@ class _Bucket:
             attach(grad, settled_spec(leaf._spec, grad.dtype))
 
 
-def raw_grad(leaf: Any) -> Any:
-    """The gradient as torch holds it, typed as a global tensor; None if there is none."""
-    with HookOff():
-        grad = torch.Tensor.grad.__get__(leaf)  # type: ignore[attr-defined]
-    if grad is not None and grad.__class__ is torch.Tensor:
-        # Autograd has just made it: a local tensor in the dual SBP. One that it knows to be zero
-        # has no memory.
-        if grad._is_zerotensor():
-            grad = grad.clone()
-            set_raw_grad(leaf, grad)
-        attach(grad, leaf._spec.dual.with_dtype(grad.dtype))
-    return grad
+# (leaf) -> the gradient as torch holds it, typed as a global tensor; None if there is none.
+raw_grad = _C.gradient
+
+
+def type_gradient(leaf: Any, grad: torch.Tensor) -> Any:
+    """``grad``, which autograd has just made of a leaf: a local tensor in the dual SBP."""
+    if grad._is_zerotensor():  # one that autograd knows to be zero has no memory
+        grad = grad.clone()
+        set_raw_grad(leaf, grad)
+    return attach(grad, leaf._spec.dual.with_dtype(grad.dtype))
 
 
 def set_raw_grad(leaf: Any, grad: Any) -> None:

@@ -23,6 +23,7 @@ from mirrored.mirrored_tensor import MirroredTensor
 
 from ..rules import table
 from . import _C, shards
+from .autograd import type_gradient
 from .execute import execute
 from .naming import know
 from .plan import clear_plans, observers, plans
@@ -45,5 +46,8 @@ def enter_methods(cls: Any) -> None:
 def set_class(cls: Any) -> None:
     """Say what shards are retyped to."""
     shards.set_class(cls)
-    _C.set_up(cls, MirroredTensor, make_plan, execute, moved_view_error, observers, clear_plans)
+    _C.set_up(
+        cls, MirroredTensor, make_plan, execute, moved_view_error, observers, clear_plans,
+        type_gradient,
+    )  # fmt: skip
     _C.use(plans)

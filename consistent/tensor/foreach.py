@@ -31,6 +31,7 @@ def plan_list_op(known: Known, args: tuple, kwargs: dict) -> Plan:
         plan = Plan("list", known.name, known.run)
         plan.outs = tuple(spec for spec in outs if spec is not None)
         outside = [i for i, spec in enumerate(plan.outs) if here(spec.placement) is None]
+        plan.fast = not outside
         if outside:
             plan.run = _apart(known, outside, len(outs))
         return plan

@@ -102,8 +102,9 @@ class GlobalTensor(torch.Tensor):
     def device(self) -> torch.device:
         """Device of this rank's shard; outside the placement, the one that plain tensors would
         be made on."""
-        if here(self._spec.placement) is None:
-            return device_of(self._spec.placement)
+        placement = self._spec.placement
+        if placement.type == "cpu" or here(placement) is None:
+            return device_of(placement)
         with HookOff():
             return _Base.device.__get__(self)  # type: ignore[attr-defined]
 
@@ -339,14 +340,7 @@ class GlobalTensor(torch.Tensor):
             autograd.watch_leaf(self)
         return self
 
-    @property
-    def grad(self) -> GlobalTensor | None:
-        """The gradient as a global tensor: as this leaf lies (B where it is P) once backward
-        ended, P inside ``no_sync()``."""
-        return autograd.raw_grad(self)
-
-    @grad.setter
-    def grad(self, value: Any) -> None:
+    def _set_grad(self, value: Any) -> None:
         if value is not None:
             given = adopt(value, self._spec.placement, "grad")
             common_placement("grad", (self, given))
@@ -357,9 +351,12 @@ class GlobalTensor(torch.Tensor):
             value = given
         autograd.set_raw_grad(self, value)
 
-    @grad.deleter
-    def grad(self) -> None:
+    def _delete_grad(self) -> None:
         autograd.set_raw_grad(self, None)
+
+    # The gradient as a global tensor: as this leaf lies (B where it is P) once backward ended, P
+    # inside ``no_sync()``. Read without a step in Python: optimizers do so for each parameter.
+    grad: Any = property(autograd.raw_grad, _set_grad, _delete_grad)
 
     @property
     def data(self) -> Any:

@@ -9,6 +9,7 @@ says what to call, and passes everything else through. ``install`` runs once, on
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,7 @@ from .planning import common_placement
 from .shards import HookOff, adopt, attach, plain, rebox, whole_result
 
 _RNG_ATTRIBUTE = "_consistent_rng_state"
+_HANDLE = "handle_torch_function"
 
 # Entry points of torch.distributed that take tensors.
 _COLLECTIVES = """
@@ -205,14 +207,19 @@ def _grouped(group: Callable[..., Any], lists: Any, with_indices: bool = False) 
     """
     if not _holds_global(lists[0]):
         return group(lists, with_indices)
-    made: dict[tuple, tuple[list[list[Any]], list[int]]] = {}
+    positions: dict[Any, list[int]] = {}
     for i, first in enumerate(lists[0]):
-        columns, indices = made.setdefault((first.device, first.dtype), ([[] for _ in lists], []))
+        spec = first._spec if first.__class__ is GlobalTensor else None
+        alike = (first.device, first.dtype) if spec is None else (spec.placement, spec.dtype)
+        positions.setdefault(alike, []).append(i)
+    made: dict[tuple, tuple[list[list[Any]], list[int]]] = {}
+    for indices in positions.values():
+        first = lists[0][indices[0]]
+        columns, members = made.setdefault((first.device, first.dtype), ([[] for _ in lists], []))
         for column, values in zip(columns, lists, strict=True):
-            if values:
-                column.append(values[i])
+            column.extend(values[i] for i in indices if values)
         if with_indices:
-            indices.append(i)
+            members.extend(indices)
     return made
 
 
@@ -309,8 +316,8 @@ def _patch_rng() -> None:
 
 
 def _patch_questions() -> None:
-    for module in (torch.nn.functional, torch.functional, torch._tensor):
-        module.handle_torch_function = _C.make_handle(module.handle_torch_function)
+    for module in (torch.nn.functional, torch.functional, sys.modules["torch._tensor"]):
+        setattr(module, _HANDLE, _C.make_handle(getattr(module, _HANDLE)))
 
 
 def _guard_construction() -> None:

@@ -74,6 +74,11 @@ class Plan:
         self.fast, self.sizes, self.put_back, self.told = False, None, (), False
         self.stand_in, self.kept, self.counted = False, True, False
 
+    @property
+    def settled(self) -> bool:
+        """Whether ``constant`` is the answer to every such call."""
+        return self.kind == "constant"
+
     def __repr__(self) -> str:
         boxes = ", ".join(f"{i} to {spec.sbp}" for i, spec in self.boxes)
         outs = ", ".join(str(spec.sbp) for spec in self.outs)

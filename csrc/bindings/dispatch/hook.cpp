@@ -185,6 +185,16 @@ bool attach(PyObject* local, PyObject* spec) {
 #endif
 }
 
+PyObject* gradient(PyObject* leaf) {
+  const at::Tensor& found = THPVariable_Unpack(leaf).grad();
+  if (!found.defined()) Py_RETURN_NONE;
+  PyObject* grad = THPVariable_Wrap(found);
+  if (grad == nullptr || Py_TYPE(grad) == global_class()) return grad;
+  PyObject* typed = PyObject_CallFunctionObjArgs(python.type_gradient, leaf, grad, nullptr);
+  Py_DECREF(grad);
+  return typed;
+}
+
 bool hook_is_on() {
   return PythonTorchFunctionTLS::get_disabled_state() == TorchFunctionDisabledState::ENABLED &&
          !at::impl::torch_function_mode_enabled();
@@ -203,6 +213,7 @@ PyObject* call(PyObject* func, const Arguments& given) {
     if (found == nullptr) return nullptr;
   }
   const Held entry(found);
+  if (found->constant != nullptr) return Py_NewRef(found->constant);
   const bool watched = PyList_GET_SIZE(python.observers) != 0;
   return found->fast && !watched ? run_fast(*found, given) : run_in_python(*found, given);
 }

@@ -15,6 +15,7 @@ struct Python {
   PyObject* moved_view_error = nullptr;  // (name) -> exception
   PyObject* observers = nullptr;         // a list: while it is not empty, `execute` runs all plans
   PyObject* clear_plans = nullptr;       // ()
+  PyObject* type_gradient = nullptr;     // (leaf, plain gradient) -> global gradient
 };
 extern Python python;
 
@@ -24,6 +25,9 @@ constexpr size_t kMaxPlans = size_t{1} << 16;
 
 // func(*arguments) on global tensors. A new reference.
 PyObject* call(PyObject* func, const Arguments& arguments);
+
+// The gradient of a global tensor as a global tensor, or None. A new reference.
+PyObject* gradient(PyObject* leaf);
 
 // Whether torch would hand calls to the hook: it is not off, and no mode comes first.
 bool hook_is_on();

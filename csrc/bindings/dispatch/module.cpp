@@ -76,13 +76,13 @@ PyObject* use(PyObject*, PyObject* given) {
 PyObject* set_up(PyObject*, PyObject* args) {
   PyObject *global_tensor = nullptr, *mirrored_tensor = nullptr;
   Python given;
-  if (!PyArg_ParseTuple(args, "OOOOOO!O", &global_tensor, &mirrored_tensor, &given.make_plan,
+  if (!PyArg_ParseTuple(args, "OOOOOO!OO", &global_tensor, &mirrored_tensor, &given.make_plan,
                         &given.execute, &given.moved_view_error, &PyList_Type, &given.observers,
-                        &given.clear_plans)) {
+                        &given.clear_plans, &given.type_gradient)) {
     return nullptr;
   }
   for (PyObject* part : {given.make_plan, given.execute, given.moved_view_error, given.observers,
-                         given.clear_plans}) {
+                         given.clear_plans, given.type_gradient}) {
     Py_INCREF(part);
   }
   set_classes(global_tensor, mirrored_tensor);
@@ -139,6 +139,17 @@ PyObject* py_attach(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return args[0];
 }
 
+PyObject* py_gradient(PyObject*, PyObject* leaf) {
+  HANDLE_TH_ERRORS
+  if (Py_TYPE(leaf) != global_class()) {
+    PyErr_Format(PyExc_TypeError, "gradient: a global tensor is needed, not a %s",
+                 Py_TYPE(leaf)->tp_name);
+    return nullptr;
+  }
+  return gradient(leaf);
+  END_HANDLE_TH_ERRORS
+}
+
 template <typename Function>
 PyCFunction fast(Function function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
@@ -149,6 +160,7 @@ PyMethodDef methods[] = {
      "(func, types, args, kwargs) -> result: the hook of GlobalTensor."},
     {"attach", fast(py_attach), METH_FASTCALL,
      "(local, spec) -> local, retyped as the shard of a global tensor; no one else holds it."},
+    {"gradient", py_gradient, METH_O, "(leaf) -> its gradient as a global tensor, or None."},
     {"make_handle", make_handle, METH_O,
      "(fallback) -> handle_torch_function, which calls the fallback for hooks of others."},
     {"use", use, METH_O, "Look plans up in this table from now on; returns the one before."},

@@ -19,11 +19,14 @@ bool truth(PyObject* plan, const char* name, bool* value) {
 
 }  // namespace
 
-Entry::Entry(PyObject* plan_) : plan(plan_), run(nullptr), sizes(nullptr) { Py_INCREF(plan); }
+Entry::Entry(PyObject* plan_) : plan(plan_), run(nullptr), sizes(nullptr), constant(nullptr) {
+  Py_INCREF(plan);
+}
 
 Entry::~Entry() {
   Py_XDECREF(run);
   Py_XDECREF(sizes);
+  Py_XDECREF(constant);
   for (PyObject* spec : outs) Py_DECREF(spec);
   Py_DECREF(plan);
 }
@@ -35,12 +38,15 @@ void Entry::drop() {
 Entry* Entry::of(PyObject* plan) {
   auto* entry = new Entry(plan);
   PyObject* outs = nullptr;
-  bool read = truth(plan, "fast", &entry->fast) && truth(plan, "inplace", &entry->inplace) &&
-              truth(plan, "kept", &entry->kept) &&
+  bool settled = false;
+  bool read = truth(plan, "settled", &settled) && truth(plan, "fast", &entry->fast) &&
+              truth(plan, "inplace", &entry->inplace) && truth(plan, "kept", &entry->kept) &&
               (entry->run = PyObject_GetAttrString(plan, "run")) != nullptr &&
               (entry->sizes = PyObject_GetAttrString(plan, "sizes")) != nullptr &&
               (outs = PyObject_GetAttrString(plan, "outs")) != nullptr;
   if (read && entry->sizes == Py_None) Py_CLEAR(entry->sizes);
+  if (read && settled)
+    read = (entry->constant = PyObject_GetAttrString(plan, "constant")) != nullptr;
   for (Py_ssize_t i = 0; read && i < PyTuple_GET_SIZE(outs); ++i) {
     PyObject* spec = PyTuple_GET_ITEM(outs, i);
     PyObject* dtype = PyObject_GetAttrString(spec, "dtype");

@@ -16,6 +16,7 @@ struct Entry {
   PyObject* plan;
   PyObject* run;
   PyObject* sizes;              // a tuple, or nullptr: the arguments as they came
+  PyObject* constant;           // the answer to a question about shapes or dtypes, or nullptr
   std::vector<PyObject*> outs;  // specs
   std::vector<c10::ScalarType> dtypes;
   bool fast, inplace, kept;

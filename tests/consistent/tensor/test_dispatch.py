@@ -71,6 +71,7 @@ def test_a_million_ops_leave_no_reference_and_no_memory() -> None:
 
 def test_the_hook_hands_out_tensors_that_die_when_dropped() -> None:
     x = laid(torch.randn(4, 4))
+    _ = x + x  # the plan keeps the spec
     spec, before = x._spec, sys.getrefcount(x._spec)
     made = [x + x for _ in range(100)]
     assert sys.getrefcount(spec) == before + 100
