@@ -113,24 +113,26 @@ def moves(nbytes: int, rank: int, n: int, mesh: Any) -> dict[str, dict[str, Run]
     }
 
 
-def measured(ways: dict[str, Run], rounds: int, seconds: float, pick: Pick) -> dict[str, float]:
+def measured(ways: dict[str, Run], args: argparse.Namespace) -> dict[str, float]:
     """Microseconds a call of each way, which all ranks call as often as rank 0 finds right."""
     everyone = tuple(range(dist.get_world_size()))
+    clock = time.process_time if args.cpu else time.perf_counter
+    pick: Pick = min if args.fastest else statistics.median
     counts = {}
     for name, way in ways.items():
         way()
         start = time.perf_counter()
         way()
         once = comm.current().gather_objects(time.perf_counter() - start, everyone)[0]
-        counts[name] = max(1, min(2000, int(seconds / once)))
+        counts[name] = max(1, min(2000, int(args.seconds / once)))
     spent: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(rounds):
+    for _ in range(args.rounds):
         for name, way in ways.items():
             dist.barrier()
-            start = time.perf_counter()
+            start = clock()
             for _ in range(counts[name]):
                 way()
-            spent[name].append((time.perf_counter() - start) / counts[name] * 1e6)
+            spent[name].append((clock() - start) / counts[name] * 1e6)
     return {name: pick(each) for name, each in spent.items()}
 
 
@@ -138,7 +140,6 @@ def measure(rank: int, n: int, port: int, args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
     dist.init_process_group("gloo", rank=rank, world_size=n)
-    pick = min if args.fastest else statistics.median
     mesh = init_device_mesh("cpu", (n,))
     names = list(moves(SIZES[0], rank, n, mesh))
     for name in names:
@@ -149,7 +150,7 @@ def measure(rank: int, n: int, port: int, args: argparse.Namespace) -> None:
             )
             print("ours / memcpy |\n|" + " --- |" * 8)
         for nbytes in args.sizes:
-            us = measured(moves(nbytes, rank, n, mesh)[name], args.rounds, args.seconds, pick)
+            us = measured(moves(nbytes, rank, n, mesh)[name], args)
             if rank == 0:
                 row = [f"{t:.1f}" for t in us.values()]
                 row += [f"{us[way] / us['ours']:.1f}" for way in ("gloo", "DTensor")]
@@ -166,6 +167,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.02, help="of each way in each round")
     parser.add_argument("--fastest", action="store_true")
+    parser.add_argument("--cpu", action="store_true")
     args = parser.parse_args()
     for n in args.ranks:
         with socket.socket() as free:
