@@ -81,7 +81,26 @@ def random_fill(shard: Shards) -> Tensor:
     if call.inplace and out is not x:
         x.copy_(out)
         return x
-    return out
+    return out if call.inplace else _drawn(out, x)
+
+
+class _Drawn(torch.autograd.Function):
+    """Numbers drawn by way of ``sources``, whose gradient is 0: as in torch."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, *sources: Tensor) -> Tensor:
+        ctx.shapes = [x.shape for x in sources]
+        ctx.mark_dirty(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *(grad.new_zeros(shape) for shape in ctx.shapes)
+
+
+def _drawn(out: Tensor, *sources: Tensor) -> Tensor:
+    asked = torch.is_grad_enabled() and any(x.requires_grad for x in sources)
+    return _Drawn.apply(out, *sources) if asked else out
 
 
 def fill_normal(
@@ -193,8 +212,8 @@ def random_like(shard: Shards) -> Tensor:
 
 @form("normal_of")
 def normal_of(shard: Shards) -> Tensor:
-    """torch.normal(mean, std) where one of them, or both, is a tensor; no gradient flows, as in
-    torch."""
+    """torch.normal(mean, std) where one of them, or both, is a tensor; their gradient is 0, as
+    in torch."""
     mean, std = (
         *shard.args,
         *(shard.kwargs[n] for n in ("mean", "std") if n in shard.kwargs),
@@ -205,7 +224,8 @@ def normal_of(shard: Shards) -> Tensor:
     out = torch.empty(shard.out_shape(), dtype=spec.dtype, device=shard.tensors[0].device)
     fill_normal(out, spec, key)
     with torch.no_grad():
-        return out.mul_(std).add_(mean)
+        out.mul_(std).add_(mean)
+    return _drawn(out, *shard.tensors)
 
 
 # -- torch's own drawing, seeded alike -------------------------------------------------------------

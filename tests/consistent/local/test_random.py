@@ -247,3 +247,15 @@ def test_every_random_op_of_torch_has_a_row() -> None:
             if find(name.rstrip("_")) is None:
                 lacking.add(name)
     assert not lacking
+
+
+def _gradients_of_drawn(rank: int) -> None:
+    for sbp in (B, S(0)):
+        where = consistent.placement.all("cpu")
+        mean = consistent.distribute(torch.rand(7), where, sbp).requires_grad_()
+        (torch.normal(mean, 2.0) + torch.bernoulli(mean)).sum().backward()
+        assert torch.equal(mean.grad.full(), torch.zeros(7))
+
+
+def test_numbers_drawn_by_way_of_a_tensor_give_it_a_gradient_of_zero() -> None:
+    pool(2).run(_gradients_of_drawn)
