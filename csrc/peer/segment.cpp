@@ -48,6 +48,9 @@ bool abandoned(const char* name) {
   return space == inode("/proc/self/ns/pid") && started(pid) != start;
 }
 
+// As shm_open would have it, which older systems keep in a library of its own.
+std::string path_of(const std::string& name) { return kFolder + name; }
+
 bool belongs_to_us(const struct stat& found) { return found.st_uid == geteuid(); }
 
 }  // namespace
@@ -87,7 +90,7 @@ void remove_abandoned() {
     struct stat found;
     if (!abandoned(entry->d_name)) continue;
     if (fstatat(dirfd(folder), entry->d_name, &found, AT_SYMLINK_NOFOLLOW) != 0) continue;
-    if (belongs_to_us(found)) shm_unlink((std::string("/") + entry->d_name).c_str());
+    if (belongs_to_us(found)) unlinkat(dirfd(folder), entry->d_name, 0);
   }
   closedir(folder);
 }
@@ -95,7 +98,7 @@ void remove_abandoned() {
 Segment Segment::create(size_t bytes) {
   Segment made;
   made.name_ = fresh_name();
-  const int file = shm_open(made.name_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  const int file = open(path_of(made.name_).c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (file < 0) fail("creating the shared memory " + made.name_);
   made.named_ = true;
   // Not ftruncate alone: where /dev/shm is full, that would end in SIGBUS at the first touch.
@@ -113,7 +116,7 @@ Segment Segment::create(size_t bytes) {
 Segment Segment::attach(const std::string& name, size_t bytes) {
   Segment made;
   made.name_ = name;
-  const int file = shm_open(name.c_str(), O_RDWR | O_CLOEXEC, 0);
+  const int file = open(path_of(name).c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC);
   if (file < 0) fail("opening the shared memory " + name);
   struct stat found;
   const bool known = fstat(file, &found) == 0;
@@ -146,7 +149,7 @@ Segment::~Segment() {
 }
 
 void Segment::unlink() {
-  if (named_) shm_unlink(name_.c_str());
+  if (named_) ::unlink(path_of(name_).c_str());
   named_ = false;
 }
 
