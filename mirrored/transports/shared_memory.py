@@ -1,9 +1,10 @@
 """Ranks of one host meet in shared memory; all else goes to the transport below.
 
 A group of ranks shares one segment, made in its first call and agreed by all of its members: they
-must be processes of one user on one host (`host_identity`), and all must have mapped it. Where they have not, one warning, and the calls go to the transport below. The
-name of the segment is unlinked once all have mapped it, so nothing is left when a process is
-killed; what one left that died before that is unlinked by the next start.
+must be processes of one user on one host (`host_identity`), and all must have mapped it. Where they
+have not, one warning, and the calls go to the transport below. The name of the segment is unlinked
+once all have mapped it, so nothing is left when a process is killed; what one left that died before
+that is unlinked by the next start.
 
 Every call begins with a header that tells what the rank calls; a mismatch raises RuntimeError on
 every rank, and nothing has been moved. A rank that ends, or does not come within the time-out of
