@@ -131,21 +131,28 @@ def traced(call: Call, parts: int) -> list[Signature]:
     return made + [call.make({0: S(d)}, P, "trace") for d in (0, 1)]
 
 
+def full_batches(call: Call, parts: int) -> list[Signature]:
+    """As ``each_matrix``, but no rank's batch is empty: of one, torch gives these a result or a
+    gradient that autograd knows nothing of."""
+    x = call.operands[0]
+    short = [S(d) for d in range(x.ndim - 2) if x.shape[d] < x.spec.placement.size]
+    return [made for made in each_matrix(call, parts) if made.ins[0] not in short]
+
+
 def with_tolerances(call: Call, parts: int) -> list[Signature]:
     """pinv, matrix_rank: their tolerances may be tensors, which are then whole."""
     return [call.whole()] if len(call.operands) > 1 else each_matrix(call, parts)
 
 
 _FACTORS = (
-    "_linalg_eigh _linalg_svd _lu_with_info linalg_householder_product linalg_ldl_factor "
-    "linalg_ldl_factor_ex linalg_lu linalg_lu_factor linalg_lu_factor_ex linalg_qr linalg_svd "
-    "linalg_svdvals lu_unpack orgqr qr svd"
+    "_linalg_eigh _linalg_svd _lu_with_info linalg_ldl_factor linalg_ldl_factor_ex linalg_lu "
+    "linalg_lu_factor linalg_lu_factor_ex linalg_qr linalg_svd linalg_svdvals lu_unpack qr svd"
 )
 _SQUARE = (
     "cholesky cholesky_inverse inverse linalg_cholesky linalg_inv linalg_matrix_exp "
     "linalg_matrix_power matrix_exp matrix_power"
 )
-_NUMBERS = "det linalg_cond linalg_det logdet"
+_NUMBERS = "det linalg_det logdet"
 _SOLVES = "A B upper left unitriangular"
 
 ROWS = (
@@ -156,6 +163,7 @@ ROWS = (
     Row(_FACTORS, each_matrix),
     Row("kron", multiplied),
     Row("linalg_cholesky_ex linalg_inv_ex", "...[mm] -> ...[mm], ...", partial="none"),
+    Row("linalg_cond linalg_householder_product orgqr", full_batches),
     Row("linalg_cross", crossed, "input other dim"),
     Row("linalg_eig linalg_eigh", "...[mm] -> ...[m], ...[mm]", partial="none"),
     Row("linalg_eigvals linalg_eigvalsh", "...[mm] -> ...[m]", partial="none"),
