@@ -25,6 +25,7 @@ from .tensor.factories import (
 )
 from .tensor.global_tensor import GlobalTensor
 from .tensor.scope import placement_scope
+from .tensor.split_matmul import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
 
 placement = Placement
 
@@ -39,6 +40,7 @@ __all__ = [
     "Report",
     "S",
     "TensorSpec",
+    "all_gather_matmul",
     "arange",
     "check_mode",
     "distribute",
@@ -49,6 +51,8 @@ __all__ = [
     "full",
     "linspace",
     "logspace",
+    "matmul_all_reduce",
+    "matmul_reduce_scatter",
     "no_sync",
     "normal",
     "ones",

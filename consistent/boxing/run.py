@@ -68,16 +68,16 @@ def run(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
     """
     if src is dst:
         return local
-    x, moves = _begin(local, src, dst)
+    x, moves = begin(local, src, dst)
     if src.placement == dst.placement:
-        return _run_within(x, src, dst)
+        return run_within(x, src, dst)
     (middle,) = (move for move in moves if isinstance(move, Exchange))
-    arrived = run_exchange(_run_within(x, src, middle.src), middle.src, middle.dst)
-    return _run_within(arrived, middle.dst, dst)
+    arrived = run_exchange(run_within(x, src, middle.src), middle.src, middle.dst)
+    return run_within(arrived, middle.dst, dst)
 
 
-def _begin(local: Tensor, src: TensorSpec, dst: TensorSpec) -> tuple[Tensor, tuple[Step, ...]]:
-    """What every boxing does first."""
+def begin(local: Tensor, src: TensorSpec, dst: TensorSpec) -> tuple[Tensor, tuple[Step, ...]]:
+    """What every boxing does first, one in chunks once: (data of the shard, moves)."""
     if check.enabled:
         check.before_boxing(local, src, dst)
     moves = plan(src, dst)
@@ -97,7 +97,7 @@ def addends(
     Gives (tensors, dim, start, size): their sum, in order, has the shard in [start, start + size)
     of ``dim``. They are to be read inside the ``with`` block.
     """
-    x, moves = _begin(local, src, dst)
+    x, moves = begin(local, src, dst)
     at, last = here(src.placement), moves[-1]
     assert isinstance(last, Move) and isinstance(last.dst, Split)
     dim, axis = last.dst.dim, last.axis
@@ -108,7 +108,7 @@ def addends(
     entries = list(dst.sbp)
     entries[axis] = last.src
     before = dst.with_sbp(tuple(entries))
-    x, parts = _run_within(x, src, before), dst.placement.shape[axis]
+    x, parts = run_within(x, src, before), dst.placement.shape[axis]
     # Whole along the axis, as in `_step`.
     sizes = [piece(x.shape[dim], parts, k)[1] for k in range(parts)]
     ranks = dst.placement.axis_ranks(axis, at)
@@ -119,8 +119,8 @@ def addends(
         yield tensors, dim, start, sizes[at[axis]]
 
 
-def _run_within(x: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
-    """The same on one placement."""
+def run_within(x: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
+    """``run`` on one placement, without ``begin``."""
     at = here(src.placement)
     if src is dst:
         return x

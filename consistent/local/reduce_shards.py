@@ -40,7 +40,7 @@ def _at_silu(grad: Tensor, x: Tensor) -> Tensor:
 
 
 # (f, (gradient of f(x), x) -> gradient of x)
-_ACTIVATIONS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
+ACTIVATIONS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
     "none": (lambda x: x, lambda g, x: g),
     "relu": (torch.relu, lambda g, x: _aten.threshold_backward(g, x, 0)),
     "gelu": (F.gelu, _aten.gelu_backward),
@@ -212,6 +212,11 @@ def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a + b
 
 
+def through_activation(activation: str, total: Tensor, grad: Tensor) -> Tensor:
+    """Gradient of activation(total) -> of total, by ops of torch that it differentiates again."""
+    return ACTIVATIONS[activation][1](_wide(grad), _wide(total)).to(total.dtype)
+
+
 def _through(
     epilogue: Epilogue,
     total: Tensor,
@@ -222,7 +227,7 @@ def _through(
     """Gradients of total, weight and norm_bias, by ops of torch that it differentiates again."""
     dtype = total.dtype
     x, grad = _wide(total), _wide(grad)
-    activate, slope = _ACTIVATIONS[epilogue.activation]
+    activate, slope = ACTIVATIONS[epilogue.activation]
     at_weight = at_bias = None
     if epilogue.norm != "none":
         y = activate(x)

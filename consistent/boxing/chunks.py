@@ -1,0 +1,95 @@
+"""A boxing cut into chunks of rows (dim 0), so that other work can go on beside it.
+
+Each rank cuts its own rows, of whichever side has fewer of them. A chunk is then a tensor of its
+own, split balanced again: ranks that have a row more than others have it in the same chunk.
+
+```
+S(0), 5 and 4 rows, 2 chunks          chunk 0        chunk 1
+rank 0    a b c d e                   a b c          d e          S(0) of 5 and of 4 rows
+rank 1    f g h i                     f g            h i
+boxed     a b c d e f g h i           a b c f g      d e h i
+```
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..spec import Coordinate, Split, TensorSpec, piece
+from .cost import latency_seconds, wire_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A chunk as a tensor before and after its boxing, and where its rows, in order, lie in this
+    rank's shards."""
+
+    src: TensorSpec
+    dst: TensorSpec
+    src_rows: tuple[slice, ...]
+    dst_rows: tuple[slice, ...]
+
+
+def worth(src: TensorSpec, dst: TensorSpec, most: int) -> int:
+    """The largest number of chunks, up to ``most``, each of which takes as long to send as a
+    communication takes to begin. A question of specs alone, which every rank answers alike."""
+    kind = src.placement.type
+    nbytes = max(math.prod(s.local_shape(None)) for s in (src, dst)) * src.dtype.itemsize
+    return max(1, min(most, int(wire_seconds(nbytes, kind) / latency_seconds(kind))))
+
+
+@lru_cache(maxsize=1 << 12)
+def cut(src: TensorSpec, dst: TensorSpec, count: int, at: Coordinate) -> tuple[Chunk, ...]:
+    """At most ``count`` chunks, none of them empty, as the rank at ``at`` sees them; a single one
+    where rows that come together are not neighbours."""
+    fine, coarse = (src, dst) if len(_row_axes(src)) > len(_row_axes(dst)) else (dst, src)
+    if count < 2 or not _side_by_side(fine, coarse):
+        every = (slice(0, src.local_shape(at)[0]),), (slice(0, dst.local_shape(at)[0]),)
+        return (Chunk(src, dst, *every),)
+    grid = [fine.placement.shape[axis] for axis in _row_axes(fine)]
+    chunks = []
+    for k in range(count):
+        rows = _rows(fine.shape[0], grid, count, k)
+        if rows or k == 0:
+            specs = [TensorSpec.of(s.placement, s.sbp, (rows, *s.shape[1:]), s.dtype)
+                     for s in (src, dst)]  # fmt: skip
+            places = [_places(fine, side, count, k, at) for side in (src, dst)]
+            chunks.append(Chunk(specs[0], specs[1], places[0], places[1]))
+    return tuple(chunks)
+
+
+def _row_axes(spec: TensorSpec) -> list[int]:
+    return [a for a, e in enumerate(spec.sbp) if isinstance(e, Split) and e.dim == 0]
+
+
+def _side_by_side(fine: TensorSpec, coarse: TensorSpec) -> bool:
+    """Whether the rows of each rank of ``coarse`` are those of whole ranks of ``fine``."""
+    axes = _row_axes(fine)
+    return _row_axes(coarse) == axes[: len(_row_axes(coarse))]
+
+
+def _rows(n: int, grid: list[int], count: int, k: int) -> int:
+    """Rows of chunk ``k`` of ``n`` that are cut by ``grid``, axis by axis, and then in chunks."""
+    if not grid:
+        return piece(n, count, k)[1]
+    parts = grid[0]
+    return sum(_rows(piece(n, parts, i)[1], grid[1:], count, k) for i in range(parts))
+
+
+def _places(
+    fine: TensorSpec, side: TensorSpec, count: int, k: int, at: Coordinate
+) -> tuple[slice, ...]:
+    """Where the shard of ``side`` at ``at`` has the rows of chunk ``k``: those of each rank of
+    ``fine`` of which it has the rows."""
+    ends = set(_row_axes(fine)) - set(_row_axes(side))
+    choices = [range(n) if a in ends else (at[a],) for a, n in enumerate(fine.placement.shape)]
+    begin, found = side.box(at)[0][0], []
+    for coordinate in itertools.product(*choices):
+        starts, sizes = fine.box(coordinate)
+        start, size = piece(sizes[0], count, k)
+        start += starts[0] - begin
+        found.append(slice(start, start + size))
+    return tuple(found)
