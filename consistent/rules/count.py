@@ -70,7 +70,7 @@ def _histogram_outs(call: Call) -> tuple[Out, ...]:
     """Counts and edges: torch has no histogram of meta tensors."""
     bins, dtype = call.get("bins"), call.operands[0].spec.dtype
     n = bins.shape[0] - 1 if isinstance(bins, Operand) else bins
-    return tuple(Out(torch.Size([k]), dtype) for k in (n, n + 1))
+    return tuple(Out(torch.Size([k]), dtype, fixed=True) for k in (n, n + 1))
 
 
 ROWS = (

@@ -38,11 +38,13 @@ class Operand:
 @dataclass(frozen=True, slots=True)
 class Out:
     """Logical shape and dtype of one output. Of a counted one the data decides the first size:
-    ``shape`` has the largest that it can be, and the form tells the true one."""
+    ``shape`` has the largest that it can be, and the form tells the true one. ``fixed``: torch
+    does not differentiate it."""
 
     shape: torch.Size
     dtype: torch.dtype
     counted: bool = False
+    fixed: bool = False
 
     @property
     def ndim(self) -> int:

@@ -1,9 +1,11 @@
 """What ranks outside a placement do where others run an op: they keep its shapes and its graph.
 
-Mostly they run it too, on ``meta`` tensors. Two kinds of ops need more:
+Mostly they run it too, on ``meta`` tensors. Three kinds of ops need more:
 
 * what comes out is known only by doing it (``nonzero``, ``x[mask]``, ``unique``, ``equal``): the
   first rank of the placement tells all;
+* torch has no form of it for ``meta`` tensors, and the rule says the shapes (``ctc_loss``): they
+  stand in for the result;
 * the backward of torch's op asks for values (``x[mask] = v``, ``index_fill``): a node that passes
   gradients of the right shapes stands in for it.
 """
@@ -37,6 +39,8 @@ def perform(plan: Plan, run: Callable[[], Any], tensors: Sequence[torch.Tensor])
         return _do_or_be_told(plan, run, tensors)
     if not plan.outside:
         return run()
+    if plan.said:
+        return _stand_in(_as_said(plan), tensors)
     if not (plan.told or (plan.stand_in and _tracked(tensors))):
         # Torch saves what an op returns for its backward, and meta kernels written in Python would
         # read the logical shape of a global tensor.
@@ -49,6 +53,16 @@ def perform(plan: Plan, run: Callable[[], Any], tensors: Sequence[torch.Tensor])
     with torch.no_grad():
         out = run()
     return _stand_in(_map(out, torch.Tensor, lambda x: _known(x, _is_continuous(x))), tensors)
+
+
+def _as_said(plan: Plan) -> Any:
+    """What the rule says of the outputs, put together like torch's result."""
+    outs = [
+        Known(spec.local_shape(None), spec.dtype, tracked and spec.dtype.is_floating_point)
+        for spec, tracked in zip(plan.outs, plan.said, strict=True)
+    ]
+    named = getattr(torch.return_types, plan.name, tuple)
+    return outs[0] if len(outs) == 1 else named(outs)
 
 
 def _do_or_be_told(plan: Plan, run: Callable[[], Any], tensors: Sequence[torch.Tensor]) -> Any:

@@ -40,6 +40,7 @@ class Plan:
         "stand_in",
         "kept",
         "counted",
+        "said",
     )
 
     kind: str  # "direct", "run", "template", "form", "whole", "list", "open", "constant", "handler"
@@ -63,6 +64,7 @@ class Plan:
         tuple[int, TensorSpec], ...
     ]  # those of boxes that the op writes to: what is written goes back
     kept: bool  # whether the key finds it again: getters of properties are other objects each time
+    said: tuple[bool, ...]  # outside, where torch has no op on meta: which outs have gradients
     counted: bool  # the form gives (result, logical shapes of its tensors)
     sizes: tuple | None  # what follows the one tensor argument, with sizes rewritten for the shard
 
@@ -73,6 +75,7 @@ class Plan:
         self.specs, self.constant, self.outside = (), None, False
         self.fast, self.sizes, self.put_back, self.told = False, None, (), False
         self.stand_in, self.kept, self.counted = False, True, False
+        self.said = ()
 
     @property
     def settled(self) -> bool:

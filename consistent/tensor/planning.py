@@ -103,6 +103,8 @@ def _make_plan(known: Known, args: tuple, kwargs: dict, key: tuple) -> Plan:
     plan.outside = here(placement) is None
     if plan.outside:
         plan.fast = False
+        if not plan.told and plan.kind != "whole" and row is not None and row.told_outs(call):
+            plan.said = tuple(not out.fixed for out in call.outs)
         plan.stand_in = not _has_meta_backward(plan.run, call)
         if plan.kind == "direct":
             plan.kind = "run"

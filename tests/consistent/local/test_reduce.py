@@ -70,6 +70,6 @@ def test_softmax_sends_two_numbers_a_row() -> None:
 
 def test_identity_loses_against_every_number() -> None:
     for dtype in (torch.float32, torch.int8, torch.uint8, torch.int64):
-        least = torch.tensor(identity(dtype, True), dtype=dtype)
-        most = torch.tensor(identity(dtype, False), dtype=dtype)
+        least = torch.tensor(identity(dtype, "max"), dtype=dtype)
+        most = torch.tensor(identity(dtype, "min"), dtype=dtype)
         assert least <= 0 <= most and (least < 0 or dtype == torch.uint8)

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import consistent
 from consistent import B, GlobalTensor, Placement, S
+from consistent.rules import find
 from consistent.spec import Sbp
 from consistent.tensor.naming import know
 from mirrored import use
@@ -58,6 +59,10 @@ def test_an_op_is_followed_alone(family: str, sbp: Sbp, outside: None) -> None:
         except RuntimeError as error:
             # Torch does not differentiate every operand, such as a running mean.
             if "is not differentiable" in str(error):
+                continue
+            # The rule says that the data decides how long the result is, so that it must be told.
+            row = find(know(case.func).name)
+            if "nobody will send" in str(error) and row is not None and row.outs is not None:
                 continue
             raise AssertionError(f"{case}: {error}") from error
         for x in found:
