@@ -131,6 +131,22 @@ def models(make: Make) -> dict[str, Callable[[], object]]:
     }
 
 
+def optimizers(make: Make) -> dict[str, Callable[[], object]]:
+    """A step of AdamW on 300 small parameters, each way that torch has to do it."""
+
+    def stepped(**how: bool) -> Callable[[], object]:
+        parameters = [nn.Parameter(make(torch.randn(16, 16), "weight")) for _ in range(300)]
+        for p in parameters:
+            p.grad = make(torch.randn(16, 16), "weight")
+        return torch.optim.AdamW(parameters, **how).step
+
+    return {
+        "AdamW, 300": stepped(),
+        "AdamW foreach": stepped(foreach=True),
+        "AdamW fused": stepped(fused=True),
+    }
+
+
 def fresh_shapes(make: Make, sizes: list[int]) -> dict[str, Callable[[], object]]:
     """Each call meets the next shape; the tensors are made beforehand."""
     xs = [make(torch.randn(n, SIZE), "data") for n in sizes]
@@ -211,7 +227,11 @@ def main() -> None:
 
     makers: dict[str, Make] = {"plain": lambda x, role: x, "ours": ours, "DTensor": dtensor}
     head = f"torch {torch.__version__}, {world} rank(s), one thread each"
-    for title, group in ((f"Ops, same shape every call ({head})", ops), ("Modules", models)):
+    for title, group in (
+        (f"Ops, same shape every call ({head})", ops),
+        ("Modules", models),
+        ("Steps", optimizers),
+    ):
         made = {name: group(make) for name, make in makers.items()}
         table = {
             case: in_turn(

@@ -32,6 +32,9 @@ def attach(local: Any, spec: Any, /) -> Any:
 def gradient(leaf: Any, /) -> Any:
     """The gradient of a global tensor as a global tensor, or None."""
 
+def make_getter(descriptor: Any, /) -> Callable[[Any], Any]:
+    """What a property of torch.Tensor says of a global tensor's shard."""
+
 def make_handle(fallback: Callable[..., Any], /) -> Callable[..., Any]:
     """torch.overrides.handle_torch_function, which calls the fallback for hooks of others."""
 

@@ -22,7 +22,7 @@ from ..boxing.differentiable import box, spread
 from ..boxing.run import everywhere, here
 from ..boxing.run import run as run_boxing
 from ..spec import Placement, SbpLike, TensorSpec, resolve_sbp
-from . import autograd, dispatch, saving
+from . import _C, autograd, dispatch, saving
 from .create import check_world
 from .planning import common_placement
 from .shards import HookOff, adopt, attach, check_partial, device_of, plain, rebox
@@ -39,15 +39,11 @@ def _raw(name: str) -> Any:
     """A property of the shard itself, read and set past the hook."""
     descriptor = getattr(_Base, name)
 
-    def get(self: Any) -> Any:
-        with HookOff():
-            return descriptor.__get__(self)
-
     def set_(self: Any, value: Any) -> None:
         with HookOff():
             descriptor.__set__(self, value)
 
-    return property(get, set_)
+    return property(_C.make_getter(descriptor), set_)
 
 
 class GlobalTensor(torch.Tensor):
@@ -320,15 +316,11 @@ class GlobalTensor(torch.Tensor):
 
     # -- autograd ----------------------------------------------------------------------------------
 
-    @property
-    def requires_grad(self) -> bool:
-        """Whether autograd records ops on this tensor."""
-        with HookOff():
-            return _Base.requires_grad.__get__(self)  # type: ignore[attr-defined]
-
-    @requires_grad.setter
-    def requires_grad(self, value: bool) -> None:
+    def _set_requires_grad(self, value: bool) -> None:
         self.requires_grad_(value)
+
+    # Whether autograd records ops on this tensor.
+    requires_grad: Any = property(_C.make_getter(_Base.requires_grad), _set_requires_grad)
 
     def requires_grad_(self, requires_grad: bool = True) -> GlobalTensor:
         """Ask for gradients of this leaf; they are boxed to its own SBP."""

@@ -210,14 +210,18 @@ def _grouped(group: Callable[..., Any], lists: Any, with_indices: bool = False) 
     positions: dict[Any, list[int]] = {}
     for i, first in enumerate(lists[0]):
         spec = first._spec if first.__class__ is GlobalTensor else None
-        alike = (first.device, first.dtype) if spec is None else (spec.placement, spec.dtype)
+        # Looked up by identity, as hashing a placement for each of many parameters would tell.
+        alike = (first.device, first.dtype) if spec is None else (id(spec.placement), spec.dtype)
         positions.setdefault(alike, []).append(i)
     made: dict[tuple, tuple[list[list[Any]], list[int]]] = {}
     for indices in positions.values():
         first = lists[0][indices[0]]
         columns, members = made.setdefault((first.device, first.dtype), ([[] for _ in lists], []))
         for column, values in zip(columns, lists, strict=True):
-            column.extend(values[i] for i in indices if values)
+            if values:
+                column.extend(
+                    values if len(indices) == len(values) else [values[i] for i in indices]
+                )
         if with_indices:
             members.extend(indices)
     return made

@@ -185,8 +185,11 @@ def check_partial(what: str, spec: TensorSpec) -> None:
         )
 
 
+_CPU = torch.device("cpu")
+
+
 def device_of(placement: Placement) -> torch.device:
     """Where this rank keeps its shard."""
     if placement.type == "cuda":
         return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+    return _CPU

@@ -185,6 +185,12 @@ bool attach(PyObject* local, PyObject* spec) {
 #endif
 }
 
+PyObject* of_shard(PyObject* descriptor, PyObject* tensor) {
+  HookOff off;
+  return Py_TYPE(descriptor)
+      ->tp_descr_get(descriptor, tensor, reinterpret_cast<PyObject*>(Py_TYPE(tensor)));
+}
+
 PyObject* gradient(PyObject* leaf) {
   const at::Tensor& found = THPVariable_Unpack(leaf).grad();
   if (!found.defined()) Py_RETURN_NONE;

@@ -26,6 +26,9 @@ constexpr size_t kMaxPlans = size_t{1} << 16;
 // func(*arguments) on global tensors. A new reference.
 PyObject* call(PyObject* func, const Arguments& arguments);
 
+// What a property of torch.Tensor says of the shard itself. A new reference.
+PyObject* of_shard(PyObject* descriptor, PyObject* tensor);
+
 // The gradient of a global tensor as a global tensor, or None. A new reference.
 PyObject* gradient(PyObject* leaf);
 

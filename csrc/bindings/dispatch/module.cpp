@@ -129,6 +129,22 @@ PyObject* make_handle(PyObject*, PyObject* fallback) {
   return PyCFunction_New(&handle_method, fallback);
 }
 
+PyObject* getter(PyObject* descriptor, PyObject* tensor) {
+  HANDLE_TH_ERRORS
+  return of_shard(descriptor, tensor);
+  END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef getter_method = {"getter", getter, METH_O, "A property of the shard itself."};
+
+PyObject* make_getter(PyObject*, PyObject* descriptor) {
+  if (Py_TYPE(descriptor)->tp_descr_get == nullptr) {
+    PyErr_Format(PyExc_TypeError, "make_getter: a property is needed, not %R", descriptor);
+    return nullptr;
+  }
+  return PyCFunction_New(&getter_method, descriptor);
+}
+
 PyObject* py_attach(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 2) {
     PyErr_SetString(PyExc_TypeError, "attach: a plain tensor and a spec are needed");
@@ -161,6 +177,8 @@ PyMethodDef methods[] = {
     {"attach", fast(py_attach), METH_FASTCALL,
      "(local, spec) -> local, retyped as the shard of a global tensor; no one else holds it."},
     {"gradient", py_gradient, METH_O, "(leaf) -> its gradient as a global tensor, or None."},
+    {"make_getter", make_getter, METH_O,
+     "(property of torch.Tensor) -> (tensor) -> what it says of the shard."},
     {"make_handle", make_handle, METH_O,
      "(fallback) -> handle_torch_function, which calls the fallback for hooks of others."},
     {"use", use, METH_O, "Look plans up in this table from now on; returns the one before."},

@@ -1,0 +1,251 @@
+"""A training step of a small GPT on the ranks of this machine: ours beside DistributedDataParallel,
+FSDP2 and DTensor tensor parallel, in turn in one run, with peak memory.
+
+    python benchmarks/gpt.py                2 ranks, gloo, one thread each
+
+Each way runs in processes of its own, so that its memory is its own; all are alive at once and take
+one step each, round after round, so that what else the machine does meets all alike. Read the
+ratios to the lone rank, which does half of the batch and sends nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import resource
+import socket
+import statistics
+import time
+from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+VOCAB, DIM, HEADS, LAYERS, TOKENS, BATCH = 2048, 320, 8, 7, 128, 8
+Step = Callable[[], float]
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block; on a part of the heads where its weights are such a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(DIM), nn.LayerNorm(DIM)
+        self.q, self.k, self.v, self.proj = (nn.Linear(DIM, DIM) for _ in range(4))
+        self.up, self.down = nn.Linear(DIM, 4 * DIM), nn.Linear(4 * DIM, DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, s, _ = x.shape
+        h = self.norm1(x)
+        q, k, v = (
+            layer(h).view(b, s, -1, DIM // HEADS).transpose(1, 2)
+            for layer in (self.q, self.k, self.v)
+        )
+        a = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(a.transpose(1, 2).reshape(b, s, -1))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class GPT(nn.Module):
+    """tokens i64[b, s] -> logits f32[b, s, VOCAB]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Embedding(VOCAB, DIM)
+        self.position = nn.Parameter(torch.randn(TOKENS, DIM) * 0.02)
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.norm, self.head = nn.LayerNorm(DIM), nn.Linear(DIM, VOCAB, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.token(tokens) + self.position
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    text = torch.randint(VOCAB, (BATCH, TOKENS + 1), generator=generator)
+    return text[:, :-1].contiguous(), text[:, 1:].contiguous()
+
+
+def stepper(model: nn.Module, tokens: Tensor, targets: Tensor) -> Step:
+    """A training step; returns the loss."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+def half(rank: int) -> tuple[Tensor, Tensor]:
+    tokens, targets = batch()
+    return tokens.chunk(2)[rank % 2], targets.chunk(2)[rank % 2]
+
+
+def lone(rank: int) -> Step:
+    return stepper(GPT(), *half(rank))
+
+
+def ddp(rank: int) -> Step:
+    return stepper(nn.parallel.DistributedDataParallel(GPT()), *half(rank))
+
+
+def fsdp(rank: int) -> Step:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model, mesh = GPT(), init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return stepper(model, *half(rank))
+
+
+def dtensor(rank: int) -> Step:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    model, mesh = GPT(), init_device_mesh("cpu", (dist.get_world_size(),))
+    column, row = ColwiseParallel(), RowwiseParallel()
+    for block in model.blocks:
+        parallelize_module(
+            block,
+            mesh,
+            {"q": column, "k": column, "v": column, "up": column, "proj": row, "down": row},
+        )
+    parallelize_module(model, mesh, {"head": ColwiseParallel(output_layouts=Replicate())})
+    return stepper(model, *batch())
+
+
+COLUMNS_AND_ROWS = {
+    **{f"blocks.*.{name}.*": 0 for name in ("q", "k", "v", "up")},
+    **{f"blocks.*.{name}.weight": 1 for name in ("proj", "down")},
+    "head.weight": 0,
+}
+
+
+def ours(plan: dict[str, int], split_batch: bool) -> Callable[[int], Step]:
+    def make(rank: int) -> Step:
+        import consistent
+        from consistent import B, S
+
+        everywhere = consistent.placement.all("cpu")
+        model = consistent.parallelize(GPT(), everywhere, {k: S(d) for k, d in plan.items()})
+        lie = S(0) if split_batch else B
+        return stepper(model, *(consistent.distribute(x, everywhere, lie) for x in batch()))
+
+    return make
+
+
+WAYS: dict[str, Callable[[int], Step]] = {
+    "lone rank, half the batch": lone,
+    "batch split: ours": ours({}, True),
+    "batch split: DDP": ddp,
+    "batch and parameters split: ours": ours({"*": 0}, True),
+    "batch and parameters split: FSDP2": fsdp,
+    "columns and rows split: ours": ours(COLUMNS_AND_ROWS, False),
+    "columns and rows split: DTensor": dtensor,
+}
+
+
+def resident() -> float:
+    """Peak of this process in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def serve(way: str, rank: int, ranks: int, port: int, told: Connection) -> None:
+    """A rank of one way: a step at each message; answers (seconds, loss, peak MiB)."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    dist.init_process_group("gloo", rank=rank, world_size=ranks)
+    # All ways carry the same libraries.
+    for library in ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "consistent"):
+        importlib.import_module(library)
+    before = resident()
+    step = WAYS[way](rank)
+    while told.recv():
+        dist.barrier()
+        start = time.perf_counter()
+        loss = step()
+        told.send((time.perf_counter() - start, loss, resident() - before))
+    dist.destroy_process_group()
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--ranks", type=int, default=2)
+    options = parser.parse_args()
+    context = get_context("spawn")
+    started = {}
+    for way in WAYS:
+        port = free_port()
+        pipes = [context.Pipe() for _ in range(options.ranks)]
+        ranks = [
+            context.Process(target=serve, args=(way, rank, options.ranks, port, pipe[1]))
+            for rank, pipe in enumerate(pipes)
+        ]
+        for process in ranks:
+            process.start()
+        started[way] = (ranks, [pipe[0] for pipe in pipes])
+
+    def step(way: str) -> list[tuple[float, float, float]]:
+        _, ends = started[way]
+        for end in ends:
+            end.send(True)
+        return [end.recv() for end in ends]
+
+    try:
+        first = {way: step(way)[0][1] for way in WAYS}
+        times: dict[str, list[float]] = {way: [] for way in WAYS}
+        for _ in range(options.rounds):
+            for way in WAYS:
+                answers = step(way)
+                times[way].append(max(seconds for seconds, _, _ in answers))
+        peaks = {way: max(peak for _, _, peak in step(way)) for way in WAYS}
+    finally:
+        for ranks, ends in started.values():
+            for end, process in zip(ends, ranks, strict=True):
+                if process.is_alive():
+                    end.send(False)
+            for process in ranks:
+                process.join(30)
+                process.kill()
+    count = sum(p.numel() for p in GPT().parameters()) / 1e6
+    print(f"GPT of {count:.1f} M parameters, {BATCH} x {TOKENS} tokens, {options.ranks} ranks, "
+          f"torch {torch.__version__}, one thread each")  # fmt: skip
+    print(f"{'':36}{'ms, median':>12}{'/ lone rank':>13}{'peak MiB':>10}{'first loss':>12}")
+    base = times["lone rank, half the batch"]
+    for way, taken in times.items():
+        ratio = statistics.median(t / b for t, b in zip(taken, base, strict=True))
+        print(
+            f"{way:36}{statistics.median(taken) * 1e3:12.0f}{ratio:13.2f}{peaks[way]:10.0f}"
+            f"{first[way]:12.4f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
