@@ -28,7 +28,7 @@ from ..boxing.differentiable import box
 from ..boxing.run import begin, here, run_within
 from ..spec import TensorSpec
 from . import _native as native
-from .reduce_shards import through_activation
+from .reduce_shards import Epilogue, Given, reduce_shards, through_activation
 
 MOST_CHUNKS = 4
 
@@ -70,12 +70,22 @@ def chunk_count(src: TensorSpec, dst: TensorSpec) -> int:
 
 def box_multiply(boxing: Boxing, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """activation(boxed x @ w + bias), where x is boxed. [..., k], [k, n], [n] -> [..., n]."""
-    return _BoxMultiply.apply(boxing, x, w, bias)[0]
+    if len(boxing.cut()) > 1:
+        return _BoxMultiply.apply(boxing, x, w, bias)[0]
+    return _finished(box(x, boxing.src, boxing.dst) @ w, boxing, bias)
 
 
 def multiply_box(boxing: Boxing, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """activation(boxed x @ w + bias), where x @ w is boxed. [..., k], [k, n], [n] -> [..., n]."""
-    return _MultiplyBox.apply(boxing, x, w, bias)[0]
+    if len(boxing.cut()) > 1:
+        return _MultiplyBox.apply(boxing, x, w, bias)[0]
+    return _finished(box(x @ w, boxing.src, boxing.dst), boxing, bias)
+
+
+def _finished(z: Tensor, boxing: Boxing, bias: Tensor | None) -> Tensor:
+    if bias is None and boxing.activation == "none":
+        return z
+    return reduce_shards([z], Epilogue(activation=boxing.activation), Given(bias))
 
 
 class _BoxMultiply(torch.autograd.Function):
@@ -151,10 +161,8 @@ class _MultiplyBox(torch.autograd.Function):
 def _box_multiply(
     boxing: Boxing, x: Tensor, w: Tensor, finish: _Finish
 ) -> tuple[Tensor, Tensor, Tensor]:
-    (x, _), chunks = begin(x, boxing.src, boxing.dst), boxing.cut()
-    if len(chunks) == 1:
-        boxed = run_within(x, boxing.src, boxing.dst)
-        return *finish.whole(_product(boxed, w)), boxed
+    x, _ = begin(x, boxing.src, boxing.dst)
+    chunks = boxing.cut()
     boxed = x.new_empty(boxing.dst.local_shape(here(boxing.dst.placement)))
     out = finish.room(boxed, w.shape[1])
     with Beside() as beside:
@@ -168,9 +176,6 @@ def _box_multiply(
 
 def _multiply_box(boxing: Boxing, x: Tensor, w: Tensor, finish: _Finish) -> tuple[Tensor, Tensor]:
     x, chunks = x.detach(), boxing.cut()
-    if len(chunks) == 1:
-        product, _ = begin(_product(x, w), boxing.src, boxing.dst)
-        return finish.whole(run_within(product, boxing.src, boxing.dst))
     dst = boxing.dst.local_shape(here(boxing.dst.placement))
     begin(x.new_empty(()).expand((*x.shape[:-1], w.shape[1])), boxing.src, boxing.dst)
     out = finish.room(x.new_empty((*dst[:-1], 0)), dst[-1])
@@ -195,7 +200,7 @@ def _finish_chunk(
 
 
 def _product(x: Tensor, w: Tensor) -> Tensor:
-    """x @ w, of the operands' dtype under autocast too: specs say so."""
+    """x @ w; rows lie one after the other, whatever the layout of x."""
     out = x.new_empty((*x.shape[:-1], w.shape[1]))
     torch.mm(x.flatten(0, -2), w, out=out.flatten(0, -2))
     return out
@@ -223,7 +228,8 @@ class _Finish:
         shape = (*like.shape[:-1], columns)
         return like.new_empty(shape), like.new_empty(shape if self.keeps else 0)
 
-    def whole(self, z: Tensor) -> tuple[Tensor, Tensor]:
+    def made(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of all rows of ``z``."""
         if self.bias is None and self.activation == "none":
             return z, z.new_empty(0)
         return native.reduce_shards(
@@ -232,8 +238,8 @@ class _Finish:
         )  # fmt: skip
 
     def chunk(self, z: Tensor, out: tuple[Tensor, Tensor], places: Sequence[slice]) -> None:
-        """The same of some rows, put where they belong."""
-        y, total = self.whole(z)
+        """The same, put where the rows belong."""
+        y, total = self.made(z)
         _put(y, out[0], places)
         if self.keeps:
             _put(total, out[1], places)

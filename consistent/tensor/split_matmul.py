@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..boxing import check
@@ -107,7 +108,7 @@ def matmul_all_reduce(
 
 
 def _gathered(name: str, tensors: tuple, activation: str, chunks: int | None) -> Any:
-    x, w, bias = _operands(name, *tensors, activation, chunks)
+    x, w, bias = _operands(name, tensors, activation, chunks)
     moved = tuple(
         B if isinstance(have, Split) and by == S(1) else have
         for have, by in zip(x._spec.sbp, w._spec.sbp, strict=True)
@@ -120,7 +121,7 @@ def _gathered(name: str, tensors: tuple, activation: str, chunks: int | None) ->
 
 
 def _summed(name: str, tensors: tuple, dim: int | None, activation: str, chunks: int | None) -> Any:
-    x, w, bias = _operands(name, *tensors, activation, chunks)
+    x, w, bias = _operands(name, tensors, activation, chunks)
     if dim is not None and not -x.ndim <= dim < x.ndim:
         raise _misfit(name, x, w, f"dim={dim} is not one of the {x.ndim} dims of the result")
     to = B if dim is None else S(dim % x.ndim)
@@ -173,9 +174,9 @@ def _product(name: str, x: Any, w: Any, x_sbp: NdSbp) -> TensorSpec:
 
 
 def _operands(
-    name: str, x: Any, w: Any, bias: Any, activation: str, chunks: int | None
+    name: str, tensors: tuple, activation: str, chunks: int | None
 ) -> tuple[Any, Any, Any]:
-    given = [t for t in (x, w, bias) if is_global(t)]
+    given = [t for t in tensors if is_global(t)]
     if not given:
         raise TypeError(
             f"{name}: x, w and bias are plain tensors.\n  Nothing says how ranks hold them.\n"
@@ -189,10 +190,19 @@ def _operands(
                 f"  One is {given[0]._spec}, another is {t._spec}.\n"
                 "  Move one of them first: t.to_global(placement=...)."
             )
-    x, w = adopt(x, placement, name), adopt(w, placement, name)
-    bias = None if bias is None else adopt(bias, placement, name)
+    x, w, bias = (
+        None if t is None else _as_autocast(adopt(t, placement, name), placement) for t in tensors
+    )
     _check(name, x, w, bias, activation, chunks)
     return x, w, bias
+
+
+def _as_autocast(x: Any, placement: Placement) -> Any:
+    """``x`` in the dtype in which autocast multiplies."""
+    kind = placement.type
+    if torch.is_autocast_enabled(kind) and x.is_floating_point() and x.dtype != torch.float64:
+        return x.to(torch.get_autocast_dtype(kind))
+    return x
 
 
 def _check(name: str, x: Any, w: Any, bias: Any, activation: str, chunks: int | None) -> None:

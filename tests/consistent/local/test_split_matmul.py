@@ -171,6 +171,27 @@ def test_bfloat16_is_as_near_as_its_rounding() -> None:
     pool(2).run(_short)
 
 
+def _autocast(rank: int) -> list[torch.dtype]:
+    placement, found = Placement("cpu", range(2)), []
+    tensors = _numbers((5, 4), (4, 6), (6,), dtype=torch.float32)
+    for name, (x, w) in SPLIT.items():
+        for chunks in (1, 2):
+            given = [
+                distribute(t, placement, (s,)).requires_grad_()
+                for t, s in zip(tensors, (x, w, B), strict=True)
+            ]
+            with torch.autocast("cpu", torch.bfloat16):
+                y = getattr(consistent, name)(*given, chunks=chunks)
+            y.float().sum().backward()
+            found += [y.dtype, y.to_local().dtype, given[1].grad.dtype]
+    return found
+
+
+def test_autocast_multiplies_in_its_dtype() -> None:
+    wanted = [torch.bfloat16, torch.bfloat16, torch.float32] * 6
+    assert pool(2).run(_autocast) == [wanted] * 2
+
+
 def _sent(rank: int) -> list[tuple[int, int]]:
     placement, found = Placement("cpu", range(2)), []
     x, w = _numbers((9, 4), (4, 6))

@@ -1,0 +1,112 @@
+"""Products that overlap their boxing, beside the same in one piece: torchrun is not needed.
+
+    python benchmarks/split_matmul.py [--ranks 2] [--rounds 9] [--chunks 1 2 4] [--gloo]
+
+Each figure is the time of product and boxing, one after the other (x @ w and to_global), divided by
+that of ours in so many chunks, in turn in one run; above 1 ours is faster. --gloo switches shared
+memory off. "default" is what ours takes when no number is given, and in brackets that number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import consistent
+from consistent import B, Placement, S
+from consistent.local.split_matmul import chunk_count
+from consistent.spec import P, TensorSpec
+
+# (rows, summed, columns) of the logical product
+SIZES = [(256, 512, 512), (1024, 2048, 512), (2048, 1024, 1024), (4096, 2048, 1024)]
+Run = Callable[[], object]
+
+
+def cases(size: tuple[int, int, int], placement: Placement, counts: list[int]) -> dict[str, dict]:
+    """Name -> the plain sequence and ours, by what it is called."""
+    rows, summed, columns = size
+    x = consistent.randn(rows, summed, placement=placement, sbp=S(1))
+    w = consistent.randn(summed, columns, placement=placement, sbp=S(0))
+    x_rows = consistent.randn(rows, summed, placement=placement, sbp=S(0))
+    w_columns = consistent.randn(summed, columns, placement=placement, sbp=S(1))
+    plain = {
+        "matmul_all_reduce": lambda: (x @ w).to_global(sbp=B),
+        "matmul_reduce_scatter": lambda: (x @ w).to_global(sbp=S(0)),
+        "all_gather_matmul": lambda: x_rows.to_global(sbp=B) @ w_columns,
+    }
+
+    def ours(name: str, chunks: int | None) -> Run:
+        given = (x_rows, w_columns) if name.startswith("all") else (x, w)
+        return lambda: getattr(consistent, name)(*given, chunks=chunks)
+
+    found = {}
+    for name, run in plain.items():
+        ways = {str(n): ours(name, n) for n in counts}
+        found[name] = {"plain": run, **ways, "default": ours(name, None)}
+    return found
+
+
+def default_count(name: str, size: tuple[int, int, int], placement: Placement) -> int:
+    rows, summed, columns = size
+    ends = (S(0), B) if name.startswith("all") else (P, B if name.endswith("reduce") else S(0))
+    shape = (rows, summed) if name.startswith("all") else (rows, columns)
+    specs = [TensorSpec.of(placement, (end,), shape, torch.float32) for end in ends]
+    return chunk_count(specs[0], specs[1])
+
+
+def medians(ways: dict[str, Run], rounds: int) -> dict[str, float]:
+    """Median seconds of each, in turn."""
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds + 1):
+        for name, run in ways.items():
+            dist.barrier()
+            start = time.perf_counter()
+            run()
+            taken[name].append(time.perf_counter() - start)
+    return {name: statistics.median(times[1:]) for name, times in taken.items()}
+
+
+def on_rank(rank: int, ranks: int, rounds: int, counts: list[int], port: int) -> None:
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    placement = Placement("cpu", range(ranks))
+    if rank == 0:
+        print("", "rows x summed x columns", *counts, "default", "", sep=" | ")
+        print("| --- " * (len(counts) + 3) + "|")
+    for size in SIZES:
+        for name, ways in cases(size, placement, counts).items():
+            times = medians(ways, rounds)
+            ratios = [f"{times['plain'] / times[way]:.2f}" for way in list(ways)[1:]]
+            ratios[-1] += f" ({default_count(name, size, placement)})"
+            if rank == 0:
+                print("", f"{name} {' x '.join(map(str, size))}", *ratios, "", sep=" | ")
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--chunks", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--gloo", action="store_true")
+    given = parser.parse_args()
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if given.gloo:
+        os.environ["CONSISTENT_SHARED_MEMORY"] = "0"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(on_rank, (given.ranks, given.rounds, given.chunks, port), nprocs=given.ranks)
+
+
+if __name__ == "__main__":
+    main()
