@@ -56,7 +56,8 @@ def choose(
         allowed = [s for s in options if s.form is None or form is None or s.form == form]
         if pin is not None:
             allowed = [s for s in allowed if s.ins[0] is pin[axis] and s.outs[0] is pin[axis]]
-        allowed = [s for s in allowed if _is_one_way([*picked, s])]
+        if picked:
+            allowed = [s for s in allowed if _is_one_way([*picked, s])]
         if not allowed:
             return None
         best = _cheapest(call, specs, allowed, axis, _cuts(call, specs, by_axis, picked))
@@ -118,9 +119,11 @@ def _cheapest(
 ) -> Signature:
     fitting = _fitting(options, specs, axis)
     if fitting is not None:
+        if not _owes(fitting):
+            return fitting
         # Reducing later is no dearer than joining now, and may not come to it.
         sent = [_sending(call, specs, option, axis, cuts) for option in options]
-        if not _owes(fitting) or min(sent) >= sent[options.index(fitting)]:
+        if min(sent) >= sent[options.index(fitting)]:
             return fitting
     have = tuple(spec.sbp[axis] for spec in specs)
     # At equal cost the first operands stay where they are: views are taken of the first one.

@@ -253,7 +253,8 @@ def _choose(
     placement = plan.placement
     # Rules written as functions may look at sizes, so only notation rows are remembered across
     # shapes.
-    remembered = choices.get(level) if isinstance(row.rule, str) else None
+    by_letters = isinstance(row.rule, str)
+    remembered = choices.get(level) if by_letters else None
     if remembered is not None:
         return remembered
     by_axis = candidates(row, call, placement)
@@ -261,7 +262,7 @@ def _choose(
         return None
     pin: NdSbp | None = specs[0].sbp if plan.inplace else None
     choice = choose(call, specs, by_axis, pin)
-    if choice is not None and not choice.by_size:
+    if by_letters and choice is not None and not choice.by_size:
         if len(choices) >= MAX_PLANS:
             choices.clear()
         choices[level] = choice
