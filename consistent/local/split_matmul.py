@@ -29,6 +29,7 @@ from ..boxing.run import begin, here, run_within
 from ..spec import TensorSpec
 from . import _native as native
 from .reduce_shards import Epilogue, Given, reduce_shards, through_activation
+from .symmetric_matmul import fused_over, gather_multiply, multiply_scatter
 
 MOST_CHUNKS = 4
 
@@ -48,18 +49,23 @@ class Boxing:
         return Boxing(self.dst.dual, self.src.dual, self.chunks)
 
     def cut(self) -> tuple[Chunk, ...]:
-        """The chunks; one on a rank outside, which sends nothing, and where nothing overlaps."""
-        at = here(self.src.placement)
-        if at is None:
-            return cut(self.src, self.dst, 1, (0,) * self.src.placement.ndim)
+        """The chunks; one on a rank outside, which sends nothing, and on CUDA, where threads do
+        not overlap what streams have in order."""
+        at, placement = here(self.src.placement), self.src.placement
+        if at is None or placement.type != "cpu":
+            return cut(self.src, self.dst, 1, at or (0,) * placement.ndim)
         return cut(self.src, self.dst, self.chunks, at)
+
+    def overlaps(self) -> bool:
+        """Whether anything is multiplied while something is sent."""
+        return len(self.cut()) > 1 or fused_over(self.src, self.dst) is not None
 
 
 def chunk_count(src: TensorSpec, dst: TensorSpec) -> int:
     """How many chunks are worth it; every rank finds the same number.
 
     On CPU only where each rank has a core to spare: where all are busy, an overlap has nothing to
-    use. On CUDA one, for a kernel of the default stream waits for the collective before it.
+    use. On CUDA one: there torch's fused ops overlap, where symmetric memory is enabled.
     """
     placement = src.placement
     if placement.type != "cpu" or here(placement) is None:
@@ -70,14 +76,14 @@ def chunk_count(src: TensorSpec, dst: TensorSpec) -> int:
 
 def box_multiply(boxing: Boxing, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """activation(boxed x @ w + bias), where x is boxed. [..., k], [k, n], [n] -> [..., n]."""
-    if len(boxing.cut()) > 1:
+    if boxing.overlaps():
         return _BoxMultiply.apply(boxing, x, w, bias)[0]
     return _finished(box(x, boxing.src, boxing.dst) @ w, boxing, bias)
 
 
 def multiply_box(boxing: Boxing, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """activation(boxed x @ w + bias), where x @ w is boxed. [..., k], [k, n], [n] -> [..., n]."""
-    if len(boxing.cut()) > 1:
+    if boxing.overlaps():
         return _MultiplyBox.apply(boxing, x, w, bias)[0]
     return _finished(box(x @ w, boxing.src, boxing.dst), boxing, bias)
 
@@ -162,6 +168,9 @@ def _box_multiply(
     boxing: Boxing, x: Tensor, w: Tensor, finish: _Finish
 ) -> tuple[Tensor, Tensor, Tensor]:
     x, _ = begin(x, boxing.src, boxing.dst)
+    if over := fused_over(boxing.src, boxing.dst):
+        boxed, product = gather_multiply(x, w, over)
+        return *finish.made(product), boxed
     chunks = boxing.cut()
     boxed = x.new_empty(boxing.dst.local_shape(here(boxing.dst.placement)))
     out = finish.room(boxed, w.shape[1])
@@ -176,8 +185,10 @@ def _box_multiply(
 
 def _multiply_box(boxing: Boxing, x: Tensor, w: Tensor, finish: _Finish) -> tuple[Tensor, Tensor]:
     x, chunks = x.detach(), boxing.cut()
-    dst = boxing.dst.local_shape(here(boxing.dst.placement))
     begin(x.new_empty(()).expand((*x.shape[:-1], w.shape[1])), boxing.src, boxing.dst)
+    if over := fused_over(boxing.src, boxing.dst):
+        return finish.made(multiply_scatter(x, w, over))
+    dst = boxing.dst.local_shape(here(boxing.dst.placement))
     out = finish.room(x.new_empty((*dst[:-1], 0)), dst[-1])
     with Beside() as beside:
         leaving = []

@@ -1,0 +1,49 @@
+"""Products with gather or reduce-scatter in one op of torch's, over symmetric memory of GPUs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mirrored.symmetric import group_name
+
+from ..boxing.run import here
+from ..spec import B, P, Split, TensorSpec
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def fused_over(src: TensorSpec, dst: TensorSpec) -> tuple[str, int] | None:
+    """(name of the process group, split dim) where S(dim) -> B or P -> S(dim) and its product can
+    be one op: equal pieces of a dim other than the last, on all GPUs. None elsewhere.
+
+    A question of specs and of what was enabled on all ranks, which every rank answers alike.
+    """
+    placement = src.placement
+    if placement.type != "cuda" or placement.size < 2 or src.dtype not in _DTYPES:
+        return None
+    moved = [a for a, n in enumerate(placement.shape) if n > 1]
+    if len(moved) != 1 or here(placement) is None:
+        return None
+    before, after = src.sbp[moved[0]], dst.sbp[moved[0]]
+    split = before if after is B else after if before is P else None
+    if not isinstance(split, Split) or split.dim == src.ndim - 1:
+        return None
+    if src.numel == 0 or src.shape[split.dim] % placement.size:
+        return None
+    name = group_name(tuple(placement.ranks.ravel().tolist()))
+    return None if name is None else (name, split.dim)
+
+
+def gather_multiply(x: Tensor, w: Tensor, over: tuple[str, int]) -> tuple[Tensor, Tensor]:
+    """(gathered x, gathered x @ w)."""
+    name, dim = over
+    boxed, (y,) = torch.ops.symm_mem.fused_all_gather_matmul(x.contiguous(), [w], dim, name)
+    return boxed.contiguous(), y.contiguous()
+
+
+def multiply_scatter(x: Tensor, w: Tensor, over: tuple[str, int]) -> Tensor:
+    """This rank's piece of the sum of x @ w."""
+    name, dim = over
+    y = torch.ops.symm_mem.fused_matmul_reduce_scatter(x.contiguous(), w, "sum", dim, name)
+    return y.contiguous()
