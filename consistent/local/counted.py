@@ -65,7 +65,8 @@ def _unique(shard: Shards) -> tuple[tuple[Tensor, Tensor, Tensor], Shapes]:
     """Unique values of the ranks' unique values."""
     x = shard.tensors[0].detach()
     inverse, counts = (bool(shard.get(n, False)) for n in ("return_inverse", "return_counts"))
-    values, places, repeats = torch.ops.aten._unique2(x, return_inverse=inverse, return_counts=counts)
+    asked = {"return_inverse": inverse, "return_counts": counts}
+    values, places, repeats = torch.ops.aten._unique2(x, **asked)
     held = [n for (n,) in numbers(shard, [len(values)], x.device)]
     every = torch.cat(gathered(shard, values, held))
     values, to, _ = torch.ops.aten._unique2(every, return_inverse=True)
