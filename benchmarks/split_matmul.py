@@ -1,10 +1,12 @@
 """Products that overlap their boxing, beside the same in one piece: torchrun is not needed.
 
-    python benchmarks/split_matmul.py [--ranks 2] [--rounds 9] [--chunks 1 2 4] [--gloo]
+    python benchmarks/split_matmul.py [--ranks 2] [--rounds 9] [--chunks 1 2 4] [--gloo] [--wire 1]
 
 Each figure is the time of product and boxing, one after the other (x @ w and to_global), divided by
 that of ours in so many chunks, in turn in one run; above 1 ours is faster. --gloo switches shared
-memory off. "default" is what ours takes when no number is given, and in brackets that number.
+memory off. --wire adds to every call the time that its bytes take at so many GB/s, in which the
+processor is idle, as on a network that is slower than memory. "default" is what ours takes when no
+number is given, and in brackets that number.
 """
 
 from __future__ import annotations
@@ -14,20 +16,50 @@ import os
 import socket
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch import Tensor
 
 import consistent
 from consistent import B, Placement, S
 from consistent.local.split_matmul import chunk_count
 from consistent.spec import P, TensorSpec
+from mirrored import comm
+from mirrored.comm import Ranks, Transport
+from mirrored.transports.layer import Layer
 
 # (rows, summed, columns) of the logical product
 SIZES = [(256, 512, 512), (1024, 2048, 512), (2048, 1024, 1024), (4096, 2048, 1024)]
 Run = Callable[[], object]
+
+
+class Wire(Layer):
+    """Takes longer by the time of the bytes at a bandwidth."""
+
+    def __init__(self, inner: Transport, gigabytes: float) -> None:
+        super().__init__(inner)
+        self.bandwidth = gigabytes * 1e9
+
+    def _send(self, nbytes: float) -> None:
+        time.sleep(nbytes / self.bandwidth)
+
+    def all_reduce(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
+        self._send(2 * x.nbytes * (len(ranks) - 1) / len(ranks))
+        return super().all_reduce(x, ranks, op)
+
+    def join(self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tensor:
+        self._send(x.nbytes * (len(ranks) - 1))
+        return super().join(x, dim, sizes, ranks)
+
+    def reduce_scatter(
+        self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks, op: str = "sum"
+    ) -> Tensor:
+        self._send(x.nbytes * (len(ranks) - 1) / len(ranks))
+        return super().reduce_scatter(x, dim, sizes, ranks, op)
 
 
 def cases(size: tuple[int, int, int], placement: Placement, counts: list[int]) -> dict[str, dict]:
@@ -74,21 +106,22 @@ def medians(ways: dict[str, Run], rounds: int) -> dict[str, float]:
     return {name: statistics.median(times[1:]) for name, times in taken.items()}
 
 
-def on_rank(rank: int, ranks: int, rounds: int, counts: list[int], port: int) -> None:
+def on_rank(rank: int, given: argparse.Namespace, port: int) -> None:
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
-    placement = Placement("cpu", range(ranks))
-    if rank == 0:
-        print("", "rows x summed x columns", *counts, "default", "", sep=" | ")
-        print("| --- " * (len(counts) + 3) + "|")
-    for size in SIZES:
-        for name, ways in cases(size, placement, counts).items():
-            times = medians(ways, rounds)
-            ratios = [f"{times['plain'] / times[way]:.2f}" for way in list(ways)[1:]]
-            ratios[-1] += f" ({default_count(name, size, placement)})"
-            if rank == 0:
-                print("", f"{name} {' x '.join(map(str, size))}", *ratios, "", sep=" | ")
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=given.ranks)
+    placement = Placement("cpu", range(given.ranks))
+    say = print if rank == 0 else lambda *args, **kwargs: None
+    say("| rows x summed x columns |", *(f"{n} |" for n in given.chunks), "default |")
+    say("| --- " * (len(given.chunks) + 2) + "|")
+    slow = comm.use(Wire(comm.current(), given.wire)) if given.wire else nullcontext()
+    with slow:
+        for size in SIZES:
+            for name, ways in cases(size, placement, given.chunks).items():
+                times = medians(ways, given.rounds)
+                ratios = [f"{times['plain'] / times[way]:.2f}" for way in list(ways)[1:]]
+                ratios[-1] += f" ({default_count(name, size, placement)})"
+                say(f"| {name} {' x '.join(map(str, size))} |", *(f"{r} |" for r in ratios))
     dist.destroy_process_group()
 
 
@@ -98,6 +131,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--chunks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--gloo", action="store_true")
+    parser.add_argument("--wire", type=float, default=0.0)
     given = parser.parse_args()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if given.gloo:
@@ -105,7 +139,7 @@ def main() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(on_rank, (given.ranks, given.rounds, given.chunks, port), nprocs=given.ranks)
+    mp.spawn(on_rank, (given, port), nprocs=given.ranks)
 
 
 if __name__ == "__main__":

@@ -33,12 +33,18 @@ class Chunk:
     dst_rows: tuple[slice, ...]
 
 
+# Handing a chunk over, and what two smaller calls take longer than one, cost about as much as a
+# communication takes to begin (docs/benchmarks.md); a chunk must be well above that.
+_WORTH = 4
+
+
 def worth(src: TensorSpec, dst: TensorSpec, most: int) -> int:
-    """The largest number of chunks, up to ``most``, each of which takes as long to send as a
-    communication takes to begin. A question of specs alone, which every rank answers alike."""
+    """The largest number of chunks, up to ``most``, each of which takes a few times as long to send
+    as a communication takes to begin. A question of specs alone, which every rank answers alike."""
     kind = src.placement.type
     nbytes = max(math.prod(s.local_shape(None)) for s in (src, dst)) * src.dtype.itemsize
-    return max(1, min(most, int(wire_seconds(nbytes, kind) / latency_seconds(kind))))
+    least = _WORTH * latency_seconds(kind)
+    return max(1, min(most, int(wire_seconds(nbytes, kind) / least)))
 
 
 @lru_cache(maxsize=1 << 12)

@@ -79,10 +79,10 @@ def test_no_chunk_is_empty() -> None:
     assert [chunk.src.shape[0] for chunk in cut(src, dst, 5, (0,))] == [1, 1]
 
 
-def test_chunks_are_worth_it_while_sending_one_takes_longer_than_to_begin() -> None:
+def test_chunks_are_worth_it_while_sending_one_takes_much_longer_than_to_begin() -> None:
     placement = Placement("cpu", range(2))
     found = []
-    for rows in (16, 1 << 17, 1 << 18, 1 << 20):
+    for rows in (16, 1 << 18, 1 << 20, 1 << 21):
         ends = [TensorSpec.of(placement, (e,), (rows, 1), torch.float32) for e in (P, B)]
         found.append(worth(ends[0], ends[1], 4))
     assert found == [1, 1, 3, 4]

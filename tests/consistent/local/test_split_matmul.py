@@ -297,7 +297,7 @@ def _chosen(rank: int, spare: bool) -> list[int]:
     asked = split_matmul.spares_cores
     split_matmul.spares_cores = lambda ranks: spare
     try:
-        for rows in (8, 1 << 20):
+        for rows in (8, 1 << 21):
             src, dst = (TensorSpec.of(placement, (e,), (rows, 1), torch.float32) for e in (P, B))
             found.append(split_matmul.chunk_count(src, dst))
         x = from_local(torch.ones(3, 1), placement, (S(1),), shape=(3, 2))
