@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -145,6 +146,32 @@ def _on_a_grid(rank: int) -> list[NdSbp]:
 def test_other_axes_may_split_what_they_like() -> None:
     wanted = [(S(0), B), (S(0), S(0)), (S(0), S(0)), (S(1), B), (S(0), S(1)), (S(1), S(0))]
     assert pool(4).run(_on_a_grid) == [wanted] * 4
+
+
+def _two_layers(rank: int, checked: bool) -> int:
+    placement = Placement("cpu", torch.arange(4).view(2, 2).numpy())
+    tensors = _numbers((9, 5), (5, 7), (7,), (7, 3), (3,))
+    leaves = [t.clone().requires_grad_() for t in tensors]
+    hidden = F.gelu(leaves[0] @ leaves[1] + leaves[2])
+    (hidden @ leaves[3] + leaves[4]).sin().sum().backward()
+    sbps = (S(0), S(0)), (B, S(1)), (B, S(0)), (B, S(0)), (B, B)
+    given = [
+        distribute(t, placement, s).requires_grad_() for t, s in zip(tensors, sbps, strict=True)
+    ]
+    with consistent.check_mode() if checked else nullcontext(), consistent.report() as seen:
+        x, w, b, w2, b2 = given
+        hidden = consistent.all_gather_matmul(x, w, b, activation="gelu", chunks=3)
+        y = consistent.matmul_reduce_scatter(hidden, w2, b2, chunks=2)
+        y.sin().sum().backward()
+    assert y.sbp == (S(0), S(0))
+    for ours, theirs in zip(given, leaves, strict=True):
+        torch.testing.assert_close(ours.grad.full(), theirs.grad)
+    return len(str(seen))
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_two_layers_learn_on_a_grid_with_gradients_summed_meanwhile(checked: bool) -> None:
+    assert all(pool(4).run(_two_layers, checked))
 
 
 def _short(rank: int) -> None:
