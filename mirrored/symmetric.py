@@ -13,10 +13,9 @@ def group_name(ranks: Ranks) -> str | None:
     None. Only the group of the whole world has a name."""
     if not dist.is_available() or not dist.is_initialized():
         return None
-    world = dist.group.WORLD
-    if world is None or ranks != tuple(range(world.size())):
+    if ranks != tuple(range(dist.get_world_size())):
         return None
     from torch.distributed import _symmetric_memory as symmetric  # registers the ops; slow
 
-    name = world.group_name
+    name = dist.distributed_c10d._get_default_group().group_name
     return name if symmetric.is_symm_mem_enabled_for_group(name) else None
