@@ -35,6 +35,8 @@ def execute(plan: Plan, args: tuple, kwargs: dict) -> Any:
         return plan.run(*args, **kwargs)
     if plan.kind == "handler":
         return plan.run(*args, **kwargs)
+    if plan.kind == "constant":
+        return plan.constant
     if plan.kind == "list":
         with HookOff():
             return retype(plan.run(*args, **kwargs), plan.outs)

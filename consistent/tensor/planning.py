@@ -17,24 +17,25 @@ from ..boxing.run import here
 from ..rules import table
 from ..rules.after_sum import FORM as AFTER_SUM
 from ..rules.after_sum import joins_sum
-from ..rules.signature import Call, Operand, Out, Signature
+from ..rules.signature import Call, Operand, Signature
 from ..spec import B, NdSbp, Placement, TensorSpec, is_one_way, may_be
-from .arguments import collect, fill, replace
+from .arguments import collect, replace
 from .execute import execute
 from .key import key_of
+from .meta import has_meta_backward, logical_outputs, on_meta
 from .naming import Known, know
 from .plan import (
     MAX_PLANS,
     Plan,
     choices,
     clear_plans,
-    dtypes,
     exact_plans,
     handlers,
     list_ops,
     watchers,
 )
-from .shards import HookOff, is_global, plain, refuse_mirrored
+from .shards import is_global, refuse_mirrored
+from .wrapped import NUMBERS, into_out, reshaped_in_place, with_hook_off, with_numbers
 
 _Tensor = torch.Tensor
 
@@ -62,11 +63,11 @@ def _make_plan(known: Known, args: tuple, kwargs: dict, key: tuple) -> Plan:
         if known.name.startswith(prefix):
             return plan_list_op(known, args, kwargs)
     if known.kind == "raw":
-        return Plan("handler", known.name, _with_hook_off(known.run))
+        return Plan("handler", known.name, with_hook_off(known.run))
     if "out" in kwargs and kwargs["out"] is not None:
-        return Plan("handler", known.name, _into_out(known.run))
-    if any(isinstance(kwargs.get(name), _Tensor) for name in _NUMBERS):
-        return Plan("handler", known.name, _with_numbers(known.run))
+        return Plan("handler", known.name, into_out(known.run))
+    if any(isinstance(kwargs.get(name), _Tensor) for name in NUMBERS):
+        return Plan("handler", known.name, with_numbers(known.run))
     tensors: list[Any] = []
     collect(args, tensors)
     collect(tuple(kwargs.values()), tensors)
@@ -95,7 +96,7 @@ def _make_plan(known: Known, args: tuple, kwargs: dict, key: tuple) -> Plan:
         call.tracked = tracks(tensors)
         _apply_row(plan, row, specs, call, key)
     if plan.kind == "whole":
-        plan.told = placement.size < comm.current().size and _on_meta(plan.run, call) is None
+        plan.told = placement.size < comm.current().size and on_meta(plan.run, call) is None
         _plan_whole(plan, specs)
     if row is not None and plan.boxes:
         written = row.written(call)
@@ -105,7 +106,7 @@ def _make_plan(known: Known, args: tuple, kwargs: dict, key: tuple) -> Plan:
         plan.fast = False
         if not plan.told and plan.kind != "whole" and row is not None and row.told_outs(call):
             plan.said = tuple(not out.fixed for out in call.outs)
-        plan.stand_in = not _has_meta_backward(plan.run, call)
+        plan.stand_in = not has_meta_backward(plan.run, call)
         if plan.kind == "direct":
             plan.kind = "run"
     return plan
@@ -171,25 +172,6 @@ def _plan_whole(plan: Plan, specs: Sequence[TensorSpec]) -> None:
         plan.fast = plan.kind == "direct"
 
 
-def _reshaped_in_place(name: str) -> Callable[..., Any]:
-    """x.t_(), x.unsqueeze_(0), ...: ``x`` becomes its own view, spec and all."""
-
-    def run(x: Any, *args: Any, **kwargs: Any) -> Any:
-        if x.requires_grad:
-            raise RuntimeError(
-                f"{name}_: it changes the shape of {x._spec}, which requires grad, and the "
-                "history of a global tensor "
-                f"keeps its shape. Use x.{name}(...), which returns a new tensor."
-            )
-        view = getattr(_Tensor, name)(x, *args, **kwargs)
-        with HookOff():
-            _Tensor.data.__set__(x, plain(view))  # type: ignore[attr-defined]
-        x._spec = view._spec
-        return x
-
-    return run
-
-
 def _apply_row(
     plan: Plan, row: table.Row, specs: tuple[TensorSpec, ...], call: Call, key: tuple
 ) -> None:
@@ -200,14 +182,14 @@ def _apply_row(
         tuple((s.sbp, tuple(n == 1 for n in s.shape), s.dtype) for s in specs),
         tuple(_shapeless(part) for part in key[1:]),
     )
-    outs, result = _logical_outputs(plan.run, row, call, level)
+    outs, result = logical_outputs(plan.run, row, call, level)
     if outs is None:
         return
     if not outs:  # a question about shapes or dtypes, answered by the meta run
         plan.kind, plan.constant = "constant", result
         return
     if call.inplace and outs[0].shape != specs[0].shape:
-        plan.kind, plan.run = "handler", _reshaped_in_place(call.name)
+        plan.kind, plan.run = "handler", reshaped_in_place(call.name)
         return
     call.outs = outs
     choice = _choose(plan, row, specs, call, level)
@@ -312,72 +294,6 @@ def _shapeless(part: Any) -> Any:
     return part
 
 
-def _logical_outputs(
-    run: Callable[..., Any], row: table.Row, call: Call, level: tuple
-) -> tuple[tuple[Out, ...] | None, Any]:
-    """Shapes and dtypes of the outputs, by running the op on meta tensors of the logical shapes.
-
-    Where the rule says the shapes itself, the dtypes of an earlier call that differed in sizes only
-    are used again. None where the op has no meta form or its shapes depend on data.
-    """
-    told = row.told_outs(call)
-    if told is not None:
-        return told, None
-    known = dtypes.get(level)
-    if known is not None:
-        shapes = row.out_shapes(call)
-        if shapes is not None and len(shapes) == len(known):
-            return tuple(Out(torch.Size(s), d) for s, d in zip(shapes, known, strict=True)), None
-    made = _on_meta(run, call)
-    if made is None:
-        return None, None
-    result, metas = made
-    found: list[Any] = metas[:1] if call.inplace else []  # x[i] = v gives None
-    if not call.inplace:
-        collect((result,), found)
-    if found or result is None:
-        if len(dtypes) >= MAX_PLANS:
-            dtypes.clear()
-        dtypes[level] = tuple(t.dtype for t in found)
-        return tuple(Out(t.shape, t.dtype) for t in found), result
-    return (), result
-
-
-def _on_meta(run: Callable[..., Any], call: Call) -> tuple[Any, list[torch.Tensor]] | None:
-    """What ``call`` gives on meta tensors, and these; None where it has no meta form or asks for
-    values."""
-    metas = [torch.empty(o.shape, dtype=o.spec.dtype, device="meta") for o in call.operands]
-    kwargs = {k: v for k, v in call.kwargs.items() if k not in ("device", "pin_memory")}
-    try:
-        with HookOff(), torch.no_grad():
-            return run(*fill(call.args, metas), **fill(kwargs, metas)), metas
-    except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
-        return None
-
-
-def _has_meta_backward(run: Callable[..., Any], call: Call) -> bool:
-    """Whether torch can differentiate ``call`` on meta tensors; True where it does not at all."""
-    metas = [torch.empty(o.shape, dtype=o.spec.dtype, device="meta") for o in call.operands]
-    leaves = [x.requires_grad_() for x in metas if x.dtype.is_floating_point or x.dtype.is_complex]
-    found: list[Any] = []
-    with HookOff(), torch.enable_grad():
-        try:
-            # Copies, so that ops may write into them.
-            copies = [x.clone() for x in metas]
-            result = run(*fill(call.args, copies), **fill(call.kwargs, copies))
-            collect((result, copies[:1]), found)
-        except Exception:  # noqa: BLE001  (what the op itself refuses shows when it runs)
-            return True
-        outs = [x for x in found if x.requires_grad and x.grad_fn is not None]
-        try:
-            torch.autograd.grad(
-                outs, leaves, [torch.empty_like(x) for x in outs], allow_unused=True
-            )
-        except Exception:  # noqa: BLE001  (meta kernels raise errors of many kinds)
-            return not outs
-    return True
-
-
 def common_placement(name: str, tensors: Sequence[Any]) -> Placement:
     """The one placement of the global tensors among ``tensors``."""
     first = None
@@ -394,43 +310,3 @@ def common_placement(name: str, tensors: Sequence[Any]) -> Placement:
                 )
     assert first is not None
     return first._spec.placement
-
-
-def _with_hook_off(run: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with HookOff():
-            return run(*args, **kwargs)
-
-    return call
-
-
-# Arguments that torch reads as a number even where a 0-d tensor is given.
-_NUMBERS = ("alpha", "beta")
-
-
-def _with_numbers(run: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        read = {k: v.item() for k, v in kwargs.items() if k in _NUMBERS and isinstance(v, _Tensor)}
-        return run(*args, **{**kwargs, **read})
-
-    return call
-
-
-def _into_out(run: Callable[..., Any]) -> Callable[..., Any]:
-    """``op(..., out=t)``: the op, boxed to where ``t`` lies and written into it."""
-
-    def call(*args: Any, out: Any, **kwargs: Any) -> Any:
-        result = run(*args, **kwargs)
-        targets = out if isinstance(out, tuple | list) else (out,)
-        results = result if isinstance(out, tuple | list) else (result,)
-        for target, value in zip(targets, results, strict=True):
-            if target.shape != value.shape:
-                raise RuntimeError(
-                    f"out=: the result has shape {tuple(value.shape)} and out has "
-                    f"{tuple(target.shape)}, and a global "
-                    "tensor is not resized. Give an out of the result's shape, or leave out= away."
-                )
-            target.copy_(value)
-        return out
-
-    return call
