@@ -213,18 +213,20 @@ def _grouped(group: Callable[..., Any], lists: Any, with_indices: bool = False) 
         # Looked up by identity, as hashing a placement for each of many parameters would tell.
         alike = (first.device, first.dtype) if spec is None else (id(spec.placement), spec.dtype)
         positions.setdefault(alike, []).append(i)
-    made: dict[tuple, tuple[list[list[Any]], list[int]]] = {}
+    groups: dict[tuple, list[int]] = {}
     for indices in positions.values():
         first = lists[0][indices[0]]
-        columns, members = made.setdefault((first.device, first.dtype), ([[] for _ in lists], []))
-        for column, values in zip(columns, lists, strict=True):
-            if values:
-                column.extend(
-                    values if len(indices) == len(values) else [values[i] for i in indices]
-                )
-        if with_indices:
-            members.extend(indices)
-    return made
+        groups.setdefault((first.device, first.dtype), []).extend(indices)
+    # Sorted, so that no rank's order depends on which equal placements are one object there.
+    return {alike: _members(lists, sorted(i), with_indices) for alike, i in groups.items()}
+
+
+def _members(lists: Any, indices: list[int], with_indices: bool) -> tuple[list, list[int]]:
+    every = len(indices) == len(lists[0])
+    columns = [
+        list(values) if every or not values else [values[i] for i in indices] for values in lists
+    ]
+    return columns, indices if with_indices else []
 
 
 # -- module hooks: torch hands the user's hook the raw gradients of a node -------------------------

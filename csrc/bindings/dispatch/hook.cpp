@@ -41,7 +41,6 @@ class Held {
   }
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
-  Entry* operator->() const { return entry_; }
 
  private:
   Entry* entry_;
@@ -51,9 +50,8 @@ bool is_exactly(PyObject* x, PyObject* type) {
   return reinterpret_cast<PyObject*>(Py_TYPE(x)) == type;
 }
 
-// Gives `tensor` the spec at `position` of the plan's outs, if it is a plain one.
+// Gives the plain `tensor` the spec at `position` of the plan's outs.
 bool retype_one(PyObject* tensor, const Entry& entry, size_t position) {
-  if (!is_exactly(tensor, THPVariableClass)) return true;
   if (position >= entry.outs.size()) {
     PyErr_Format(PyExc_IndexError, "%R returned more tensors than planned for", entry.run);
     return false;
