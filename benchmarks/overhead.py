@@ -5,16 +5,23 @@ process.
         one process, one gloo rank: nothing is sent, so this is pure overhead
     torchrun --nproc_per_node 2 benchmarks/overhead.py
         each rank's shard has the plain tensor's shape
+    python benchmarks/overhead.py --device cuda
+        one NCCL rank
 
-Machines are shared: read the ratios, not the microseconds.
+On CUDA the device has done its work when a time is taken. Machines are shared: read the ratios, not
+the microseconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import torch.distributed as dist
@@ -24,26 +31,29 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import consistent
+from benchmarks.device_time import Run, wait
 from consistent import B, S
 
 Make = Callable[[torch.Tensor, str], torch.Tensor]
 SIZE = 8
 
 
-def timed(run: Callable[[], object], seconds: float) -> float:
+def timed(run: Run, seconds: float, device: str) -> float:
     """Microseconds a call, from as many calls as fit into ``seconds``."""
     count, spent = 1, 0.0
     while True:
+        wait(device)
         start = time.perf_counter()
         for _ in range(count):
             run()
+        wait(device)
         spent = time.perf_counter() - start
         if spent > seconds / 4:
             return spent / count * 1e6
         count = max(count + 1, int(count * seconds / max(spent, 1e-7) / 2))
 
 
-def in_turn(runs: dict[str, Callable[[], object]], rounds: int, seconds: float) -> dict[str, float]:
+def in_turn(runs: dict[str, Run], rounds: int, seconds: float, device: str) -> dict[str, float]:
     """Microseconds of each in its fastest round, measured alternately so that a drift of the
     machine meets all alike; on a shared machine the fastest round is the least disturbed one."""
     for run in runs.values():
@@ -51,11 +61,11 @@ def in_turn(runs: dict[str, Callable[[], object]], rounds: int, seconds: float) 
     taken: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
-            taken[name].append(timed(run, seconds))
+            taken[name].append(timed(run, seconds, device))
     return {name: min(times) for name, times in taken.items()}
 
 
-def ops(make: Make) -> dict[str, Callable[[], object]]:
+def ops(make: Make) -> dict[str, Run]:
     """Single ops; data split over the batch dim, weights broadcast."""
     x, y = make(torch.randn(SIZE, SIZE), "data"), make(torch.randn(SIZE, SIZE), "data")
     w, b = make(torch.randn(SIZE, SIZE), "weight"), make(torch.randn(SIZE), "weight")
@@ -99,7 +109,7 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
-def step(module: nn.Module, x: torch.Tensor) -> Callable[[], object]:
+def step(module: nn.Module, x: torch.Tensor) -> Run:
     """Forward and backward."""
 
     def run() -> None:
@@ -118,7 +128,7 @@ def replace_parameters(module: nn.Module, make: Make) -> nn.Module:
     return module
 
 
-def models(make: Make) -> dict[str, Callable[[], object]]:
+def models(make: Make) -> dict[str, Run]:
     """Forward and backward of whole modules."""
     torch.manual_seed(0)
     mlp = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
@@ -131,10 +141,10 @@ def models(make: Make) -> dict[str, Callable[[], object]]:
     }
 
 
-def optimizers(make: Make) -> dict[str, Callable[[], object]]:
+def optimizers(make: Make) -> dict[str, Run]:
     """A step of AdamW on 300 small parameters, each way that torch has to do it."""
 
-    def stepped(**how: bool) -> Callable[[], object]:
+    def stepped(**how: bool) -> Run:
         parameters = [nn.Parameter(make(torch.randn(16, 16), "weight")) for _ in range(300)]
         for p in parameters:
             p.grad = make(torch.randn(16, 16), "weight")
@@ -147,12 +157,12 @@ def optimizers(make: Make) -> dict[str, Callable[[], object]]:
     }
 
 
-def fresh_shapes(make: Make, sizes: list[int]) -> dict[str, Callable[[], object]]:
+def fresh_shapes(make: Make, sizes: list[int]) -> dict[str, Run]:
     """Each call meets the next shape; the tensors are made beforehand."""
     xs = [make(torch.randn(n, SIZE), "data") for n in sizes]
     w = make(torch.randn(SIZE, SIZE), "weight")
 
-    def over(op: Callable[[torch.Tensor], object]) -> Callable[[], object]:
+    def over(op: Callable[[torch.Tensor], object]) -> Run:
         position = iter(range(10**9))
 
         def run() -> None:
@@ -170,15 +180,17 @@ def fresh_shapes(make: Make, sizes: list[int]) -> dict[str, Callable[[], object]
     }
 
 
-def fresh_times(make: Make, rounds: int, count: int, offset: int) -> dict[str, float]:
+def fresh_times(make: Make, rounds: int, count: int, device: str) -> dict[str, float]:
     """Microseconds a call where every call is the first with its shape."""
     times: dict[str, list[float]] = {}
     for turn in range(rounds):
-        start = offset + turn * count
+        start = 1000 + turn * count
         for name, run in fresh_shapes(make, [start + i for i in range(count)]).items():
+            wait(device)
             begin = time.perf_counter()
             for _ in range(count):
                 run()
+            wait(device)
             times.setdefault(name, []).append((time.perf_counter() - begin) / count * 1e6)
     return {name: min(values) for name, values in times.items()}
 
@@ -201,32 +213,49 @@ def show(title: str, table: dict[str, dict[str, float]]) -> None:
         print(f"{name:18}" + "".join(f"{cell:17.2f}" for cell in cells), flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=0.02, help="per measurement")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
+def start(device: str) -> None:
+    """The process group that a launcher asks for, or one of this process alone."""
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     if "RANK" in os.environ:
-        dist.init_process_group("gloo")
+        dist.init_process_group(backend)
     else:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    world = dist.get_world_size()
-    placement = consistent.placement.all("cpu")
-    mesh = init_device_mesh("cpu", (world,))
+        store = dist.TCPStore("127.0.0.1", 0, world_size=1, is_master=True)
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
+
+
+def makers_on(device: str) -> dict[str, Make]:
+    """Name -> how a tensor of this rank becomes one of its kind."""
+    placement = consistent.placement.all(device)
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
 
     def ours(x: torch.Tensor, role: str) -> torch.Tensor:
         if role == "data":
-            return consistent.from_local(x, placement, S(0))
+            return consistent.from_local(x.to(device), placement, S(0))
         return consistent.distribute(x, placement, B)
 
     def dtensor(x: torch.Tensor, role: str) -> torch.Tensor:
         if role == "data":
-            return DTensor.from_local(x, mesh, [Shard(0)], run_check=False)
-        return distribute_tensor(x, mesh, [Replicate()])
+            return DTensor.from_local(x.to(device), mesh, [Shard(0)], run_check=False)
+        return distribute_tensor(x.to(device), mesh, [Replicate()])
 
-    makers: dict[str, Make] = {"plain": lambda x, role: x, "ours": ours, "DTensor": dtensor}
-    head = f"torch {torch.__version__}, {world} rank(s), one thread each"
+    return {"plain": lambda x, role: x.to(device), "ours": ours, "DTensor": dtensor}
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=0.02, help="per measurement")
+    options = parser.parse_args(given)
+    device = options.device
+    torch.set_num_threads(1)
+    start(device)
+    makers = makers_on(device)
+    where = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    world = dist.get_world_size()
+    head = f"torch {torch.__version__}, {where}, {world} rank(s), one thread each"
     for title, group in (
         (f"Ops, same shape every call ({head})", ops),
         ("Modules", models),
@@ -235,17 +264,17 @@ def main() -> None:
         made = {name: group(make) for name, make in makers.items()}
         table = {
             case: in_turn(
-                {name: made[name][case] for name in makers}, options.rounds, options.seconds
+                {name: made[name][case] for name in makers},
+                options.rounds,
+                options.seconds,
+                device,
             )
             for case in made["plain"]
         }
         if dist.get_rank() == 0:
             show(title, table)
-    times = {
-        "plain": fresh_times(makers["plain"], 6, 100, 1000),
-        "ours": fresh_times(ours, 6, 100, 1000),
-        "DTensor": fresh_times(dtensor, 3, 20, 1000),
-    }
+    counts = {"plain": (6, 100), "ours": (6, 100), "DTensor": (3, 20)}
+    times = {name: fresh_times(makers[name], *counts[name], device) for name in makers}
     if dist.get_rank() == 0:
         show(
             "Ops, a new shape every call",

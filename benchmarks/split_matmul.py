@@ -1,12 +1,14 @@
 """Products that overlap their boxing, beside the same in one piece: torchrun is not needed.
 
     python benchmarks/split_matmul.py [--ranks 2] [--rounds 9] [--chunks 1 2 4] [--gloo] [--wire 1]
+    python benchmarks/split_matmul.py --device cuda [--ranks 2]    a GPU a rank, or all on one
 
 Each figure is the time of product and boxing, one after the other (x @ w and to_global), divided by
 that of ours in so many chunks, in turn in one run; above 1 ours is faster. --gloo switches shared
 memory off. --wire adds to every call the time that its bytes take at so many GB/s, in which the
 processor is idle, as on a network that is slower than memory. "default" is what ours takes when no
-number is given, and in brackets that number.
+number is given, and in brackets that number. On CUDA there are no chunks: ours is one fused op over
+symmetric memory, and ranks that share a GPU take turns there.
 """
 
 from __future__ import annotations
@@ -15,16 +17,22 @@ import argparse
 import os
 import socket
 import statistics
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
+from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 
 import consistent
+from benchmarks.device_time import Run, wait
 from consistent import B, Placement, S
 from consistent.local.split_matmul import chunk_count
 from consistent.spec import P, TensorSpec
@@ -34,7 +42,6 @@ from mirrored.transports.layer import Layer
 
 # (rows, summed, columns) of the logical product
 SIZES = [(256, 512, 512), (1024, 2048, 512), (2048, 1024, 1024), (4096, 2048, 1024)]
-Run = Callable[[], object]
 
 
 class Wire(Layer):
@@ -94,23 +101,36 @@ def default_count(name: str, size: tuple[int, int, int], placement: Placement) -
     return chunk_count(specs[0], specs[1])
 
 
-def medians(ways: dict[str, Run], rounds: int) -> dict[str, float]:
+def medians(ways: dict[str, Run], rounds: int, device: str) -> dict[str, float]:
     """Median seconds of each, in turn."""
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds + 1):
         for name, run in ways.items():
+            wait(device)
             dist.barrier()
             start = time.perf_counter()
             run()
+            wait(device)
             taken[name].append(time.perf_counter() - start)
     return {name: statistics.median(times[1:]) for name, times in taken.items()}
+
+
+def start(given: argparse.Namespace, store: dist.Store, rank: int) -> None:
+    if given.device == "cpu":
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=given.ranks)
+        return
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+    both = "cpu:gloo,cuda:nccl"
+    dist.init_process_group(both, store=store, rank=rank, world_size=given.ranks)
+    name = dist.distributed_c10d._get_default_group().group_name
+    enable_symm_mem_for_group(name)
 
 
 def on_rank(rank: int, given: argparse.Namespace, port: int) -> None:
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=given.ranks)
-    placement = Placement("cpu", range(given.ranks))
+    start(given, store, rank)
+    placement = Placement(given.device, range(given.ranks))
     say = print if rank == 0 else lambda *args, **kwargs: None
     say("| rows x summed x columns |", *(f"{n} |" for n in given.chunks), "default |")
     say("| --- " * (len(given.chunks) + 2) + "|")
@@ -118,7 +138,7 @@ def on_rank(rank: int, given: argparse.Namespace, port: int) -> None:
     with slow:
         for size in SIZES:
             for name, ways in cases(size, placement, given.chunks).items():
-                times = medians(ways, given.rounds)
+                times = medians(ways, given.rounds, given.device)
                 ratios = [f"{times['plain'] / times[way]:.2f}" for way in list(ways)[1:]]
                 ratios[-1] += f" ({default_count(name, size, placement)})"
                 say(f"| {name} {' x '.join(map(str, size))} |", *(f"{r} |" for r in ratios))
@@ -127,12 +147,14 @@ def on_rank(rank: int, given: argparse.Namespace, port: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--chunks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--gloo", action="store_true")
     parser.add_argument("--wire", type=float, default=0.0)
     given = parser.parse_args()
+    given.chunks = [] if given.device == "cuda" else given.chunks
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if given.gloo:
         os.environ["CONSISTENT_SHARED_MEMORY"] = "0"
