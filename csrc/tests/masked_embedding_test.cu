@@ -1,4 +1,5 @@
 // Masked embedding on CUDA against the CPU; then time: 128k rows of 4096 over 8 ranks, bf16.
+// Any argument leaves the time out, as under compute-sanitizer.
 //
 //   nvcc -std=c++17 -O3 -arch=native -fmad=false -Xcompiler -ffp-contract=off
 //       csrc/tests/masked_embedding_test.cu csrc/kernels/masked_embedding.cu
@@ -54,13 +55,13 @@ void timing() {
 }  // namespace
 }  // namespace consistent
 
-int main() {
+int main(int words, char**) {
   using namespace consistent;
   int64_t wrong = 0;
   for (Dtype dtype : kFloats) {
     for (const Look& look : looks()) wrong += compare(dtype, look, 1) + compare(dtype, look, 0.5);
   }
   printf(wrong ? "CUDA and CPU differ\n" : "CUDA and CPU agree\n");
-  timing();
+  if (words < 2) timing();
   return wrong != 0;
 }

@@ -3,7 +3,8 @@
 //   csrc/kernels/random.cu csrc/kernels/random_cpu.cpp -o random_test && ./random_test
 //
 // Every distribution, dtype and cut: the bytes that CUDA writes against those that the CPU writes.
-// Then the time of 2^28 float32 values beside the time of setting as many bytes.
+// Then the time of 2^28 float32 values beside the time of setting as many bytes; any argument
+// leaves it out, as under compute-sanitizer.
 
 #include <cstdint>
 #include <cstdio>
@@ -101,13 +102,13 @@ void timing(Draw draw) {
 
 }  // namespace
 
-int main() {
+int main(int words, char**) {
   const Draw draw{0x123456789ABCDEFu, 42};
   int64_t wrong = 0;
   for (const Box& box : boxes()) {
     wrong += compare_fills(draw, box) + compare_dropout(draw, box) + compare_bernoulli(draw, box);
   }
   printf(wrong ? "CUDA and CPU differ\n" : "CUDA and CPU give the same bytes\n");
-  timing(draw);
+  if (words < 2) timing(draw);
   return wrong != 0;
 }

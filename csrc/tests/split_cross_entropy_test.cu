@@ -1,4 +1,5 @@
 // Split-class cross-entropy on CUDA against the CPU; then time: vocabulary 128k over 8 ranks, bf16.
+// Any argument leaves the time out, as under compute-sanitizer.
 //
 //   nvcc -std=c++17 -O3 -arch=native -fmad=false -Xcompiler -ffp-contract=off
 //       csrc/tests/split_cross_entropy_test.cu csrc/kernels/split_cross_entropy.cu
@@ -55,13 +56,13 @@ void timing() {
 }  // namespace
 }  // namespace consistent
 
-int main() {
+int main(int words, char**) {
   using namespace consistent;
   int64_t wrong = 0;
   for (Dtype dtype : kFloats) {
     for (const ClassSplit& split : class_splits()) wrong += compare(dtype, split);
   }
   printf(wrong ? "CUDA and CPU differ\n" : "CUDA and CPU agree\n");
-  timing();
+  if (words < 2) timing();
   return wrong != 0;
 }
