@@ -114,6 +114,11 @@ class Transport(ABC):
     def gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]:
         """Every rank's picklable `obj`, in the order of `ranks`: for small metadata and checks."""
 
+    def shares(self, ranks: Ranks, kind: str) -> bool:
+        """Whether `ranks` read each other's memory on devices of this kind ("cpu", "cuda"). The
+        first call is a collective of them."""
+        return False
+
     # ---- made of those above, or better ---------------------------------------------------------
 
     def all_reduce(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
@@ -246,9 +251,11 @@ def current() -> Transport:
 def _make_default() -> Transport:
     global _default
     from .transports.shared_memory import SharedMemory
+    from .transports.symmetric_memory import SymmetricMemory
     from .transports.torch_dist import TorchDist
 
-    _default = SharedMemory(TorchDist())
+    shared = SharedMemory(TorchDist())
+    _default = SymmetricMemory(shared) if torch.cuda.is_available() else shared
     return _default
 
 

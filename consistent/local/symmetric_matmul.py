@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mirrored.symmetric import group_name
 
+from ..boxing.chunks import worth
 from ..boxing.run import here
 from ..spec import B, P, Split, TensorSpec
 
@@ -15,9 +16,10 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 def fused_over(src: TensorSpec, dst: TensorSpec) -> tuple[str, int] | None:
     """(name of the process group, split dim) where S(dim) -> B or P -> S(dim) and its product can
-    be one op: equal pieces of a dim other than the last, on all GPUs. None elsewhere.
+    be one op: equal pieces of a dim other than the last, on all GPUs, and enough to send that an
+    overlap can hide it. None elsewhere.
 
-    A question of specs and of what was enabled on all ranks, which every rank answers alike.
+    A question of specs and of what the ranks have agreed on, which every rank answers alike.
     """
     placement = src.placement
     if placement.type != "cuda" or placement.size < 2 or src.dtype not in _DTYPES:
@@ -29,9 +31,9 @@ def fused_over(src: TensorSpec, dst: TensorSpec) -> tuple[str, int] | None:
     split = before if after is B else after if before is P else None
     if not isinstance(split, Split) or split.dim == src.ndim - 1:
         return None
-    if src.numel == 0 or src.shape[split.dim] % placement.size:
+    if src.numel == 0 or src.shape[split.dim] % placement.size or worth(src, dst, 2) < 2:
         return None
-    name = group_name(tuple(placement.ranks.ravel().tolist()))
+    name = group_name(tuple(placement.ranks.ravel().tolist()), "cuda")
     return None if name is None else (name, split.dim)
 
 

@@ -171,8 +171,9 @@ void Group::broadcast(const Call& call, int source, const void* x, void* out, in
   }
 }
 
-void Group::check(const Call& call, const std::vector<int64_t>& sizes) {
-  const Lock lock = begin(call, sizes, std::vector<int64_t>(size(), sizes[me()]));
+void Group::check(const Call& call, const std::vector<int64_t>& sent,
+                  const std::vector<int64_t>& due) {
+  const Lock lock = begin(call, sent, due);
   arrive();
   wait();
 }

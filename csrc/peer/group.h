@@ -46,7 +46,7 @@ class Group {
   void broadcast(const Call& call, int source, const void* x, void* out, int64_t bytes);
 
   // Compares the calls and the sizes given by all, and moves nothing.
-  void check(const Call& call, const std::vector<int64_t>& sizes);
+  void check(const Call& call, const std::vector<int64_t>& sent, const std::vector<int64_t>& due);
 
   // Copies x into shared memory; the places where every member's x can be read until `unstage`.
   // No other call may come between. Needs `room() >= bytes`.

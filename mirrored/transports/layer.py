@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..comm import Handle, Ranks, Shape, Transport
+from .table import Table
 
 
 class Layer(Transport):
@@ -25,6 +26,11 @@ class Layer(Transport):
     @property
     def size(self) -> int:
         return self.inner.size
+
+    def tune(self, ranks: Ranks) -> Table | None:
+        """The table by which this layer goes, measured anew and kept, if it has one. A collective
+        of `ranks`."""
+        return None
 
     def all_reduce(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
         return self.inner.all_reduce(x, ranks, op)
@@ -87,6 +93,9 @@ class Layer(Transport):
 
     def gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]:
         return self.inner.gather_objects(obj, ranks)
+
+    def shares(self, ranks: Ranks, kind: str) -> bool:
+        return self.inner.shares(ranks, kind)
 
     def peers(self, x: Tensor, ranks: Ranks) -> AbstractContextManager[list[Tensor]]:
         return self.inner.peers(x, ranks)

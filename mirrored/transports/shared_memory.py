@@ -11,16 +11,15 @@ every rank, and nothing has been moved. A rank that ends, or does not come withi
 the process group, makes the others raise. Reductions add in the order of the ranks, short floats in
 float32: the bits of `ordered_reduce`, on every rank and in every run.
 
+A move that the transport below does faster goes there once the headers were found to fit.
 CONSISTENT_SHARED_MEMORY=0 in the environment of one member switches it off for the group.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import pickle
 import threading
-import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -30,14 +29,12 @@ import torch
 from torch import Tensor
 
 from ..comm import Done, Handle, Ranks, Shape, check_member, check_op
-from . import _C, table, tune  # pyright: ignore[reportAttributeAccessIssue]
+from . import segments, tune
 from .layer import Layer
-from .table import Table
+from .table import Table, processors
 from .torch_dist import TorchDist
 
-SWITCH = "CONSISTENT_SHARED_MEMORY"
 SLOT = 512 * 1024  # bytes a rank writes at once, twice: both lie in a cache
-MOST_RANKS = 64
 
 REDUCED = frozenset(
     (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64)
@@ -59,7 +56,7 @@ class SharedMemory(Layer):
         self._world: Any = lambda: None  # the process group they belong to, weakly
         self._making = threading.RLock()
 
-    def _group(self, ranks: Ranks) -> Any:
+    def group(self, ranks: Ranks) -> Any:
         """The members' meeting place, None where there is none. Made in the first call."""
         world = self.inner.world()
         if world is None:
@@ -74,30 +71,25 @@ class SharedMemory(Layer):
             return None
         with self._making:
             if ranks not in self._groups:
-                self._groups[ranks] = group = self._make(ranks)
-                if group is not None:
-                    self._use(self._agree(group, ranks), ranks)
+                made = segments.make(self.inner, ranks, self.slot_bytes, self.inner.timeout_s())
+                self._groups[ranks] = made
+                if made is not None:
+                    self._use(tune.agreed(self._tried(ranks)), ranks)
         return self._groups[ranks]
 
-    def _agree(self, group: Any, ranks: Ranks) -> Table:
-        """The first member's table, or a new one measured by all, where it has none."""
-        found = table.load(len(ranks)) if ranks[0] == self.inner.rank else None
-        found = pickle.loads(group.gather_objects(pickle.dumps(found))[0])
-        return self._measure(group, ranks) if found is None else found
+    def shares(self, ranks: Ranks, kind: str) -> bool:
+        return kind == "cpu" and self.group(ranks) is not None
 
-    def _measure(self, group: Any, ranks: Ranks) -> Table:
-        self._messages.pop(ranks, None)
-        found = tune.measure(self, self.inner, group, ranks)
-        if ranks[0] == self.inner.rank:
-            table.save(found, len(ranks))
-        return found
+    def _tried(self, ranks: Ranks) -> tune.Tried:
+        one_shot = self._groups[ranks].set_one_shot
+        return tune.Tried(self, self.inner, ranks, torch.device("cpu"), processors(), one_shot)
 
     def tune(self, ranks: Ranks) -> Table | None:
         """Measure the table for so many ranks anew, keep it and use it. A collective."""
-        group = self._group(ranks)
-        if group is None:
+        if self.group(ranks) is None:
             return None
-        found = self._measure(group, ranks)
+        self._messages.pop(ranks, None)
+        found = tune.measured(self._tried(ranks))
         self._use(found, ranks)
         return found
 
@@ -111,72 +103,52 @@ class SharedMemory(Layer):
         found = self._messages.get(ranks)
         return found is not None and found.by_messages(move, dtype, nbytes)
 
-    def _make(self, ranks: Ranks) -> Any:
-        """Made by the first member, mapped by the others, kept if all could. Communicates."""
-        me, group, fault = ranks.index(self.inner.rank), None, ""
-        wanted = os.environ.get(SWITCH, "1") != "0" and len(ranks) <= MOST_RANKS
-        slot = self.slot_bytes // (64 * len(ranks)) * (64 * len(ranks))
-        timeout = self.inner.timeout_s()
-        name = None
-        if wanted and me == 0:
-            group, fault = _attempt(None, me, ranks, slot, timeout)
-            name = group.name if group else None
-        told = self.inner.gather_objects((wanted, _C.host_identity(), name, fault), ranks)
-        if not all(note[0] for note in told) or len({note[1] for note in told}) > 1:
-            return None  # switched off, or on several hosts: as it should be
-        name, fault = told[0][2:]
-        if name is not None and me > 0:
-            group, fault = _attempt(name, me, ranks, slot, timeout)
-        faults = self.inner.gather_objects(fault, ranks)
-        if group is None or any(faults):
-            _warn(ranks, next(filter(None, faults)))
-            return None
-        if me == 0:
-            group.unlink()
-        return group
-
     # ---- reductions -----------------------------------------------------------------------------
 
     def all_reduce(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
-        group = self._group(ranks) if x.is_cpu else None
+        group = self.group(ranks) if x.is_cpu else None
         if group is None or x.dtype not in (SUMMED if op == "sum" else REDUCED):
             return self.inner.all_reduce(x, ranks, op)
-        if self._messages and self._by_messages("all_reduce", x.dtype, x.nbytes, ranks):
-            return self.inner.all_reduce(x, ranks, op)
         check_op(op)
+        if self._messages and self._by_messages("all_reduce", x.dtype, x.nbytes, ranks):
+            group.meet_all_reduce(x, op)
+            return self.inner.all_reduce(x, ranks, op)
         return group.all_reduce(x, op, False)
 
     def all_reduce_async(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Handle:
-        group = self._group(ranks) if x.is_cpu else None
+        group = self.group(ranks) if x.is_cpu else None
         if group is None or x.dtype not in (SUMMED if op == "sum" else REDUCED):
             return self.inner.all_reduce_async(x, ranks, op)
-        if self._messages and self._by_messages("all_reduce", x.dtype, x.nbytes, ranks):
-            return self.inner.all_reduce_async(x, ranks, op)
         check_op(op)
+        if self._messages and self._by_messages("all_reduce", x.dtype, x.nbytes, ranks):
+            group.meet_all_reduce(x, op)
+            return self.inner.all_reduce_async(x, ranks, op)
         return Done(group.all_reduce(x.detach(), op, True))
 
     def reduce_scatter(
         self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks, op: str = "sum"
     ) -> Tensor:
-        group = self._group(ranks) if x.is_cpu else None
+        group = self.group(ranks) if x.is_cpu else None
         if group is None:
             return self.inner.reduce_scatter(x, dim, sizes, ranks, op)
         if x.dtype not in (SUMMED if op == "sum" else REDUCED):
             return super(Layer, self).reduce_scatter(x, dim, sizes, ranks, op)
-        if self._messages and self._by_messages("reduce_scatter", x.dtype, x.nbytes, ranks):
-            return self.inner.reduce_scatter(x, dim, sizes, ranks, op)
         check_op(op)
+        if self._messages and self._by_messages("reduce_scatter", x.dtype, x.nbytes, ranks):
+            group.meet_reduce_scatter(x, dim, sizes, op)
+            return self.inner.reduce_scatter(x, dim, sizes, ranks, op)
         return group.reduce_scatter(x, dim, sizes, op)
 
     # ---- gathers and exchanges ------------------------------------------------------------------
 
     def join(self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tensor:
-        group = self._group(ranks) if x.is_cpu else None
+        group = self.group(ranks) if x.is_cpu else None
         if group is None:
             return self.inner.join(x, dim, sizes, ranks)
         if self._messages:
-            nbytes = _bytes_with(x, {dim: sum(sizes)})
+            nbytes = bytes_with(x, {dim: sum(sizes)})
             if self._by_messages("join", x.dtype, nbytes, ranks):
+                group.meet_all_gather(x, dim, sizes)
                 return self.inner.join(x, dim, sizes, ranks)
         return group.all_gather(x, dim, sizes)
 
@@ -189,19 +161,20 @@ class SharedMemory(Layer):
         concat_sizes: Sequence[int],
         ranks: Ranks,
     ) -> Tensor:
-        group = self._group(ranks) if x.is_cpu else None
+        group = self.group(ranks) if x.is_cpu else None
         if group is None:
             return self.inner.turn(x, split_dim, split_sizes, concat_dim, concat_sizes, ranks)
         if self._messages:
-            nbytes = _bytes_with(x, {concat_dim: sum(concat_sizes)})
+            nbytes = bytes_with(x, {concat_dim: sum(concat_sizes)})
             if self._by_messages("turn", x.dtype, nbytes, ranks):
+                group.meet_all_to_all(x, split_dim, split_sizes, concat_dim, concat_sizes)
                 return self.inner.turn(x, split_dim, split_sizes, concat_dim, concat_sizes, ranks)
         return group.all_to_all(x, split_dim, split_sizes, concat_dim, concat_sizes)
 
     def all_gather(
         self, x: Tensor, shapes: Sequence[Shape], ranks: Ranks, out: Sequence[Tensor] | None = None
     ) -> list[Tensor]:
-        group = self._group(ranks) if x.is_cpu else None
+        group = self.group(ranks) if x.is_cpu else None
         if group is None:
             return self.inner.all_gather(x, shapes, ranks, out)
         pieces = _outputs(x, shapes, out)
@@ -215,7 +188,7 @@ class SharedMemory(Layer):
         ranks: Ranks,
         out: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
-        group = self._group(ranks) if pieces[0].is_cpu else None
+        group = self.group(ranks) if pieces[0].is_cpu else None
         if group is None:
             return self.inner.all_to_all(pieces, shapes, ranks, out)
         received = _outputs(pieces[0], shapes, out)
@@ -231,13 +204,14 @@ class SharedMemory(Layer):
         source: int,
         ranks: Ranks,
     ) -> Tensor:
-        group = self._group(ranks) if torch.device(device).type == "cpu" else None
+        group = self.group(ranks) if torch.device(device).type == "cpu" else None
         if group is None:
             return self.inner.broadcast(x, shape, dtype, device, source, ranks)
         at = check_member("broadcast from source", source, ranks)
         if self._messages:
             nbytes = math.prod(shape) * dtype.itemsize
             if self._by_messages("broadcast", dtype, nbytes, ranks):
+                group.meet_broadcast(x, shape, dtype, at)
                 return self.inner.broadcast(x, shape, dtype, device, source, ranks)
         return group.broadcast(x, shape, dtype, at)
 
@@ -248,7 +222,7 @@ class SharedMemory(Layer):
         ranks: Ranks,
         device: torch.device | str = "cpu",
     ) -> list[Tensor]:
-        group = self._group(ranks) if torch.device(device).type == "cpu" else None
+        group = self.group(ranks) if torch.device(device).type == "cpu" else None
         if group is None:
             return self.inner.exchange(sends, receives, ranks, device)
         out = [torch.empty(tuple(shape), dtype=dtype) for _, shape, dtype in receives]
@@ -265,16 +239,16 @@ class SharedMemory(Layer):
         return out
 
     def gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]:
-        group = self._group(ranks)
+        group = self.group(ranks)
         if group is None:
             return self.inner.gather_objects(obj, ranks)
         return [pickle.loads(text) for text in group.gather_objects(pickle.dumps(obj))]
 
     def peers(self, x: Tensor, ranks: Ranks) -> AbstractContextManager[list[Tensor]]:
-        group = self._group(ranks) if x.is_cpu else None
+        group = self.group(ranks) if x.is_cpu else None
         if group is None:
             return self.inner.peers(x, ranks)
-        if x.nbytes > group.room() and not self._grow(group, x.nbytes, ranks):
+        if x.nbytes > group.room() and not segments.grow(group, x.nbytes, ranks, self):
             return super(Layer, self).peers(x, ranks)
         return _staged(group, x)
 
@@ -283,30 +257,6 @@ class SharedMemory(Layer):
     ) -> AbstractContextManager[tuple[list[Tensor], int]]:
         # Adding while it is in the cache beats a second reading of everybody's x.
         return super(Layer, self).addends(x, dim, sizes, ranks)
-
-    def _grow(self, group: Any, nbytes: int, ranks: Ranks) -> bool:
-        """Whether all members could map a segment with a place of `nbytes` for each."""
-        nbytes, me = 1 << (nbytes - 1).bit_length(), ranks.index(self.inner.rank)
-        name, fault = _grown(group, None, nbytes) if me == 0 else (None, "")
-        name, fault = self.gather_objects((name, fault), ranks)[0]
-        if name is not None and me > 0:
-            name, fault = _grown(group, name, nbytes)
-        faults = [each for each in self.gather_objects(fault, ranks) if each]
-        if faults:
-            group.shrink()
-            _warn(ranks, faults[0])
-            return False
-        if me == 0:
-            group.unlink()
-        return True
-
-
-def _grown(group: Any, name: str | None, nbytes: int) -> tuple[str | None, str]:
-    """The name of the larger segment, or why there is none."""
-    try:
-        return group.grow(name, nbytes), ""
-    except RuntimeError as error:
-        return None, str(error)
 
 
 @contextmanager
@@ -318,25 +268,6 @@ def _staged(group: Any, x: Tensor) -> Iterator[list[Tensor]]:
         group.unstage()
 
 
-def _attempt(name: str | None, *rest: Any) -> tuple[Any, str]:
-    """The group and why there is none."""
-    try:
-        if name is None:
-            _C.remove_abandoned()
-        return _C.Group(name, *rest), ""
-    except RuntimeError as error:
-        return None, str(error)
-
-
-def _warn(ranks: Ranks, fault: str) -> None:
-    warnings.warn(
-        f"ranks {ranks} cannot share memory: {fault}.\n"
-        "  They send messages instead, which is slower.\n"
-        f"  Make room in /dev/shm, or set {SWITCH}=0 to say that it is meant.",
-        stacklevel=2,
-    )
-
-
 def _outputs(like: Tensor, shapes: Sequence[Shape], out: Sequence[Tensor] | None) -> list[Tensor]:
     if out is None:
         return [torch.empty(tuple(s), dtype=like.dtype) for s in shapes]
@@ -344,7 +275,7 @@ def _outputs(like: Tensor, shapes: Sequence[Shape], out: Sequence[Tensor] | None
     return list(out)
 
 
-def _bytes_with(x: Tensor, sizes: dict[int, int]) -> int:
+def bytes_with(x: Tensor, sizes: dict[int, int]) -> int:
     """Those of a tensor like `x` with other sizes in some dims: the same on all ranks."""
     shape = list(x.shape)
     for dim, size in sizes.items():

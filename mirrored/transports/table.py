@@ -1,7 +1,7 @@
 """Which way a move goes, by its size and dtype: a table measured once for a machine and kept.
 
-The file lies in the user's cache folder, one for each number of processors, of ranks, and version
-of torch. Ways differ in time, and in the order in which gloo adds up floats.
+The file lies in the user's cache folder, one for each device, number of ranks and version of torch.
+Ways differ in time, and in the order in which gloo and NCCL add up floats.
 """
 
 from __future__ import annotations
@@ -42,16 +42,21 @@ def row(move: str, dtype: torch.dtype) -> str:
     return move + " narrow" if dtype in NARROW else move
 
 
-def path(ranks: int) -> Path:
-    """Where the table for so many ranks is kept."""
+def processors() -> str:
+    """The device of ranks that share the host's memory."""
+    return f"{os.cpu_count()} processors"
+
+
+def path(ranks: int, device: str) -> Path:
+    """Where the table for so many ranks on such devices is kept."""
     folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    name = f"transports-{os.cpu_count()}-processors-{ranks}-ranks-torch-{torch.__version__}.json"
-    return Path(folder) / "consistent" / name
+    name = f"transports {device} {ranks} ranks torch {torch.__version__}.json"
+    return Path(folder) / "consistent" / "-".join(name.replace("/", " ").split())
 
 
-def load(ranks: int) -> Table | None:
+def load(ranks: int, device: str) -> Table | None:
     """The kept table; the built-in one where none can be kept; None where it is to be measured."""
-    file = path(ranks)
+    file = path(ranks, device)
     try:
         return Table(**json.loads(file.read_text()))
     except (OSError, ValueError, TypeError):
@@ -63,9 +68,9 @@ def load(ranks: int) -> Table | None:
     return None if os.access(file.parent, os.W_OK) else Table()
 
 
-def save(table: Table, ranks: int) -> None:
+def save(table: Table, ranks: int, device: str) -> None:
     """Keep `table`; another process that reads meanwhile sees the old one or the new one."""
-    file = path(ranks)
+    file = path(ranks, device)
     part = file.with_name(f"{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "csrc" / "kernels"
+PEER = ROOT / "csrc" / "peer"
 CXX = shutil.which("c++") or shutil.which("g++")
 NVCC = shutil.which("nvcc")
 
@@ -78,12 +79,15 @@ def test_cuda_sources_compile(source, tmp_path):
         ("split_cross_entropy", "CUDA and CPU agree"),
         ("masked_embedding", "CUDA and CPU agree"),
         ("reduce_shards", "CUDA and CPU agree"),
+        ("device_moves", "CUDA and CPU agree"),
     ],
 )
 def test_cuda_gives_what_the_cpu_gives(subject, words, tmp_path):
     program = tmp_path / subject
     flags = "-std=c++17", "-O3", "-arch=native", "-fmad=false", "-Xcompiler", "-ffp-contract=off"
-    sources = KERNELS / f"{subject}.cu", KERNELS / f"{subject}_cpu.cpp"
+    sources = [*KERNELS.glob(f"{subject}*.c*"), *PEER.glob(f"{subject}*.c*")]
+    if subject == "device_moves":
+        sources.append(PEER / "reduce.cpp")
     run(NVCC, *flags, ROOT / "csrc" / "tests" / f"{subject}_test.cu", *sources, "-o", program)
     assert words in run(program)
 

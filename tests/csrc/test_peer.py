@@ -31,6 +31,19 @@ def test_every_move_is_right_and_clean(sanitizer, ranks, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "every move is right\n", "")
 
 
+@needs_compiler
+def test_moves_between_devices_are_right_and_clean_where_the_cpu_does_them(tmp_path):
+    program = tmp_path / "device_moves_test"
+    flags = "-std=c++17", "-O1", "-Werror", "-Wall", "-DCONSISTENT_CLONES="
+    sanitizing = "-fsanitize=address,undefined", "-fno-sanitize-recover=all"
+    sources = ROOT / "csrc" / "tests" / "device_moves_test.cpp", PEER / "device_moves_cpu.cpp"
+    command = [CXX, *flags, *sanitizing, *sources, PEER / "reduce.cpp", "-o", program]
+    built = subprocess.run(command, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    done = subprocess.run([program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "every move is right\n", "")
+
+
 def test_neither_torch_nor_python_is_needed():
     for source in PEER.iterdir():
         text = source.read_text()

@@ -7,7 +7,6 @@
 #include <ATen/EmptyTensor.h>
 #include <Python.h>
 #include <sys/mman.h>
-#include <torch/csrc/Dtype.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -20,139 +19,19 @@
 #include <utility>
 #include <vector>
 
-#include "../../peer/group.h"
+#include "arguments.h"
+#include "methods.h"
 
 namespace consistent::peer {
 namespace {
-
-using at::Tensor;
 
 struct PyGroup {
   PyObject_HEAD Group* group;
 };
 
-// ---- from Python --------------------------------------------------------------------------------
-
-void need(bool fact, const char* text) {
-  if (!fact) throw std::invalid_argument(text);
-}
-
 Group& group_of(PyObject* self) { return *reinterpret_cast<PyGroup*>(self)->group; }
 
-// The tensor as plain contiguous memory that autograd does not watch.
-Tensor plain(PyObject* object) {
-  need(THPVariable_Check(object), "a tensor is needed");
-  Tensor x = THPVariable_Unpack(object);
-  need(x.device().is_cpu() && x.layout() == at::kStrided, "a CPU tensor is needed");
-  if (x.is_contiguous() && !x.is_conj() && !x.is_neg() && !x._is_zerotensor()) return x;
-  const at::AutoDispatchBelowADInplaceOrView no_grad;
-  if (x._is_zerotensor()) x = x.clone();
-  return x.resolve_conj().resolve_neg().contiguous();
-}
-
-int64_t integer(PyObject* object) {
-  const int64_t value = PyLong_AsLongLong(object);
-  if (value == -1 && PyErr_Occurred()) throw pybind11::error_already_set();
-  return value;
-}
-
-std::vector<int64_t> integers(PyObject* sequence) {
-  const auto fast = pybind11::reinterpret_steal<pybind11::object>(
-      PySequence_Fast(sequence, "a sequence of sizes is needed"));
-  if (!fast) throw pybind11::error_already_set();
-  std::vector<int64_t> values(PySequence_Fast_GET_SIZE(fast.ptr()));
-  for (size_t k = 0; k < values.size(); ++k) {
-    values[k] = integer(PySequence_Fast_GET_ITEM(fast.ptr(), k));
-  }
-  return values;
-}
-
-std::vector<Tensor> tensors(PyObject* list, const Group& group) {
-  need(PyList_Check(list) && PyList_GET_SIZE(list) == group.size(), "a tensor a rank is needed");
-  std::vector<Tensor> values;
-  for (int k = 0; k < group.size(); ++k) values.push_back(plain(PyList_GET_ITEM(list, k)));
-  return values;
-}
-
-Op op_of(PyObject* name) {
-  const std::string text = pybind11::cast<std::string>(name);
-  need(text == "sum" || text == "max" || text == "min", "op is sum, max or min");
-  return text == "sum" ? Op::sum : text == "max" ? Op::max : Op::min;
-}
-
-struct Numbers {
-  const char* name;
-  int type;   // -1: they are moved and not combined
-  int pairs;  // 2 for complex numbers
-};
-
-Numbers numbers_of(at::ScalarType type) {
-  switch (type) {
-    case at::kChar:
-      return {"int8", int(Type::int8), 1};
-    case at::kByte:
-      return {"uint8", int(Type::uint8), 1};
-    case at::kShort:
-      return {"int16", int(Type::int16), 1};
-    case at::kUInt16:
-      return {"uint16", int(Type::uint16), 1};
-    case at::kInt:
-      return {"int32", int(Type::int32), 1};
-    case at::kUInt32:
-      return {"uint32", int(Type::uint32), 1};
-    case at::kLong:
-      return {"int64", int(Type::int64), 1};
-    case at::kUInt64:
-      return {"uint64", int(Type::uint64), 1};
-    case at::kFloat:
-      return {"float32", int(Type::float32), 1};
-    case at::kDouble:
-      return {"float64", int(Type::float64), 1};
-    case at::kHalf:
-      return {"float16", int(Type::float16), 1};
-    case at::kBFloat16:
-      return {"bfloat16", int(Type::bfloat16), 1};
-    case at::kBool:
-      return {"bool", int(Type::boolean), 1};
-    case at::kComplexFloat:
-      return {"complex64", int(Type::float32), 2};
-    case at::kComplexDouble:
-      return {"complex128", int(Type::float64), 2};
-    default:
-      return {c10::toString(type), -1, 1};
-  }
-}
-
-Type type_of(const Tensor& x) {
-  const int type = numbers_of(x.scalar_type()).type;
-  need(type >= 0, "this dtype is not combined in shared memory");
-  return Type(type);
-}
-
-Call call_of(Kind kind, const Tensor& x, bool shaped = true) {
-  Call call{kind};
-  strncpy(call.dtype, numbers_of(x.scalar_type()).name, sizeof call.dtype - 1);
-  if (!shaped) return call;
-  call.ndim = int(x.dim());
-  for (int d = 0; d < std::min(call.ndim, kMaxDims); ++d) call.shape[d] = x.size(d);
-  return call;
-}
-
-// ---- a tensor around one dim --------------------------------------------------------------------
-
-int dim_of(PyObject* object, const Tensor& x) {
-  int64_t dim = integer(object);
-  if (dim < 0) dim += x.dim();
-  need(0 <= dim && dim < x.dim(), "the dim is not one of the tensor's");
-  return int(dim);
-}
-
-std::vector<int64_t> sizes_of(PyObject* object, const Group& group) {
-  const std::vector<int64_t> sizes = integers(object);
-  need(int(sizes.size()) == group.size(), "a size a rank is needed");
-  for (const int64_t size : sizes) need(size >= 0, "sizes are not negative");
-  return sizes;
-}
+// ---- memory -------------------------------------------------------------------------------------
 
 constexpr size_t kHuge = size_t(2) << 20;  // bytes of a huge page
 
@@ -169,19 +48,13 @@ Tensor empty(at::IntArrayRef shape, at::ScalarType type) {
 }
 
 Tensor empty_with(const Tensor& x, int dim, int64_t size) {
-  std::vector<int64_t> shape = x.sizes().vec();
+  Sizes shape = x.sizes().vec();
   shape[dim] = size;
   return empty(shape, x.scalar_type());
 }
 
-int64_t total(const std::vector<int64_t>& sizes) {
-  int64_t sum = 0;
-  for (const int64_t size : sizes) sum += size;
-  return sum;
-}
-
 // The parts of contiguous `x` that `sizes` cut along `dim`.
-std::vector<Rows> parts(const Tensor& x, int dim, const std::vector<int64_t>& sizes) {
+std::vector<Rows> parts(const Tensor& x, int dim, const Sizes& sizes) {
   int64_t outer = 1, inner = x.element_size(), start = 0;
   for (int d = 0; d < dim; ++d) outer *= x.size(d);
   for (int d = dim + 1; d < int(x.dim()); ++d) inner *= x.size(d);
@@ -203,33 +76,28 @@ std::vector<Rows> wholes(const std::vector<Tensor>& xs) {
 
 // Throws if `sizes` do not make up the dim: after the others were told, so that a rank whose tensor
 // or sizes differ does not leave them waiting.
-void check_cut(Group& group, const Call& call, const Tensor& x, int dim,
-               const std::vector<int64_t>& sizes) {
+void check_cut(Group& group, const Call& call, const Tensor& x, int dim, const Sizes& sizes) {
   if (total(sizes) == x.size(dim)) return;
   {
     const pybind11::gil_scoped_release free;
-    group.check(call, sizes);
+    group.check(call, sizes, Sizes(group.size(), sizes[group.me()]));
   }
-  throw std::invalid_argument("the sizes of the parts add up to " + std::to_string(total(sizes)) +
-                              ", not to that of the dim, in " + call.text());
+  need_cut(call, x, dim, sizes);
 }
 
 PyObject* given(const Tensor& x) { return THPVariable_Wrap(x); }
 
 // ---- methods ------------------------------------------------------------------------------------
 
-using Arguments = PyObject* const*;
-
 // all_reduce(x, op, in_place) -> Tensor
 PyObject* all_reduce(Group& group, Arguments arguments) {
   const Tensor x = plain(arguments[0]);
   const Op op = op_of(arguments[1]);
-  const Type type = type_of(x);
+  const Type type = type_of(x.scalar_type());
   const bool in_place = arguments[2] == Py_True;
   const Tensor out = in_place ? x : empty(x.sizes(), x.scalar_type());
-  const int64_t elements = x.numel() * numbers_of(x.scalar_type()).pairs;
-  Call call = call_of(Kind::all_reduce, x);
-  call.op = int(op);
+  const int64_t elements = x.numel() * pairs_of(x.scalar_type());
+  const Call call = call_all_reduce(x, op);
   {
     const pybind11::gil_scoped_release free;
     group.all_reduce(call, x.data_ptr(), out.data_ptr(), elements, type, op);
@@ -241,13 +109,11 @@ PyObject* all_reduce(Group& group, Arguments arguments) {
 PyObject* reduce_scatter(Group& group, Arguments arguments) {
   const Tensor x = plain(arguments[0]);
   const int dim = dim_of(arguments[1], x);
-  const std::vector<int64_t> sizes = sizes_of(arguments[2], group);
+  const Sizes sizes = sizes_of(arguments[2], group);
   const Op op = op_of(arguments[3]);
-  const Type type = type_of(x);
+  const Type type = type_of(x.scalar_type());
   const Tensor out = empty_with(x, dim, sizes[group.me()]);
-  Call call = call_of(Kind::reduce_scatter, x);
-  call.op = int(op);
-  call.dim = dim;
+  const Call call = call_reduce_scatter(x, dim, op);
   check_cut(group, call, x, dim, sizes);
   {
     const pybind11::gil_scoped_release free;
@@ -260,10 +126,9 @@ PyObject* reduce_scatter(Group& group, Arguments arguments) {
 PyObject* all_gather(Group& group, Arguments arguments) {
   const Tensor x = plain(arguments[0]);
   const int dim = dim_of(arguments[1], x);
-  const std::vector<int64_t> sizes = sizes_of(arguments[2], group);
+  const Sizes sizes = sizes_of(arguments[2], group);
   const Tensor out = empty_with(x, dim, total(sizes));
-  Call call = call_of(Kind::all_gather, x);
-  call.dim = call.free = dim;
+  const Call call = call_all_gather(x, dim);
   {
     const pybind11::gil_scoped_release free;
     group.all_gather(call, whole(x), parts(out, dim, sizes));
@@ -275,15 +140,13 @@ PyObject* all_gather(Group& group, Arguments arguments) {
 PyObject* all_to_all(Group& group, Arguments arguments) {
   const Tensor x = plain(arguments[0]);
   const int split = dim_of(arguments[1], x), dim = dim_of(arguments[3], x);
-  const std::vector<int64_t> split_sizes = sizes_of(arguments[2], group);
-  const std::vector<int64_t> sizes = sizes_of(arguments[4], group);
-  std::vector<int64_t> shape = x.sizes().vec();
+  const Sizes split_sizes = sizes_of(arguments[2], group);
+  const Sizes sizes = sizes_of(arguments[4], group);
+  Sizes shape = x.sizes().vec();
   shape[split] = split_sizes[group.me()];
   shape[dim] = total(sizes);
   const Tensor out = empty(shape, x.scalar_type());
-  Call call = call_of(Kind::all_to_all, x);
-  call.split = split;
-  call.dim = call.free = dim;
+  const Call call = call_all_to_all(x, split, dim);
   check_cut(group, call, x, split, split_sizes);
   {
     const pybind11::gil_scoped_release free;
@@ -315,22 +178,19 @@ PyObject* trade_into(Group& group, Arguments arguments) {
 
 // broadcast(x, shape, dtype, source) -> Tensor: that of the source-th rank, which alone reads x
 PyObject* broadcast(Group& group, Arguments arguments) {
-  need(THPDtype_Check(arguments[2]), "a dtype is needed");
-  const at::ScalarType type = reinterpret_cast<THPDtype*>(arguments[2])->scalar_type;
-  const int64_t source = integer(arguments[3]);
-  need(0 <= source && source < group.size(), "the source is not in the group");
+  const at::ScalarType type = dtype(arguments[2]);
+  const int source = source_of(arguments[3], group);
   const Tensor out = empty(integers(arguments[1]), type);
   const Tensor x = source == group.me() ? plain(arguments[0]) : Tensor();
-  Call call = call_of(Kind::broadcast, out);
-  call.source = group.ranks()[source];
+  const Call call = call_broadcast(out, source, group);
   {
     const pybind11::gil_scoped_release free;
     const bool fits = !x.defined() || (x.sizes() == out.sizes() && x.scalar_type() == type);
     if (!fits) {  // the others must not wait for a rank that only raises
-      group.check(call_of(Kind::broadcast, x), std::vector<int64_t>(group.size(), 0));
+      group.check(call_of(Kind::broadcast, x), Sizes(group.size()), Sizes(group.size()));
       throw std::invalid_argument("x has not the shape and dtype that were promised");
     }
-    group.broadcast(call, int(source), x.defined() ? x.data_ptr() : nullptr, out.data_ptr(),
+    group.broadcast(call, source, x.defined() ? x.data_ptr() : nullptr, out.data_ptr(),
                     int64_t(out.nbytes()));
   }
   return given(out);
@@ -438,14 +298,28 @@ PyObject* entry(PyObject* self, PyObject* const* arguments, Py_ssize_t given) {
    METH_FASTCALL, nullptr}
 
 PyMethodDef methods[] = {
-    METHOD(all_reduce, 3),  METHOD(reduce_scatter, 4),
-    METHOD(all_gather, 3),  METHOD(all_to_all, 5),
-    METHOD(gather_into, 2), METHOD(trade_into, 3),
-    METHOD(broadcast, 4),   METHOD(gather_objects, 1),
-    METHOD(stage, 1),       METHOD(unstage, 0),
-    METHOD(unlink, 0),      METHOD(set_one_shot, 2),
-    METHOD(room, 0),        METHOD(grow, 2),
-    METHOD(shrink, 0),      {nullptr, nullptr, 0, nullptr},
+    METHOD(all_reduce, 3),
+    METHOD(reduce_scatter, 4),
+    METHOD(all_gather, 3),
+    METHOD(all_to_all, 5),
+    METHOD(gather_into, 2),
+    METHOD(trade_into, 3),
+    METHOD(broadcast, 4),
+    METHOD(gather_objects, 1),
+    METHOD(stage, 1),
+    METHOD(unstage, 0),
+    METHOD(unlink, 0),
+    METHOD(set_one_shot, 2),
+    METHOD(room, 0),
+    METHOD(grow, 2),
+    METHOD(shrink, 0),
+    METHOD(meet_all_reduce, 2),
+    METHOD(meet_reduce_scatter, 4),
+    METHOD(meet_all_gather, 3),
+    METHOD(meet_all_to_all, 5),
+    METHOD(meet_broadcast, 4),
+    METHOD(meet_peers, 1),
+    {nullptr, nullptr, 0, nullptr},
 };
 
 // Whether a signal's handler raised; `guarded` lets what it raised pass.
@@ -465,7 +339,7 @@ PyObject* make(PyTypeObject* type, PyObject* arguments, PyObject*) {
     if (!PyArg_ParseTuple(arguments, "ziOLd", &name, &me, &ranks, &slot_bytes, &timeout_s)) {
       return nullptr;
     }
-    const std::vector<int64_t> all = integers(ranks);
+    const Sizes all = integers(ranks);
     const int n = int(all.size());
     need(n >= 2 && 0 <= me && me < n, "this rank must be one of two or more");
     need(slot_bytes >= 64 * n, "a slot needs 64 bytes a rank");
@@ -533,5 +407,6 @@ PyMODINIT_FUNC PyInit__C(void) {
   PyObject* made = PyModule_Create(&module);
   PyObject* type = made ? PyType_FromSpec(&group_type) : nullptr;
   if (type == nullptr || PyModule_AddObject(made, "Group", type) != 0) return nullptr;
+  add_device_moves(made);
   return made;
 }

@@ -20,12 +20,12 @@ from tests.ranks import pool, simulate
 
 
 def _answers(monkeypatch: pytest.MonkeyPatch, name: str | None, *ends: Any, **more: Any) -> Any:
-    monkeypatch.setattr(symmetric_matmul, "group_name", lambda ranks: name)
+    monkeypatch.setattr(symmetric_matmul, "group_name", lambda ranks, kind: name)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     grid = more.get("grid", (2,))
     ranks = torch.arange(torch.Size(grid).numel()).view(grid).numpy()
     placement = Placement(more.get("kind", "cuda"), ranks)
-    shape, dtype = more.get("shape", (4, 6, 8)), more.get("dtype", torch.bfloat16)
+    shape, dtype = more.get("shape", (4, 2048, 4096)), more.get("dtype", torch.bfloat16)
     src, dst = (TensorSpec.of(placement, end, shape, dtype) for end in ends)
     found = simulate(lambda rank: fused_over(src, dst), 2)
     assert found[0] == found[1]
@@ -44,8 +44,9 @@ def test_a_gather_and_a_scatter_of_equal_pieces_are_fused(monkeypatch: pytest.Mo
     [
         (((P,), (B,)), {}),
         (((S(2),), (B,)), {}),
-        (((S(0),), (B,)), {"shape": (5, 6, 8)}),
-        (((S(0),), (B,)), {"shape": (4, 0, 8)}),
+        (((S(0),), (B,)), {"shape": (5, 2048, 4096)}),
+        (((S(0),), (B,)), {"shape": (4, 0, 4096)}),
+        (((S(0),), (B,)), {"shape": (4, 6, 8)}),
         (((S(0),), (B,)), {"dtype": torch.float64}),
         (((S(0),), (B,)), {"kind": "cpu"}),
         (((S(0),), (B,)), {"grid": (1,)}),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import math
 import os
 import signal
 import subprocess
@@ -21,17 +20,12 @@ from torch import Tensor
 
 import mirrored
 from mirrored import current, use
-from mirrored.transports import _C, shared_memory, table
+from mirrored.transports import _C, segments, table
 from mirrored.transports.shared_memory import SharedMemory
 from mirrored.transports.table import Table
 from mirrored.transports.torch_dist import TorchDist
+from tests.mirrored.transports.moves import DTYPES, all_moves, bits, numbers
 from tests.ranks import RankError, pool, simulate
-
-DTYPES = [
-    torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32,
-    torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn,
-]  # fmt: skip
-ODD = [math.nan, math.inf, -math.inf, -0.0, 1e-7, 65504.0]
 
 _transports: dict[int, SharedMemory] = {}  # one a process and slot size, for it holds segments
 
@@ -42,50 +36,6 @@ def in_small_slots(rank: int, fn: Any, *args: Any) -> Any:
         _transports[0] = SharedMemory(TorchDist(), 1536)
     with use(_transports[0]):
         return fn(rank, *args)
-
-
-def numbers(seed: int, shape: list[int], dtype: torch.dtype, odd: bool) -> Tensor:
-    g = torch.Generator().manual_seed(seed)
-    x = torch.randn(shape, generator=g, dtype=torch.float64) * 50
-    if dtype.is_floating_point and odd and x.numel():
-        places = torch.randint(x.numel(), (6,), generator=g)
-        x.view(-1)[places] = torch.tensor(ODD, dtype=torch.float64)
-    return x.to(torch.float32).to(dtype)
-
-
-def all_moves(
-    rank: int, n: int, shape: list[int], dtype: Any, turned: bool, odd: bool
-) -> list[Tensor]:
-    """`shape` with its first dim cut unevenly, and its last."""
-    ranks = tuple(range(n))
-    rows = [shape[0] * k // 2 for k in range(n)]
-    columns = [shape[-1] * (k + 1) // 3 for k in range(n)]
-    whole = numbers(0, [sum(rows), *shape[1:-1], sum(columns)], dtype, odd)
-    x = numbers(rank + 1, list(whole.shape), dtype, odd)
-    own = whole.split(columns, -1)[rank]
-    if turned:
-        x, own = x.mT.contiguous().mT, own.mT.contiguous().mT
-    out = [
-        mirrored.all_gather(own, -1, columns, ranks),
-        mirrored.all_gather(whole.split(rows, 0)[rank], 0, rows, ranks),
-        mirrored.all_to_all(own, 0, rows, whole.dim() - 1, columns, ranks),
-        mirrored.broadcast(x, x.shape, x.dtype, "cpu", n - 1, ranks),
-        *current().all_gather(x[:rank], [x[:k].shape for k in ranks], ranks),
-    ]
-    for op in ("sum",) if dtype.is_complex else ("sum", "max", "min"):
-        out.append(mirrored.all_reduce(x, ranks, op))
-        out.append(mirrored.reduce_scatter(x, 0, rows, ranks, op))
-        out.append(mirrored.reduce_scatter(x, -1, columns, ranks, op))
-    with current().peers(x, ranks) as views:
-        out += [view.clone() for view in views]
-    return out
-
-
-def bits(x: Tensor) -> bytes:
-    """What must be equal; all NaNs are one."""
-    if x.dtype.is_floating_point:
-        x = torch.where(x.float().isnan(), torch.tensor(math.nan), x.float()) + 0.0
-    return x.contiguous().view(torch.uint8).numpy().tobytes()
 
 
 @settings(max_examples=25, deadline=None)
@@ -321,11 +271,11 @@ def fallen_back(rank: int, why: str, where: int) -> tuple[bool, float, list[str]
     if rank == where:
         match why:
             case "off":
-                patch.setenv(shared_memory.SWITCH, "0")
+                patch.setenv(segments.SWITCH, "0")
             case "another host":
-                patch.setattr(shared_memory, "_C", _Elsewhere)
+                patch.setattr(segments, "_C", _Elsewhere)
             case "no room":
-                patch.setattr(shared_memory, "_attempt", lambda *_: (None, "no space left"))
+                patch.setattr(segments, "_attempt", lambda *_: (None, "no space left"))
     with patch.context(), warnings.catch_warnings(record=True) as met:
         warnings.simplefilter("always")
         t = SharedMemory(TorchDist())
@@ -358,7 +308,7 @@ def no_room_to_grow(rank: int) -> list[Any]:
     t = SharedMemory(TorchDist(), 4096)
     with warnings.catch_warnings(record=True) as met:
         if rank == 1:
-            patch.setattr(shared_memory, "_grown", lambda *_: (None, "no space left"))
+            patch.setattr(segments, "_grown", lambda *_: (None, "no space left"))
         with t.peers(x, (0, 1)) as views:
             copies = [view[0].item() for view in views]
         patch.undo()
@@ -394,7 +344,7 @@ def chosen(rank: int, folder: str) -> tuple[list[str], list[int]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", f"{folder}/{rank}")
         if rank == 0:
-            table.save(Table(messages_above={"all_reduce": 8}), 3)
+            table.save(Table(messages_above={"all_reduce": 8}), 3, table.processors())
         inner, ranks, sums = Watched(), (0, 1, 2), []
         t = SharedMemory(inner)
         for n in (2, 3):
@@ -407,12 +357,46 @@ def test_all_ranks_go_by_the_table_of_the_first(tmp_path: Path) -> None:
     assert pool(3).run(chosen, str(tmp_path)) == [(["all_reduce"], [12, 18])] * 3
 
 
+ROWS = "all_reduce", "reduce_scatter", "join", "turn", "broadcast"
+
+
+def across_a_border(rank: int, folder: str, move: str) -> str:
+    """What messages move on rank 1 is short enough for shared memory on rank 0."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", f"{folder}/{rank}")
+        table.save(Table(messages_above=dict.fromkeys(ROWS, 64)), 2, table.processors())
+        t, ranks, n = SharedMemory(TorchDist()), (0, 1), (2, 200)[rank]
+        x = torch.ones(n, 2)
+        moves = {
+            "all_reduce": lambda: t.all_reduce(x, ranks),
+            "all_reduce_async": lambda: t.all_reduce_async(x, ranks),
+            "reduce_scatter": lambda: t.reduce_scatter(x, 0, [n, 0], ranks),
+            "join": lambda: t.join(x, 0, [n, n], ranks),
+            "turn": lambda: t.turn(x, 1, [1, 1], 0, [n, n], ranks),
+            "broadcast": lambda: t.broadcast(x, x.shape, x.dtype, "cpu", 0, ranks),
+        }
+        try:
+            moves[move]()
+            return "nothing was said"
+        except RuntimeError as error:
+            assert t.all_reduce(torch.ones(60), ranks).sum() == 120, "the next call works"
+            return str(error)
+
+
+@pytest.mark.parametrize("move", ["all_reduce_async", *ROWS])
+def test_calls_that_do_not_fit_are_named_where_only_one_goes_by_messages(
+    move: str, tmp_path: Path
+) -> None:
+    said = pool(2).run(across_a_border, str(tmp_path), move)
+    assert len(set(said)) == 1 and "rank 0 " in said[0] and "float32[200, 2]" in said[0]
+
+
 def tuned(rank: int, folder: str) -> tuple[bool, Table | None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", folder)
         t = SharedMemory(TorchDist())
         t.all_reduce(torch.ones(1), (1, 0))
-        return table.load(2) is not None, t.tune((1, 0))
+        return table.load(2, table.processors()) is not None, t.tune((1, 0))
 
 
 def test_a_table_is_measured_once_and_kept(tmp_path: Path) -> None:

@@ -11,20 +11,20 @@ from mirrored.transports.table import Table
 
 def test_a_saved_table_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert table.load(2) is None  # to be measured
+    assert table.load(2, "one") is None  # to be measured
     mine = Table(100, 50, {"join": 7})
-    table.save(mine, 2)
-    assert table.load(2) == mine and table.load(3) is None
+    table.save(mine, 2, "one")
+    assert table.load(2, "one") == mine and table.load(3, "one") is None
 
 
 def test_a_file_that_is_no_table_is_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    table.save(Table(), 2)
+    table.save(Table(), 2, "one")
     for text in ("", "{", '{"unknown": 1}', "[]"):
-        table.path(2).write_text(text)
-        assert table.load(2) is None
+        table.path(2, "one").write_text(text)
+        assert table.load(2, "one") is None
 
 
 def test_the_built_in_table_serves_where_none_can_be_kept(
@@ -32,8 +32,8 @@ def test_the_built_in_table_serves_where_none_can_be_kept(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert table.load(2) == Table()
-    table.save(Table(), 2)  # says nothing
+    assert table.load(2, "one") == Table()
+    table.save(Table(), 2, "one")  # says nothing
 
 
 def test_a_row_holds_for_a_move_and_a_kind_of_numbers() -> None:

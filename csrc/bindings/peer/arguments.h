@@ -1,0 +1,54 @@
+// What the methods of a Group are given by Python, as tensors, numbers and calls.
+
+#pragma once
+
+#include <ATen/ATen.h>
+#include <Python.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "../../peer/group.h"
+
+namespace consistent::peer {
+
+using at::Tensor;
+using Arguments = PyObject* const*;
+using Sizes = std::vector<int64_t>;
+
+void need(bool fact, const char* text);  // throws std::invalid_argument
+
+Tensor tensor(PyObject* object);
+// A CPU tensor as plain contiguous memory that autograd does not watch.
+Tensor plain(PyObject* object);
+// A plain tensor for each rank.
+std::vector<Tensor> tensors(PyObject* list, const Group& group);
+at::ScalarType dtype(PyObject* object);
+
+int64_t integer(PyObject* object);
+Sizes integers(PyObject* sequence);
+// A size of 0 or more for each rank.
+Sizes sizes_of(PyObject* object, const Group& group);
+int64_t total(const Sizes& sizes);
+// Throws if `sizes` do not make up the dim.
+void need_cut(const Call& call, const Tensor& x, int dim, const Sizes& sizes);
+// A dim of x, counted from its first.
+int dim_of(PyObject* object, const Tensor& x);
+Op op_of(PyObject* name);
+// A place in the group.
+int source_of(PyObject* object, const Group& group);
+
+// How ranks combine the numbers of a tensor: complex ones are summed as pairs.
+Type type_of(at::ScalarType type);
+int pairs_of(at::ScalarType type);
+
+// ---- what the header of a call says of it -------------------------------------------------------
+
+Call call_of(Kind kind, const Tensor& x, bool shaped = true);
+Call call_all_reduce(const Tensor& x, Op op);
+Call call_reduce_scatter(const Tensor& x, int dim, Op op);
+Call call_all_gather(const Tensor& x, int dim);
+Call call_all_to_all(const Tensor& x, int split, int dim);
+Call call_broadcast(const Tensor& x, int source, const Group& group);
+
+}  // namespace consistent::peer

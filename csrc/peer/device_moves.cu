@@ -1,0 +1,70 @@
+// The moves of device_moves.h as kernels, one launch each. A thread moves 16 bytes at a time where
+// all addresses allow it; peers are the second dimension of a copy's grid.
+
+#include <algorithm>
+
+#include "../kernels/check.h"
+#include "device_walk.h"
+
+namespace consistent::peer {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int64_t kMostBlocks = 2048;  // a peer: beyond it, threads take several turns
+
+unsigned blocks_for(int64_t units) {
+  return unsigned(std::min((units + kThreads - 1) / kThreads, kMostBlocks));
+}
+
+template <int kBytes>
+__global__ void __launch_bounds__(kThreads)
+    copy_kernel(const __grid_constant__ Boxes to, const __grid_constant__ Boxes from) {
+  const Rows& source = from.rows[blockIdx.y];
+  const Rows& target = to.rows[blockIdx.y];
+  const uint32_t units = uint32_t(source.row * source.count / kBytes);
+  const uint32_t step = gridDim.x * kThreads;
+  for (uint64_t i = blockIdx.x * kThreads + threadIdx.x; i < units; i += step) {
+    copy_unit<kBytes>(target, source, uint32_t(i));
+  }
+}
+
+template <class T, int kCount, Op kOp>
+__global__ void __launch_bounds__(kThreads)
+    reduce_kernel(char* out, const __grid_constant__ Boxes boxes, uint32_t units) {
+  const uint32_t step = gridDim.x * kThreads;
+  for (uint64_t i = blockIdx.x * kThreads + threadIdx.x; i < units; i += step) {
+    reduce_unit<T, kCount, kOp>(out, boxes, uint32_t(i));
+  }
+}
+
+}  // namespace
+
+void copy_boxes_cuda(const Boxes& to, const Boxes& from, void* stream) {
+  int64_t most = 0;
+  for (int k = 0; k < from.count; ++k) most = std::max(most, from.rows[k].bytes());
+  if (most == 0) return;
+  visit_unit(unit_of(to, from), [&](auto bytes) {
+    const dim3 grid(blocks_for(most / bytes), unsigned(from.count));
+    copy_kernel<decltype(bytes)::value>
+        <<<grid, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(to, from);
+  });
+  CONSISTENT_CHECK_CUDA(cudaGetLastError());
+}
+
+void reduce_boxes_cuda(void* out, const Boxes& boxes, Type type, Op op, void* stream) {
+  const int64_t all = boxes.rows[0].bytes();
+  if (all == 0) return;
+  const int unit = reinterpret_cast<uintptr_t>(out) % 16 == 0 ? unit_of(boxes) : 1;
+  visit_reduction(type, op, unit, [&](auto number, auto count, auto kind) {
+    using T = decltype(number);
+    constexpr int kCount = decltype(count)::value;
+    constexpr Op kOp = decltype(kind)::value;
+    const int64_t units = all / int64_t(sizeof(T) * kCount);
+    reduce_kernel<T, kCount, kOp>
+        <<<blocks_for(units), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+            static_cast<char*>(out), boxes, uint32_t(units));
+  });
+  CONSISTENT_CHECK_CUDA(cudaGetLastError());
+}
+
+}  // namespace consistent::peer

@@ -1,0 +1,22 @@
+// The CUDA names of a build without CUDA.
+
+#include <stdexcept>
+
+#include "device_moves.h"
+
+namespace consistent::peer {
+namespace {
+
+[[noreturn]] void built_without_cuda() {
+  throw std::runtime_error(
+      "mirrored: this tensor is on CUDA, but the native code was built without CUDA; rebuild with "
+      "a torch that has CUDA and nvcc on the path: CONSISTENT_CUDA=1 pip install "
+      "--no-build-isolation -e .");
+}
+
+}  // namespace
+
+void copy_boxes_cuda(const Boxes&, const Boxes&, void*) { built_without_cuda(); }
+void reduce_boxes_cuda(void*, const Boxes&, Type, Op, void*) { built_without_cuda(); }
+
+}  // namespace consistent::peer
