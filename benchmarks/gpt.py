@@ -54,11 +54,11 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """tokens i64[b, s] -> logits f32[b, s, VOCAB]."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int = LAYERS) -> None:
         super().__init__()
         self.token = nn.Embedding(VOCAB, DIM)
         self.position = nn.Parameter(torch.randn(TOKENS, DIM) * 0.02)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.blocks = nn.ModuleList(Block() for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(DIM), nn.Linear(DIM, VOCAB, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ Each figure is the time of product and boxing, one after the other (x @ w and to
 that of ours in so many chunks, in turn in one run; above 1 ours is faster. --gloo switches shared
 memory off. --wire adds to every call the time that its bytes take at so many GB/s, in which the
 processor is idle, as on a network that is slower than memory. "default" is what ours takes when no
-number is given, and in brackets that number. On CUDA there are no chunks: ours is one fused op over
-symmetric memory, and ranks that share a GPU take turns there.
+number is given, and in brackets that number. On CUDA there are no chunks: where ranks read each
+other's memory, ours is one fused op. Ranks that share a GPU take turns there.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
-from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 
 import consistent
 from benchmarks.device_time import Run, wait
 from consistent import B, Placement, S
 from consistent.local.split_matmul import chunk_count
+from consistent.local.symmetric_matmul import fused_over
 from consistent.spec import P, TensorSpec
 from mirrored import comm
 from mirrored.comm import Ranks, Transport
@@ -93,12 +93,13 @@ def cases(size: tuple[int, int, int], placement: Placement, counts: list[int]) -
     return found
 
 
-def default_count(name: str, size: tuple[int, int, int], placement: Placement) -> int:
+def default_way(name: str, size: tuple[int, int, int], placement: Placement) -> str:
+    """How many chunks, or that it is one op."""
     rows, summed, columns = size
     ends = (S(0), B) if name.startswith("all") else (P, B if name.endswith("reduce") else S(0))
     shape = (rows, summed) if name.startswith("all") else (rows, columns)
     specs = [TensorSpec.of(placement, (end,), shape, torch.float32) for end in ends]
-    return chunk_count(specs[0], specs[1])
+    return "fused" if fused_over(*specs) else str(chunk_count(*specs))
 
 
 def medians(ways: dict[str, Run], rounds: int, device: str) -> dict[str, float]:
@@ -122,8 +123,6 @@ def start(given: argparse.Namespace, store: dist.Store, rank: int) -> None:
     torch.cuda.set_device(rank % torch.cuda.device_count())
     both = "cpu:gloo,cuda:nccl"
     dist.init_process_group(both, store=store, rank=rank, world_size=given.ranks)
-    name = dist.distributed_c10d._get_default_group().group_name
-    enable_symm_mem_for_group(name)
 
 
 def on_rank(rank: int, given: argparse.Namespace, port: int) -> None:
@@ -140,7 +139,7 @@ def on_rank(rank: int, given: argparse.Namespace, port: int) -> None:
             for name, ways in cases(size, placement, given.chunks).items():
                 times = medians(ways, given.rounds, given.device)
                 ratios = [f"{times['plain'] / times[way]:.2f}" for way in list(ways)[1:]]
-                ratios[-1] += f" ({default_count(name, size, placement)})"
+                ratios[-1] += f" ({default_way(name, size, placement)})"
                 say(f"| {name} {' x '.join(map(str, size))} |", *(f"{r} |" for r in ratios))
     dist.destroy_process_group()
 

@@ -1,0 +1,110 @@
+"""The checks for a GPU, on CPU ranks: each program runs, finds nothing, and can find something."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.checks import CHECKS, Check
+from tests.gpu.driver import ROOT, chosen, environment, run_all
+from tests.gpu.programs import sources, subjects
+
+RUN = ROOT / "tests" / "gpu" / "run"
+ON_TWO_RANKS = [
+    "native_ops", "random_bits", "boxing_2_messages", "products_2_messages", "training_2_messages"
+]  # fmt: skip
+
+
+def row(name: str, program: str, seconds: int = 20) -> Check:
+    """A check that does nothing but what its line of Python says."""
+    return Check(name, f"-c {program}", seconds)
+
+
+def test_every_program_has_a_check_and_runs_here() -> None:
+    programs = {path.stem for path in (ROOT / "tests" / "gpu").glob("*.py")}
+    beside = {"__init__", "world", "checks", "driver", "programs", "test_checks"}
+    tried = {check.command.split()[1] for check in CHECKS if check.name in ON_TWO_RANKS}
+    assert tried == {f"tests.gpu.{name}" for name in programs - beside}
+
+
+@pytest.mark.parametrize("name", ON_TWO_RANKS)
+def test_nothing_is_wrong_on_two_cpu_ranks(name: str, tmp_path: Path) -> None:
+    command = [str(RUN), "--device", "cpu", str(tmp_path), name]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"PYTHON": sys.executable}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "results.txt").read_text().split()[:2] == [name, "passed"]
+    assert "cpu: 0 wrong" in (tmp_path / "log.txt").read_text()
+
+
+# Each breaks one thing of ours, or of what it is compared with.
+BROKEN = {
+    "boxing_pairs": "box = m.box; m.box = lambda x, src, dst: 2 * box(x, src, dst)",
+    "split_products": "m.ACTIVATIONS['gelu'] = m.ACTIVATIONS['silu']",
+    "random_bits": "m.key_after = lambda seed: {'seed': seed, 'counter': 1}",
+    "native_ops": "m.TOLERANCES = dict.fromkeys(m.TOLERANCES, 0.0)",
+    "training": "m.CLOSE, m.lenet = -1.0, lambda *_: None",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_wrong_number_is_found(name: str) -> None:
+    program = f"import tests.gpu.{name} as m; {BROKEN[name]}; m.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True, text=True, cwd=ROOT, env=environment(CHECKS[1], "cpu", os.environ),
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "rank 0: " in done.stdout and " 0 wrong" not in done.stdout
+
+
+def test_a_failure_is_told_and_the_next_check_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        row("bad", "print('why');raise(SystemExit(3))"),
+        row("slow", "__import__('time').sleep(60)", seconds=1),
+        row("good", "print('well')"),
+    ]
+    assert run_all(rows, "cpu", tmp_path, 60) == ["bad", "slow"]
+    told = [line.split("  ")[0] for line in (tmp_path / "results.txt").read_text().splitlines()]
+    assert told == ["bad", "slow", "good"]
+    assert "    why\n" in capsys.readouterr().out
+    assert "well" in (tmp_path / "log.txt").read_text()
+
+
+def test_without_time_or_a_build_nothing_begins(tmp_path: Path) -> None:
+    rows = [row("build", "raise(SystemExit(1))"), row("other", "1")]
+    assert run_all(rows, "cuda", tmp_path, 60) == ["build", "other"]
+    assert "other                 not started" in (tmp_path / "results.txt").read_text()
+    assert run_all(rows[1:], "cuda", tmp_path, 0) == ["other"]
+
+
+def test_checks_are_chosen_by_name_in_order_after_a_build() -> None:
+    assert [check.name for check in chosen(["overhead", "native_ops"], "cuda")] == [
+        "build", "native_ops", "overhead",
+    ]  # fmt: skip
+    assert chosen([], "cuda") == CHECKS
+    assert {"build", "overhead"}.isdisjoint(check.name for check in chosen([], "cpu"))
+    with pytest.raises(SystemExit, match="no check overhead on cpu"):
+        chosen(["overhead"], "cpu")
+
+
+def test_ranks_that_share_a_gpu_are_told_so() -> None:
+    made = environment(CHECKS[1], "cuda", {"CONSISTENT_NCCL": "/there/libnccl.so.2"})
+    assert made["LD_PRELOAD"] == "/there/libnccl.so.2"
+    assert made["NCCL_MULTI_RANK_GPU_ENABLE"] == "1"
+    assert "LD_PRELOAD" not in environment(CHECKS[1], "cuda", {})
+    assert "NCCL_MAX_CTAS" not in environment(CHECKS[1], "cpu", {})
+
+
+def test_every_cuda_program_has_its_sources() -> None:
+    assert subjects()
+    for subject in subjects():
+        assert {path.suffix for path in sources(subject)} == {".cu", ".cpp"}
+        assert all(path.exists() for path in sources(subject))

@@ -1,0 +1,79 @@
+"""Training on all ranks has the losses of training on the first of them alone.
+
+The main job's LeNet (examples/mnist_lenet.py) and a small GPT (benchmarks/gpt.py) under three
+plans, in float64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+import consistent
+from benchmarks.gpt import COLUMNS_AND_ROWS, GPT, batch, stepper
+from consistent.flow.data import Digits, load
+from consistent.spec import B, Placement, S, Sbp
+from tests.gpu.world import World, start
+
+LENET = Path(__file__).parents[2] / "examples" / "mnist_lenet.py"
+IMAGES, STEPS, LAYERS = 256, 3, 2
+CLOSE = 1e-10
+PLANS: dict[str, tuple[dict[str, int], Sbp]] = {
+    "batch split": ({}, S(0)),
+    "batch and parameters split": ({"*": 0}, S(0)),
+    "columns and rows split": (COLUMNS_AND_ROWS, B),
+}
+
+
+def module_of(path: Path) -> ModuleType:
+    """A script as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    made = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def compare(world: World, name: str, losses: list[float], alone: list[float]) -> None:
+    world.say(f"{name}: losses {', '.join(f'{each:.4f}' for each in losses)}")
+    world.expect(alone[-1] < alone[0], f"{name}: nothing is learnt alone, {alone}")
+    world.close(torch.tensor(losses).double(), torch.tensor(alone).double(), CLOSE, name)
+
+
+def lenet(world: World, everywhere: Placement, first: Placement) -> None:
+    """One epoch over a part of the digits; convolutions, dropout, a split layer."""
+    job, digits = module_of(LENET), load()
+    few = Digits(digits[0][:IMAGES], digits[1][:IMAGES], digits[2][:IMAGES], digits[3][:IMAGES])
+    asked = argparse.Namespace(seed=0, epochs=1, batch=32, lr=1e-3)
+    runs = [job.train(few, placement, asked, "LeNet") for placement in (everywhere, first)]
+    compare(world, "LeNet", runs[0].losses, runs[1].losses)
+    share = [torch.tensor(run.accuracy) for run in runs]
+    world.close(share[0], share[1], 0, "LeNet, share of digits named rightly")
+
+
+def gpt(placement: Placement, plan: dict[str, int], split: Sbp) -> list[float]:
+    torch.manual_seed(0)
+    sbps = {name: S(dim) for name, dim in plan.items()}
+    model = consistent.parallelize(GPT(LAYERS), placement, sbps)
+    step = stepper(model, *(consistent.distribute(x, placement, split) for x in batch()))
+    return [step() for _ in range(STEPS)]
+
+
+def main() -> None:
+    world = start(__doc__)
+    torch.set_default_dtype(torch.float64)
+    everywhere, first = (Placement(world.device, range(n)) for n in (world.size, 1))
+    lenet(world, everywhere, first)
+    alone = gpt(first, {}, B)
+    for name, (plan, split) in PLANS.items():
+        compare(world, f"GPT, {name}", gpt(everywhere, plan, split), alone)
+    world.end()
+
+
+if __name__ == "__main__":
+    main()
