@@ -18,126 +18,27 @@ CONSISTENT_SHARED_MEMORY=0.
 
 from __future__ import annotations
 
-import math
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..comm import Done, Handle, Ranks, Shape, check_member, check_op
 from ..symmetric import Peers
-from . import _C, segments, tune  # pyright: ignore[reportAttributeAccessIssue]
+from . import segments, tune
 from .layer import Layer
+from .places import DeviceMemory, Places
 from .shared_memory import REDUCED, SUMMED, SharedMemory, bytes_with
 from .table import Table
 
 PLACE = 16 * 1024 * 1024  # bytes a rank gives at once, twice
 MOST_RANKS = 32  # csrc/peer/device_moves.h
-_ALIGNED = 16  # bytes that a kernel moves at once
-
-
-class DeviceMemory(Protocol):
-    """What `Peers` is: memory of each rank, and what orders the devices' work on it."""
-
-    memory: list[Tensor]
-
-    def begin(self) -> None: ...
-    def barrier(self, timeout_s: float) -> None: ...
-
 
 Make = Callable[[int, torch.device, Ranks, int, str], DeviceMemory]
-
-
-class Group:
-    """Ranks that read each other's places. Every method is a call that all of them make."""
-
-    def __init__(
-        self, peers: DeviceMemory, meeting: Any, at: int, place: int, timeout_s: float
-    ) -> None:
-        self.meeting, self.place, self.table = meeting, place, Table()
-        self._peers, self._at, self._timeout_s = peers, at, timeout_s
-        self._places = [[m[k * place : (k + 1) * place] for m in peers.memory] for k in (0, 1)]
-        self._step = 0
-        self._one_shot = Table().one_shot, Table().one_shot_narrow
-        self._lock = threading.Lock()
-
-    def set_one_shot(self, nbytes: int, narrow: int) -> None:
-        """All-reduces up to so many bytes send all to all; `narrow` is for floats of two bytes."""
-        self._one_shot = nbytes, narrow
-
-    def serves(self, move: str, dtype: torch.dtype, given: int, nbytes: int) -> bool:
-        """Whether a move of `nbytes`, of which a rank gives `given` at most, goes by the places: a
-        question of what the headers have shown to be the same on all ranks."""
-        return given <= self.place and not self.table.by_messages(move, dtype, nbytes)
-
-    def all_reduce(self, x: Tensor, op: str) -> Tensor:
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        flat, n = out.view(-1), x.numel()
-        with self._lock:
-            places = self._give(x)
-            if x.nbytes <= self._one_shot[x.dtype in (torch.float16, torch.bfloat16)]:
-                _C.reduce(places, [n], 0, 0, flat, op)
-                return out
-            sizes = _parts(n, len(places), x.element_size())
-            own, results = sizes[self._at], self._next()
-            mine = _as(results[self._at], (own,), x.dtype)
-            _C.reduce(places, [n], 0, sum(sizes[: self._at]), mine, op)
-            self._peers.barrier(self._timeout_s)
-            _C.collect(results, flat, 0, sizes, -1, 0, 0)
-        return out
-
-    def reduce_scatter(self, x: Tensor, dim: int, sizes: Sequence[int], op: str) -> Tensor:
-        dim, start = dim % x.dim(), sum(sizes[: self._at])
-        out = x.new_empty(_with(x.shape, {dim: sizes[self._at]}))
-        with self._lock:
-            _C.reduce(self._give(x), list(x.shape), dim, start, out, op)
-        return out
-
-    def join(self, x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
-        dim = dim % x.dim()
-        out = x.new_empty(_with(x.shape, {dim: sum(sizes)}))
-        with self._lock:
-            _C.collect(self._give(x), out, dim, list(sizes), -1, 0, 0)
-        return out
-
-    def turn(
-        self, x: Tensor, split: int, split_sizes: Sequence[int], dim: int, sizes: Sequence[int]
-    ) -> Tensor:
-        split, dim = split % x.dim(), dim % x.dim()
-        start, own = sum(split_sizes[: self._at]), split_sizes[self._at]
-        out = x.new_empty(_with(x.shape, {split: own, dim: sum(sizes)}))
-        with self._lock:
-            _C.collect(self._give(x), out, dim, list(sizes), split, start, x.shape[split])
-        return out
-
-    def broadcast(self, x: Tensor | None, out: Tensor, source: int) -> Tensor:
-        with self._lock:
-            place = self._give(x)[source]
-            _C.collect([place], out.view(-1), 0, [out.numel()], -1, 0, 0)
-        return out
-
-    def peers(self, x: Tensor) -> list[Tensor]:
-        """Every rank's x, to be read before the next call but one, on this stream."""
-        with self._lock:
-            return [_as(place, x.shape, x.dtype) for place in self._give(x)]
-
-    def _next(self) -> list[Tensor]:
-        """The places of this step: all have read what was there two steps ago, for the barrier of
-        the step between came after it."""
-        self._step += 1
-        return self._places[self._step % 2]
-
-    def _give(self, x: Tensor | None) -> list[Tensor]:
-        self._peers.begin()
-        places = self._next()
-        if x is not None:
-            _as(places[self._at], x.shape, x.dtype).copy_(x.detach())
-        self._peers.barrier(self._timeout_s)
-        return places
 
 
 class SymmetricMemory(Layer):
@@ -158,7 +59,7 @@ class SymmetricMemory(Layer):
     ) -> None:
         super().__init__(inner)
         self.kind, self.place, self._make_peers = kind, place, make
-        self._groups: dict[tuple[Ranks, torch.device], tuple[Any, Group | None]] = {}
+        self._groups: dict[tuple[Ranks, torch.device], tuple[Any, Places | None]] = {}
         self._making = threading.RLock()
 
     def shares(self, ranks: Ranks, kind: str) -> bool:
@@ -175,7 +76,7 @@ class SymmetricMemory(Layer):
         self._use(group, tune.measured(self._tried(group, _device(self.kind), ranks)))
         return group.table
 
-    def _group(self, device: torch.device, ranks: Ranks) -> Group | None:
+    def _group(self, device: torch.device, ranks: Ranks) -> Places | None:
         """The ranks' places; None where there are none. Made in the first call."""
         if device.type != self.kind:
             return None
@@ -193,7 +94,7 @@ class SymmetricMemory(Layer):
                         self._use(known[1], tune.agreed(self._tried(known[1], device, ranks)))
         return known[1]
 
-    def _make(self, meeting: Any, device: torch.device, ranks: Ranks) -> Group | None:
+    def _make(self, meeting: Any, device: torch.device, ranks: Ranks) -> Places | None:
         if len(ranks) > MOST_RANKS:
             return None
         at, timeout_s = ranks.index(self.rank), self.inner.inner.timeout_s()
@@ -208,13 +109,13 @@ class SymmetricMemory(Layer):
         if peers is None or faults:
             segments.warn(ranks, "the memory of their devices", faults[0], "Give them peer access")
             return None
-        return Group(peers, meeting, at, self.place, timeout_s)
+        return Places(peers, meeting, at, self.place, timeout_s)
 
-    def _tried(self, group: Group, device: torch.device, ranks: Ranks) -> tune.Tried:
+    def _tried(self, group: Places, device: torch.device, ranks: Ranks) -> tune.Tried:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         return tune.Tried(self, self.inner, ranks, device, name, group.set_one_shot)
 
-    def _use(self, group: Group, found: Table) -> None:
+    def _use(self, group: Places, found: Table) -> None:
         group.set_one_shot(found.one_shot, found.one_shot_narrow)
         group.table = found
 
@@ -335,19 +236,3 @@ def _device(named: torch.device | str) -> torch.device:
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
-
-
-def _with(shape: Shape, sizes: dict[int, int]) -> list[int]:
-    return [sizes.get(dim, size) for dim, size in enumerate(shape)]
-
-
-def _as(place: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
-    """The start of a place, as a tensor."""
-    return place[: math.prod(shape) * dtype.itemsize].view(dtype).view(tuple(shape))
-
-
-def _parts(n: int, count: int, itemsize: int) -> list[int]:
-    """n elements in `count` parts, each of which begins where a kernel's unit does."""
-    unit = max(1, _ALIGNED // itemsize)
-    each = -(-n // (count * unit)) * unit
-    return [max(0, min(each, n - k * each)) for k in range(count)]
