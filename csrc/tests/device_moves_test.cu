@@ -1,5 +1,6 @@
 // The moves between devices, with memory of one device in the place of its peers', against the same
 // on the CPU; then time: 8 peers, 64 MB of each.
+// Any argument leaves the time out, as under compute-sanitizer.
 //
 //   nvcc -std=c++17 -O3 -arch=native -fmad=false -Xcompiler -ffp-contract=off
 //       csrc/tests/device_moves_test.cu csrc/peer/device_moves.cu csrc/peer/device_moves_cpu.cpp
@@ -81,11 +82,11 @@ void timing() {
 }  // namespace
 }  // namespace consistent::peer
 
-int main() {
+int main(int words, char**) {
   using namespace consistent::peer;
   int64_t wrong = 0;
   for (const MoveCase& it : move_cases()) wrong += compare(it);
   printf(wrong ? "CUDA and CPU differ\n" : "CUDA and CPU agree\n");
-  timing();
+  if (words < 2) timing();
   return wrong != 0;
 }

@@ -63,7 +63,7 @@ CHECKS = [
     _on_gpu("memcheck", "-m tests.gpu.programs --under memcheck", 240),
     _on_gpu("racecheck", "-m tests.gpu.programs --under racecheck", 240),
     _on_gpu("kernels_f32", "benchmarks/kernels.py --device cuda --compile --dtypes float32", 240),
-    _on_gpu("marked_tests", "-m pytest -q -m gpu tests/mirrored tests/csrc", 120),
+    _on_gpu("marked_tests", "-m pytest -q -m gpu tests/mirrored", 120),
     _on_gpu(
         "boxing_speed",
         "benchmarks/boxing.py --device cuda --ranks 2 --rounds 3 --sizes 65536 4194304 67108864",

@@ -7,6 +7,7 @@ compute-sanitizer, without the bandwidth.
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -24,9 +25,9 @@ def subjects() -> list[str]:
 
 
 def sources(subject: str) -> list[Path]:
-    """The program, the kernels that it tries, and the same on the CPU."""
-    kernels = [*CSRC.glob(f"*/{subject}.cu"), *CSRC.glob(f"*/{subject}_cpu.cpp")]
-    return [CSRC / "tests" / f"{subject}_test.cu", *kernels]
+    """What the program's first lines say it is made of."""
+    head = (CSRC / "tests" / f"{subject}_test.cu").read_text().partition("#include")[0]
+    return [ROOT / name for name in re.findall(r"csrc/\S+\.(?:cu|cpp)\b", head)]
 
 
 def compiled(subject: str) -> str:

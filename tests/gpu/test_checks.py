@@ -106,5 +106,6 @@ def test_ranks_that_share_a_gpu_are_told_so() -> None:
 def test_every_cuda_program_has_its_sources() -> None:
     assert subjects()
     for subject in subjects():
+        assert sources(subject)[0].name == f"{subject}_test.cu"
         assert {path.suffix for path in sources(subject)} == {".cu", ".cpp"}
         assert all(path.exists() for path in sources(subject))

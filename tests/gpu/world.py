@@ -9,10 +9,13 @@ one that has left; the exit status of all says whether any rank found one.
 from __future__ import annotations
 
 import argparse
+import atexit
 import ctypes
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from mirrored import comm
+from mirrored.transports import table
 
 SHOWN = 20  # faults a rank
 
@@ -94,9 +98,22 @@ def start(description: str | None) -> World:
         store = dist.TCPStore("127.0.0.1", 0, world_size=1, is_master=True)
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
     world = World(device, dist.get_rank(), dist.get_world_size())
-    where = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    where = torch.cuda.get_device_name() if device == "cuda" else table.processors()
+    _use_built_in_tables(world.size, where)
     world.say(f"torch {torch.__version__}, {where}, {world.size} rank(s), {_transports()}")
+    wanted = world.size > 1 and os.environ.get("CONSISTENT_SHARED_MEMORY", "1") != "0"
+    shared = comm.current().shares(tuple(range(world.size)), device)
+    world.expect(shared == wanted, f"ranks read each other's memory: {shared}, not {wanted}")
     return world
+
+
+def _use_built_in_tables(ranks: int, device: str) -> None:
+    """Which way a move goes is what is shown here, not what is fastest on ranks that take turns."""
+    folder = os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="consistent-tables-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for n in range(2, ranks + 1):
+        for name in {device, table.processors()}:
+            table.save(table.Table(), n, name)
 
 
 def _transports() -> str:
