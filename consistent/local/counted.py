@@ -16,7 +16,7 @@ from ..rules.signature import is_split
 from ..spec import TensorSpec
 from .forms import Shards, form
 from .pieces import evened, gathered, numbers
-from .reduce import slot
+from .stacks import slot
 
 Shapes = list[tuple[int, ...]]
 

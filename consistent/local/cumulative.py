@@ -15,7 +15,7 @@ from torch import Tensor
 from mirrored.ordered import identity
 
 from .forms import Shards, form
-from .reduce import slot, stack, wide
+from .stacks import slot, stack, wide
 
 
 def _before(shard: Shards, total: Tensor) -> Tensor:

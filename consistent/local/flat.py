@@ -10,7 +10,7 @@ from torch import Tensor
 from ..rules.counted import masked
 from ..rules.signature import Operand
 from .forms import Shards, form
-from .reduce import slot, stack
+from .stacks import slot, stack
 
 
 def _own_places(shard: Shards, index: Tensor) -> tuple[Tensor, Tensor]:

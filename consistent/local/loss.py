@@ -18,7 +18,8 @@ from ..rules.loss import MEAN, NONE, SUM, class_dim, has_probabilities, reductio
 from ..spec import B, S, Split, TensorSpec
 from . import _native as native
 from .forms import Shards, form
-from .reduce import local_extreme, wide
+from .reduce import local_extreme
+from .stacks import wide
 
 
 @form("mean_loss")

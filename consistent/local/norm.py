@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..spec import S
 from .forms import Shards, form
-from .reduce import wide
+from .stacks import wide
 
 
 def moments(shard: Shards, x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from mirrored import comm
 
 from ..boxing.differentiable import swap
 from .forms import Shards
-from .reduce import slot
+from .stacks import slot
 
 
 def gathered(shard: Shards, x: Tensor, counts: Sequence[int]) -> list[Tensor]:

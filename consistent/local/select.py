@@ -17,7 +17,8 @@ from torch import Tensor
 
 from .forms import Shards, form
 from .keys import keys
-from .reduce import evenly, slot, stack
+from .reduce import evenly
+from .stacks import slot, stack
 
 
 def _rows(x: Tensor, dims: Sequence[int]) -> Tensor:

@@ -24,7 +24,7 @@ from ..boxing.differentiable import swap
 from .forms import Shards, form
 from .keys import keys
 from .pieces import evened, gathered, numbers
-from .reduce import slot
+from .stacks import slot
 
 _SAMPLES = 64  # of each rank, for each rank: cuts then miss a border by a 64th of a piece at most
 

@@ -8,7 +8,6 @@ two.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -16,6 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+
+from .grid import as_grid, compress, row_major, short, solve, unravel
 
 _DEVICE_TYPES = ("cpu", "cuda")
 
@@ -40,10 +41,10 @@ class Placement:
     def __init__(self, type: str, ranks: Any, axes: Sequence[str] | None = None):  # noqa: A002
         _check_type(type)
         self.type = type
-        grid = _as_grid(ranks)
+        grid = as_grid(ranks)
         self.shape: tuple[int, ...] = grid.shape if isinstance(grid, np.ndarray) else (len(grid),)
         self.axes = _check_axes(axes, self.shape)
-        self._start, self._strides, self._table = _compress(grid)
+        self._start, self._strides, self._table = compress(grid)
         self._check_ranks(ranks)
 
     @classmethod
@@ -84,8 +85,8 @@ class Placement:
         """Where ``rank`` stands in the grid; None if it is not part of it."""
         if self._table is not None:
             index = self._index.get(rank)
-            return None if index is None else _unravel(index, self.shape)
-        return _solve(rank - self._start, self.shape, self._strides)
+            return None if index is None else unravel(index, self.shape)
+        return solve(rank - self._start, self.shape, self._strides)
 
     def axis_ranks(self, axis: int, coordinate: Sequence[int]) -> tuple[int, ...]:
         """The ranks along ``axis`` through ``coordinate``, in grid order."""
@@ -133,7 +134,7 @@ class Placement:
             if step == 1:
                 return f"range({stop})" if start == 0 else f"range({start}, {stop})"
             return f"range({start}, {stop}, {step})"
-        if self._table is None and self.size > 64 and self._strides == _row_major(self.shape):
+        if self._table is None and self.size > 64 and self._strides == row_major(self.shape):
             ends = f"{self._start}, " if self._start else ""
             sizes = ", ".join(map(str, self.shape))
             return f"np.arange({ends}{self._start + self.size}).reshape({sizes})"
@@ -167,7 +168,7 @@ class Placement:
         repeated = self._repeated_rank()
         if repeated is not None:
             raise ValueError(
-                f"placement: rank {repeated} stands twice in ranks={_short(ranks)}, and a "
+                f"placement: rank {repeated} stands twice in ranks={short(ranks)}, and a "
                 "rank holds one piece of a tensor. Name each rank once."
             )
         low, high = self._extremes()
@@ -176,7 +177,7 @@ class Placement:
             outside = low if low < 0 else high
             size = f"the world has {world} ranks (0 to {world - 1})" if world else ""
             raise ValueError(
-                f"placement: rank {outside} in ranks={_short(ranks)} lies outside the world: "
+                f"placement: rank {outside} in ranks={short(ranks)} lies outside the world: "
                 f"{size or 'ranks count from 0'}. "
                 "Use ranks of the world, or launch more processes (torchrun --nproc_per_node N)."
             )
@@ -226,102 +227,3 @@ def _check_axes(axes: Sequence[str] | None, shape: tuple[int, ...]) -> tuple[str
             "give one name per axis, each once."
         )
     return names
-
-
-def _as_grid(ranks: Any) -> range | np.ndarray:
-    if isinstance(ranks, range):
-        if len(ranks) == 0:
-            raise _empty(ranks)
-        return ranks
-    try:
-        grid = np.asarray(ranks)
-    except ValueError as error:
-        raise ValueError(
-            f"placement: ranks={_short(ranks)} is not a grid: its rows have different lengths. "
-            "Give every row as many ranks."
-        ) from error
-    if grid.ndim == 0:
-        grid = grid.reshape(1)
-    if grid.size == 0:
-        raise _empty(ranks)
-    if not np.issubdtype(grid.dtype, np.integer):
-        raise ValueError(
-            f"placement: ranks={_short(ranks)} holds {grid.dtype}, and ranks are ints. "
-            "Give an int, a list, a nested list, a range or an int array."
-        )
-    return grid.astype(np.int64, copy=False)
-
-
-def _empty(ranks: Any) -> ValueError:
-    return ValueError(f"placement: ranks={_short(ranks)} is empty. Name at least one rank.")
-
-
-def _compress(grid: range | np.ndarray) -> tuple[int, tuple[int, ...], tuple[int, ...] | None]:
-    """(start, strides, None) for an evenly strided grid, else (0, (), all ranks)."""
-    if isinstance(grid, range):
-        return grid.start, (grid.step if len(grid) > 1 else 1,), None
-    start = int(grid.flat[0])
-    strides = []
-    expected = np.full(grid.shape, start, dtype=np.int64)
-    for axis, n in enumerate(grid.shape):
-        origin = [0] * grid.ndim
-        if n > 1:
-            origin[axis] = 1
-        stride = int(grid[tuple(origin)]) - start if n > 1 else 1
-        strides.append(stride)
-        shape = [-1 if a == axis else 1 for a in range(grid.ndim)]
-        expected = expected + (np.arange(n, dtype=np.int64) * stride).reshape(shape)
-    if np.array_equal(expected, grid):
-        return start, tuple(strides), None
-    return 0, (), tuple(int(rank) for rank in grid.ravel())
-
-
-def _solve(offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The coordinate whose strides add up to ``offset``, found from the widest stride down."""
-    order = sorted(range(len(shape)), key=lambda axis: -abs(strides[axis]))
-    coordinate = [0] * len(shape)
-
-    def search(position: int, rest: int) -> bool:
-        if position == len(order):
-            return rest == 0
-        axis = order[position]
-        n, stride = shape[axis], strides[axis]
-        if n == 1:
-            return search(position + 1, rest)
-        if stride == 0:
-            return False
-        inner = order[position + 1 :]
-        low = sum(min(0, (shape[a] - 1) * strides[a]) for a in inner)
-        high = sum(max(0, (shape[a] - 1) * strides[a]) for a in inner)
-        # rest - step * stride must lie in [low, high]
-        ends = sorted(((rest - high) / stride, (rest - low) / stride))
-        first, last = max(0, int(np.ceil(ends[0]))), min(n - 1, int(np.floor(ends[1])))
-        for step in range(first, last + 1):
-            if search(position + 1, rest - step * stride):
-                coordinate[axis] = step
-                return True
-        return False
-
-    return tuple(coordinate) if search(0, offset) else None
-
-
-def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a grid counted row by row; an axis of one rank has stride 1, see ``_compress``."""
-    strides, step = [], 1
-    for n in reversed(shape):
-        strides.append(step if n > 1 else 1)
-        step *= n
-    return tuple(reversed(strides))
-
-
-def _unravel(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    coordinate = []
-    for n in reversed(shape):
-        coordinate.append(index % n)
-        index //= n
-    return tuple(reversed(coordinate))
-
-
-def _short(ranks: Any) -> str:
-    text = repr(ranks.tolist() if isinstance(ranks, np.ndarray) else ranks)
-    return text if len(text) <= 60 else "".join(itertools.islice(text, 57)) + "..."

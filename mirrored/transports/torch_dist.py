@@ -16,10 +16,7 @@ far. Where that number differs between members, they wait for each other under d
 from __future__ import annotations
 
 import atexit
-import glob
-import os
 import pickle
-import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,6 +31,7 @@ from torch import Tensor
 from ..comm import Done, Handle, Ranks
 from ..ordered import WIDER, no_order, ordered_reduce
 from .checked import CheckedTransport
+from .process import init_from_environment, let_workers_finish, started_by_launcher
 
 # An all-reduce on gloo that sends at most this many bytes a rank when every rank sends all of x to
 # every other does just that, and sums in order: one round of messages instead of gloo's 2(n-1), and
@@ -82,9 +80,9 @@ class TorchDist(CheckedTransport):
     def _state(self) -> _State:
         world = dist.group.WORLD
         if world is None:
-            if not _started_by_launcher():
+            if not started_by_launcher():
                 return _ALONE
-            _init_from_environment()
+            init_from_environment()
             world = dist.group.WORLD
             assert world is not None
         state = self._states.get(world)
@@ -97,7 +95,7 @@ class TorchDist(CheckedTransport):
                 gloo="cpu:gloo" in backends,
             )
             if not self._states:
-                atexit.register(_let_workers_finish)
+                atexit.register(let_workers_finish)
             self._states[world] = state
         return state
 
@@ -314,46 +312,3 @@ def _check_initialised(ranks: Sequence[int]) -> None:
             "  Without it this process is rank 0 of 1 and reaches no other rank.\n"
             '  Call torch.distributed.init_process_group("gloo") first, or start under torchrun.'
         )
-
-
-def _started_by_launcher() -> bool:
-    """Whether torchrun, or a launcher like it, started several processes."""
-    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    return all(name in os.environ for name in names) and os.environ["WORLD_SIZE"] != "1"
-
-
-def _init_from_environment() -> None:
-    """Under torchrun the environment says everything that initialising needs."""
-    cuda = torch.cuda.is_available()
-    if cuda:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
-    atexit.register(_end)  # who starts it ends it
-
-
-def _let_workers_finish() -> None:
-    """Wait until gloo's threads sleep.
-
-    They drop the tensors of a collective after waking who waits for it, and need the interpreter
-    for that. One that asks for it when it is going down ends the process with "terminate called
-    without an active exception".
-    """
-    for _ in range(1000):
-        time.sleep(0.001)  # the interpreter is theirs meanwhile
-        if "R" not in map(_state_of, glob.glob("/proc/self/task/*/stat")):
-            return
-
-
-def _state_of(path: str) -> str:
-    """That of a thread of gloo ("R": it runs, or would if it had a core); "" of another one."""
-    try:
-        with open(path) as file:
-            name, _, rest = file.read().rpartition(")")
-    except OSError:  # it has ended
-        return ""
-    return rest.split()[0] if "gloo" in name else ""
-
-
-def _end() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()

@@ -1,10 +1,27 @@
-// Methods of a Group that are written in files of their own, and what else the module has.
+// The methods of a Group, and what else the module has.
 
 #pragma once
 
 #include "arguments.h"
 
 namespace consistent::peer {
+
+// Moves, as moves.cpp says of each.
+PyObject* all_reduce(Group& group, Arguments arguments);
+PyObject* reduce_scatter(Group& group, Arguments arguments);
+PyObject* all_gather(Group& group, Arguments arguments);
+PyObject* all_to_all(Group& group, Arguments arguments);
+PyObject* gather_into(Group& group, Arguments arguments);
+PyObject* trade_into(Group& group, Arguments arguments);
+PyObject* broadcast(Group& group, Arguments arguments);
+PyObject* gather_objects(Group& group, Arguments arguments);
+PyObject* stage(Group& group, Arguments arguments);
+PyObject* unstage(Group& group, Arguments arguments);
+PyObject* unlink(Group& group, Arguments arguments);
+PyObject* room(Group& group, Arguments arguments);
+PyObject* grow(Group& group, Arguments arguments);
+PyObject* shrink(Group& group, Arguments arguments);
+PyObject* set_one_shot(Group& group, Arguments arguments);
 
 // The headers of the moves of the same names, for tensors that go another way, on any device: who
 // calls what does not fit is told here, by all, before anything moves. meet.cpp
