@@ -2,6 +2,7 @@
 FSDP2 and DTensor tensor parallel, in turn in one run, with peak memory.
 
     python benchmarks/gpt.py                2 ranks, gloo, one thread each
+    python benchmarks/gpt.py --layers 3     5.1 M parameters instead of 10.0 M
 
 Each way runs in processes of its own, so that its memory is its own; all are alive at once and take
 one step each, round after round, so that what else the machine does meets all alike. Read the
@@ -26,7 +27,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-VOCAB, DIM, HEADS, LAYERS, TOKENS, BATCH = 2048, 320, 8, 7, 128, 8
+VOCAB, DIM, HEADS, TOKENS, BATCH = 2048, 320, 8, 128, 8
 Step = Callable[[], float]
 
 
@@ -54,11 +55,13 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """tokens i64[b, s] -> logits f32[b, s, VOCAB]."""
 
-    def __init__(self, layers: int = LAYERS) -> None:
+    layers = 7  # in this process
+
+    def __init__(self) -> None:
         super().__init__()
         self.token = nn.Embedding(VOCAB, DIM)
         self.position = nn.Parameter(torch.randn(TOKENS, DIM) * 0.02)
-        self.blocks = nn.ModuleList(Block() for _ in range(layers))
+        self.blocks = nn.ModuleList(Block() for _ in range(self.layers))
         self.norm, self.head = nn.LayerNorm(DIM), nn.Linear(DIM, VOCAB, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -169,11 +172,12 @@ def resident() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def serve(way: str, rank: int, ranks: int, port: int, told: Connection) -> None:
+def serve(way: str, rank: int, ranks: int, port: int, layers: int, told: Connection) -> None:
     """A rank of one way: a step at each message; answers (seconds, loss, peak MiB)."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    GPT.layers = layers
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
     # All ways carry the same libraries.
     for library in ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "consistent"):
@@ -198,14 +202,18 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=GPT.layers)
     options = parser.parse_args()
+    GPT.layers = options.layers
     context = get_context("spawn")
     started = {}
     for way in WAYS:
         port = free_port()
         pipes = [context.Pipe() for _ in range(options.ranks)]
         ranks = [
-            context.Process(target=serve, args=(way, rank, options.ranks, port, pipe[1]))
+            context.Process(
+                target=serve, args=(way, rank, options.ranks, port, options.layers, pipe[1])
+            )
             for rank, pipe in enumerate(pipes)
         ]
         for process in ranks:

@@ -4,7 +4,7 @@
 
 The ratio is torch / ours: above 1 ours is faster. --compile adds torch.compile. On CUDA also the
 bandwidth that ours comes to, from the bytes that the expression needs (inputs read once, results
-written once), and that of a copy of as many bytes in the same rounds.
+written once), and that of a copy that moves as many, in the same rounds.
 """
 
 from __future__ import annotations
@@ -195,8 +195,9 @@ def show(case: Case, dtype: torch.dtype, device: str, compiled: bool) -> None:
     with torch.no_grad():
         times = medians(runs, device, ROUNDS)
     ours, copy = times.pop("ours"), times.pop("copy", None)
-    line = f"{case.name:28}{str(dtype).removeprefix('torch.'):10}{ours * 1e3:10.2f}"
-    line += "".join(f"{t * 1e3:10.2f}{t / ours:8.2f}" for t in times.values())
+    digits = 2 if device == "cpu" else 3
+    line = f"{case.name:28}{str(dtype).removeprefix('torch.'):10}{ours * 1e3:10.{digits}f}"
+    line += "".join(f"{t * 1e3:10.{digits}f}{t / ours:8.2f}" for t in times.values())
     if copy is not None:
         speeds = [case.nbytes / t / 1e9 for t in (ours, copy)]
         line += f"{speeds[0]:10.0f}{speeds[1]:12.0f}{copy / ours:10.1%}"

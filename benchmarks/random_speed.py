@@ -88,7 +88,8 @@ def milliseconds(run: Run, device: str) -> float:
 def show(what: str, rows: dict[str, Case], device: str) -> None:
     for name, case in rows.items():
         a, b = milliseconds(case.ours, device), milliseconds(case.theirs, device)
-        line = f"{what + ' ' + name:28}{a:10.2f}{b:10.2f}{b / a:14.2f}"
+        digits = 2 if device == "cpu" else 3
+        line = f"{what + ' ' + name:28}{a:10.{digits}f}{b:10.{digits}f}{b / a:14.2f}"
         if device == "cuda" and case.nbytes is not None:
             copy = milliseconds(copying(case.nbytes, device), device)
             speeds = [case.nbytes / t / 1e6 for t in (a, copy)]

@@ -14,6 +14,7 @@ class Check:
         command: its words after the interpreter's name; "DEVICE" stands for "cpu" or "cuda".
         seconds: how long it may take.
         ranks: processes that it is started in by torchrun, 0 to start it plainly.
+        spawns: whether it starts ranks by itself.
         on_cpu: whether it has something to say there.
     """
 
@@ -21,6 +22,7 @@ class Check:
     command: str
     seconds: int
     ranks: int = 0
+    spawns: bool = False
     on_cpu: bool = True
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -43,12 +45,12 @@ def _on_ranks(name: str, program: str, ranks: int, seconds: int) -> list[Check]:
     ]
 
 
-def _on_gpu(name: str, command: str, seconds: int, **more: dict[str, str]) -> Check:
-    return Check(name, command, seconds, on_cpu=False, **more)  # type: ignore[arg-type]
+def _on_gpu(name: str, command: str, seconds: int, spawns: bool = False) -> Check:
+    return Check(name, command, seconds, spawns=spawns, on_cpu=False)
 
 
 CHECKS = [
-    _on_gpu("build", "setup.py build_ext --inplace", 300, environment={"CONSISTENT_CUDA": "1"}),
+    _on_gpu("build", "setup.py build_ext --inplace", 300),
     Check("native_ops", "-m tests.gpu.native_ops --device DEVICE", 90),
     _on_gpu("programs", "-m tests.gpu.programs", 180),
     Check("random_bits", "-m tests.gpu.random_bits --device DEVICE", 90, ranks=2),
@@ -63,11 +65,14 @@ CHECKS = [
     _on_gpu("memcheck", "-m tests.gpu.programs --under memcheck", 240),
     _on_gpu("racecheck", "-m tests.gpu.programs --under racecheck", 240),
     _on_gpu("kernels_f32", "benchmarks/kernels.py --device cuda --compile --dtypes float32", 240),
-    _on_gpu("marked_tests", "-m pytest -q -m gpu tests/mirrored", 120),
+    _on_gpu("marked_tests", "-m pytest -q -m gpu tests/mirrored", 120, spawns=True),
     _on_gpu(
         "boxing_speed",
         "benchmarks/boxing.py --device cuda --ranks 2 --rounds 3 --sizes 65536 4194304 67108864",
         120,
+        spawns=True,
     ),
-    _on_gpu("products_speed", "benchmarks/split_matmul.py --device cuda --rounds 3", 120),
+    _on_gpu(
+        "products_speed", "benchmarks/split_matmul.py --device cuda --rounds 3", 120, spawns=True
+    ),
 ]

@@ -39,9 +39,9 @@ def environment(check: Check, device: str, outer: Mapping[str, str]) -> dict[str
     made = {"GLOO_SOCKET_IFNAME": "lo", **outer, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     made["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), outer.get("PYTHONPATH")]))
     if device == "cuda":
-        made |= SHARED_GPU
-        if outer.get(NCCL):
-            made["LD_PRELOAD"] = outer[NCCL]
+        made["CONSISTENT_CUDA"] = "1"
+        if check.ranks > 1 or check.spawns:
+            made |= SHARED_GPU | ({"LD_PRELOAD": outer[NCCL]} if outer.get(NCCL) else {})
     return made | check.environment
 
 

@@ -96,11 +96,16 @@ def test_checks_are_chosen_by_name_in_order_after_a_build() -> None:
 
 
 def test_ranks_that_share_a_gpu_are_told_so() -> None:
-    made = environment(CHECKS[1], "cuda", {"CONSISTENT_NCCL": "/there/libnccl.so.2"})
-    assert made["LD_PRELOAD"] == "/there/libnccl.so.2"
-    assert made["NCCL_MULTI_RANK_GPU_ENABLE"] == "1"
-    assert "LD_PRELOAD" not in environment(CHECKS[1], "cuda", {})
-    assert "NCCL_MAX_CTAS" not in environment(CHECKS[1], "cpu", {})
+    named = {check.name: check for check in CHECKS}
+    there = {"CONSISTENT_NCCL": "/there/libnccl.so.2"}
+    for check in (named["boxing_2_peers"], named["boxing_speed"]):
+        made = environment(check, "cuda", there)
+        assert made["LD_PRELOAD"] == "/there/libnccl.so.2"
+        assert made["NCCL_MULTI_RANK_GPU_ENABLE"] == "1"
+        assert "LD_PRELOAD" not in environment(check, "cuda", {})
+        assert "NCCL_MAX_CTAS" not in environment(check, "cpu", there)
+    alone = environment(named["build"], "cuda", there)
+    assert "LD_PRELOAD" not in alone and alone["CONSISTENT_CUDA"] == "1"
 
 
 def test_every_cuda_program_has_its_sources() -> None:
