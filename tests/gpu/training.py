@@ -59,7 +59,7 @@ def lenet(world: World, everywhere: Placement, first: Placement) -> None:
 def gpt(placement: Placement, plan: dict[str, int], split: Sbp) -> list[float]:
     torch.manual_seed(0)
     sbps = {name: S(dim) for name, dim in plan.items()}
-    model = consistent.parallelize(GPT(LAYERS), placement, sbps)
+    model = consistent.parallelize(GPT(), placement, sbps)
     step = stepper(model, *(consistent.distribute(x, placement, split) for x in batch()))
     return [step() for _ in range(STEPS)]
 
@@ -67,6 +67,7 @@ def gpt(placement: Placement, plan: dict[str, int], split: Sbp) -> list[float]:
 def main() -> None:
     world = start(__doc__)
     torch.set_default_dtype(torch.float64)
+    GPT.layers = LAYERS
     everywhere, first = (Placement(world.device, range(n)) for n in (world.size, 1))
     lenet(world, everywhere, first)
     alone = gpt(first, {}, B)
