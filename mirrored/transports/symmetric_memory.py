@@ -12,8 +12,8 @@ compare there what they call, and one that died or does not come makes all raise
 waits for it. Sums add in the order of the ranks, short floats in float32: `ordered_reduce`'s bits.
 
 Tensors longer than a place, and moves that the table says messages do faster, go below. So does all
-where GPUs don't reach each other (one warning), where processes share no segment, and with
-CONSISTENT_SHARED_MEMORY=0.
+where GPUs don't reach each other or a first trial of the moves goes wrong (one warning), where
+processes share no segment, and with CONSISTENT_SHARED_MEMORY=0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,6 +39,7 @@ from .table import Table
 PLACE = 16 * 1024 * 1024  # bytes a rank gives at once, twice
 MOST_RANKS = 32  # csrc/peer/device_moves.h
 
+T = TypeVar("T")
 Make = Callable[[int, torch.device, Ranks, int, str], DeviceMemory]
 
 
@@ -99,17 +101,25 @@ class SymmetricMemory(Layer):
             return None
         at, timeout_s = ranks.index(self.rank), self.inner.inner.timeout_s()
         name = self.gather_objects(f"mirrored/{uuid.uuid4()}", ranks)[0]
-        peers, fault = None, ""
+        make = partial(self._make_peers, 2 * self.place, device, ranks, at, name)
+        peers = self._unless_faulty(make, ranks)
+        if peers is None:
+            return None
+        places = Places(peers, meeting, at, self.place, timeout_s)
+        return self._unless_faulty(partial(places.tried, device), ranks)
+
+    def _unless_faulty(self, make: Callable[[], T], ranks: Ranks) -> T | None:
+        """What `make` gives; None, with a warning, where it raises on any rank."""
+        made, fault = None, ""
         try:
-            with torch.inference_mode(False):  # the memory is written in every mode later
-                peers = self._make_peers(2 * self.place, device, ranks, at, name)
+            with torch.inference_mode(False), torch.no_grad():  # it serves in every mode
+                made = make()
         except RuntimeError as error:
             fault = str(error).partition("\n")[0]
         faults = [each for each in self.gather_objects(fault, ranks) if each]
-        if peers is None or faults:
+        if faults:
             segments.warn(ranks, "the memory of their devices", faults[0], "Give them peer access")
-            return None
-        return Places(peers, meeting, at, self.place, timeout_s)
+        return None if faults else made
 
     def _tried(self, group: Places, device: torch.device, ranks: Ranks) -> tune.Tried:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

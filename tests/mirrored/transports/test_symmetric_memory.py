@@ -204,6 +204,29 @@ def test_one_device_that_others_do_not_reach_sends_all_to_the_transport_below() 
         assert len(said) == 1 and "devices: the devices do not reach each other." in said[0]
 
 
+class Shuffled(HostPeers):
+    """Whose last rank sees the places of the others in another order."""
+
+    def __init__(self, nbytes: int, device: torch.device, ranks: Any, at: int, name: str) -> None:
+        super().__init__(nbytes, device, ranks, at, name)
+        if at == 2:
+            self.memory[:2] = self.memory[1::-1]
+
+
+def mixed_up(rank: int) -> tuple[list[float], bool, list[str]]:
+    with warnings.catch_warnings(record=True) as met:
+        warnings.simplefilter("always")
+        transport = SymmetricMemory(SharedMemory(TorchDist()), "cpu", 4096, Shuffled)
+        joined = transport.join(torch.full((1,), float(rank)), 0, [1, 1, 1], (0, 1, 2))
+    return joined.tolist(), transport.shares((0, 1, 2), "cpu"), [str(w.message) for w in met]
+
+
+def test_places_that_do_not_work_are_not_used() -> None:
+    for joined, shares, said in pool(3).run(mixed_up):
+        assert joined == [0, 1, 2] and not shares
+        assert len(said) == 1 and "a trial of" in said[0] and "all-gather" in said[0]
+
+
 # ---- the table ----------------------------------------------------------------------------------
 
 
