@@ -19,6 +19,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 from tests.gpu.checks import CHECKS, Check
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +33,8 @@ SHARED_GPU = {
     "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
 }
 GRACE = 10.0  # seconds in which a launcher may end its ranks
-SHOWN = 15  # lines of a failure
+SHOWN = 25  # lines of a failure
+LAUNCHER = "distributed/elastic/"  # in the first of many lines that torchrun says about one
 
 
 def environment(check: Check, device: str, outer: Mapping[str, str]) -> dict[str, str]:
@@ -106,10 +109,17 @@ def run_all(checks: Sequence[Check], device: str, folder: Path, seconds: float) 
             bad.append(check.name)
         if outcome in ("failed", "out of time"):
             text = log.read_bytes()[before:].decode(errors="replace")
-            print("".join(f"    {line}\n" for line in text.splitlines()[-SHOWN:]), flush=True)
+            print("".join(f"    {line}\n" for line in told(text)), flush=True)
         if check.name == "build" and outcome != "passed":
             seconds = 0  # without it nothing else says anything
     return bad
+
+
+def told(output: str) -> list[str]:
+    """The end of what a program itself said."""
+    lines = output.splitlines()
+    end = next((k for k, line in enumerate(lines) if LAUNCHER in line), len(lines))
+    return lines[:end][-SHOWN:]
 
 
 def main(given: Sequence[str] | None = None) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.checks import CHECKS, Check
-from tests.gpu.driver import ROOT, chosen, environment, run_all
+from tests.gpu.driver import ROOT, SHOWN, chosen, environment, run_all, told
 from tests.gpu.programs import sources, subjects
 
 RUN = ROOT / "tests" / "gpu" / "run"
@@ -76,6 +76,13 @@ def test_a_failure_is_told_and_the_next_check_runs(
     assert told == ["bad", "slow", "good"]
     assert "    why\n" in capsys.readouterr().out
     assert "well" in (tmp_path / "log.txt").read_text()
+
+
+def test_what_the_launcher_says_of_a_failure_is_left_out() -> None:
+    own = [f"line {k}" for k in range(40)]
+    launchers = ["W1 torch/distributed/elastic/multiprocessing/api.py:1] Sending", "Traceback"]
+    assert told("\n".join(own + launchers)) == own[-SHOWN:]
+    assert told("\n".join(own)) == own[-SHOWN:]
 
 
 def test_without_time_or_a_build_nothing_begins(tmp_path: Path) -> None:
