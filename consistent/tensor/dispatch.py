@@ -26,7 +26,7 @@ from . import _C, shards
 from .autograd import type_gradient
 from .execute import execute
 from .naming import know
-from .plan import clear_plans, observers, plans
+from .plan import clear_plans, handlers, list_ops, observers, plans
 from .planning import make_plan
 from .shards import moved_view_error
 
@@ -41,6 +41,16 @@ def enter_methods(cls: Any) -> None:
     for name, base in inspect.getmembers(torch.Tensor, inspect.ismethoddescriptor):
         if name not in vars(cls) and table.find(know(base).name) is not None:
             setattr(cls, name, _C.Method(base))
+
+
+def enter_functions() -> None:
+    """The same for functions of torch's namespaces. They stay the objects that they are, for
+    others know them by identity."""
+    for space in ("_VariableFunctions", "_nn", "_linalg", "_fft", "_special"):
+        for _, function in inspect.getmembers(getattr(torch._C, space), inspect.isbuiltin):
+            name = know(function).name
+            if table.find(name) is not None or name in handlers or name.startswith(tuple(list_ops)):
+                _C.enter_function(function)
 
 
 def set_class(cls: Any) -> None:

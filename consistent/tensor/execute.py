@@ -31,9 +31,7 @@ _Tensor = torch.Tensor
 
 
 def execute(plan: Plan, args: tuple, kwargs: dict) -> Any:
-    if plan.kind == "open":
-        return plan.run(*args, **kwargs)
-    if plan.kind == "handler":
+    if plan.as_called:
         return plan.run(*args, **kwargs)
     if plan.kind == "constant":
         return plan.constant

@@ -23,7 +23,7 @@ from torch.utils import _foreach_utils
 
 from ..local import generator
 from ..spec import B
-from . import _C, autograd, foreach, handlers  # noqa: F401  (the last two enter their ops)
+from . import _C, autograd, dispatch, foreach, handlers  # noqa: F401  (the last two enter their ops)
 from .arguments import collect, replace
 from .global_tensor import GlobalTensor
 from .naming import opened_body
@@ -57,6 +57,7 @@ def install() -> None:
     _enter_foreach()
     _patch_rng()
     _patch_questions()
+    dispatch.enter_functions()
     _guard_construction()
     _guard_collectives()
     _guard_functorch()
@@ -205,7 +206,7 @@ def _grouped(group: Callable[..., Any], lists: Any, with_indices: bool = False) 
     shard's device, which is ``meta`` outside the placement, so that the ranks would form other
     groups and in another order.
     """
-    if not _holds_global(lists[0]):
+    if GlobalTensor not in set(map(type, lists[0])):
         return group(lists, with_indices)
     positions: dict[Any, list[int]] = {}
     for i, first in enumerate(lists[0]):

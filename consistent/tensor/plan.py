@@ -82,6 +82,11 @@ class Plan:
         """Whether ``constant`` is the answer to every such call."""
         return self.kind == "constant"
 
+    @property
+    def as_called(self) -> bool:
+        """Whether ``run`` takes the call as it came, and its answer is the answer."""
+        return self.kind == "open" or self.kind == "handler"
+
     def __repr__(self) -> str:
         boxes = ", ".join(f"{i} to {spec.sbp}" for i, spec in self.boxes)
         outs = ", ".join(str(spec.sbp) for spec in self.outs)

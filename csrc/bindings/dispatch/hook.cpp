@@ -218,6 +218,7 @@ PyObject* call(PyObject* func, const Arguments& given) {
   }
   const Held entry(found);
   if (found->constant != nullptr) return Py_NewRef(found->constant);
+  if (found->as_called) return given.pass_to(found->run);
   const bool watched = PyList_GET_SIZE(python.observers) != 0;
   return found->fast && !watched ? run_fast(*found, given) : run_in_python(*found, given);
 }

@@ -64,17 +64,30 @@ PyObject* Arguments::pass_to(PyObject* func) const {
   return PyObject_Vectorcall(func, values, count, names);
 }
 
-bool Arguments::as_tuple_and_dict(PyObject** args, PyObject** kwargs) const {
-  *args = tuple != nullptr ? Py_NewRef(tuple) : PyTuple_New(count);
-  *kwargs = dict != nullptr ? Py_NewRef(dict) : PyDict_New();
-  bool done = *args != nullptr && *kwargs != nullptr;
-  for (Py_ssize_t i = 0; done && tuple == nullptr && i < count; ++i) {
-    PyTuple_SET_ITEM(*args, i, Py_NewRef(values[i]));
+PyObject* Arguments::as_tuple() const {
+  if (tuple != nullptr) return Py_NewRef(tuple);
+  PyObject* made = PyTuple_New(count);
+  for (Py_ssize_t i = 0; made != nullptr && i < count; ++i) {
+    PyTuple_SET_ITEM(made, i, Py_NewRef(values[i]));
   }
+  return made;
+}
+
+PyObject* Arguments::as_dict() const {
+  if (dict != nullptr) return Py_NewRef(dict);
+  PyObject* made = PyDict_New();
+  bool done = made != nullptr;
   for (Py_ssize_t i = 0; done && names != nullptr && i < PyTuple_GET_SIZE(names); ++i) {
-    done = PyDict_SetItem(*kwargs, PyTuple_GET_ITEM(names, i), values[count + i]) == 0;
+    done = PyDict_SetItem(made, PyTuple_GET_ITEM(names, i), values[count + i]) == 0;
   }
-  if (done) return true;
+  if (!done) Py_CLEAR(made);
+  return made;
+}
+
+bool Arguments::as_tuple_and_dict(PyObject** args, PyObject** kwargs) const {
+  *args = as_tuple();
+  *kwargs = as_dict();
+  if (*args != nullptr && *kwargs != nullptr) return true;
   Py_CLEAR(*args);
   Py_CLEAR(*kwargs);
   return false;

@@ -36,7 +36,10 @@ struct Arguments {
         dict(dict_) {}
   // func(*arguments), a new reference.
   PyObject* pass_to(PyObject* func) const;
-  // Both as new references, the dict never nullptr; false with a Python error set.
+  // Those that are not named, and those that are, as new references.
+  PyObject* as_tuple() const;
+  PyObject* as_dict() const;
+  // Both; false with a Python error set.
   bool as_tuple_and_dict(PyObject** args, PyObject** kwargs) const;
 };
 

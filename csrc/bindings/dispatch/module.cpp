@@ -4,6 +4,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include "function.h"
 #include "hook.h"
 #include "key.h"
 #include "method.h"
@@ -166,6 +167,11 @@ PyObject* py_gradient(PyObject*, PyObject* leaf) {
   END_HANDLE_TH_ERRORS
 }
 
+PyObject* py_enter_function(PyObject*, PyObject* function) {
+  if (!enter_function(function)) return nullptr;
+  Py_RETURN_NONE;
+}
+
 template <typename Function>
 PyCFunction fast(Function function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
@@ -177,6 +183,8 @@ PyMethodDef methods[] = {
     {"attach", fast(py_attach), METH_FASTCALL,
      "(local, spec) -> local, retyped as the shard of a global tensor; no one else holds it."},
     {"gradient", py_gradient, METH_O, "(leaf) -> its gradient as a global tensor, or None."},
+    {"enter_function", py_enter_function, METH_O,
+     "(builtin function of torch): it goes straight to the hook from now on."},
     {"make_getter", make_getter, METH_O,
      "(property of torch.Tensor) -> (tensor) -> what it says of the shard."},
     {"make_handle", make_handle, METH_O,

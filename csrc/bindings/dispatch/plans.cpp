@@ -41,6 +41,7 @@ Entry* Entry::of(PyObject* plan) {
   bool settled = false;
   bool read = truth(plan, "settled", &settled) && truth(plan, "fast", &entry->fast) &&
               truth(plan, "inplace", &entry->inplace) && truth(plan, "kept", &entry->kept) &&
+              truth(plan, "as_called", &entry->as_called) &&
               (entry->run = PyObject_GetAttrString(plan, "run")) != nullptr &&
               (entry->sizes = PyObject_GetAttrString(plan, "sizes")) != nullptr &&
               (outs = PyObject_GetAttrString(plan, "outs")) != nullptr;

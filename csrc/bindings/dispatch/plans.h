@@ -19,7 +19,7 @@ struct Entry {
   PyObject* constant;           // the answer to a question about shapes or dtypes, or nullptr
   std::vector<PyObject*> outs;  // specs
   std::vector<c10::ScalarType> dtypes;
-  bool fast, inplace, kept;
+  bool fast, inplace, kept, as_called;
 
   // A new entry with one reference; nullptr with a Python error set.
   static Entry* of(PyObject* plan);

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import pickle
+import re
 import resource
 import sys
 import threading
@@ -236,7 +238,7 @@ def test_equal_keys_of_unhashable_and_of_changing_arguments() -> None:
 # -- ways through ----------------------------------------------------------------------------------
 
 
-def test_methods_ask_the_mode_that_is_on_first() -> None:
+def test_methods_and_functions_ask_the_mode_that_is_on_first() -> None:
     class Log(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
             names.append(func.__name__)
@@ -244,8 +246,8 @@ def test_methods_ask_the_mode_that_is_on_first() -> None:
 
     x, names = laid(torch.randn(2, 2)), []
     with Log():
-        y = x + x
-    assert "add" in names and y._spec is x._spec
+        y = torch.relu(x + x)
+    assert {"add", "relu"} <= set(names) and y._spec is x._spec
 
 
 def test_a_method_looks_like_torchs() -> None:
@@ -256,6 +258,34 @@ def test_a_method_looks_like_torchs() -> None:
     x = laid(plain)
     assert torch.equal(method(x, other=x, alpha=2).to_local(), 3 * plain)
     assert torch.equal((plain + x).full(), 2 * plain) and torch.equal((plain - x).full(), 0 * plain)
+
+
+def test_functions_go_straight_to_the_hook_and_stay_torchs_objects(monkeypatch: Any) -> None:
+    plain = torch.randn(4, 4)
+    x, b = laid(plain), laid(plain[0], B)
+    calls: list[Callable[[Any, Any], Any]] = [
+        lambda x, b: torch.relu(x),
+        lambda x, b: F.linear(x, b[None], bias=None),
+        lambda x, b: torch.cat([x, x], dim=1),
+        lambda x, b: torch._foreach_add([x, b], 1.0)[0],
+    ]
+    expected = [call(plain, plain[0]) for call in calls]
+    monkeypatch.delattr(consistent.GlobalTensor, "__torch_function__")  # what torch would look for
+    for call, value in zip(calls, expected, strict=True):
+        assert torch.equal(call(x, b).to_local(), value)
+    assert torch.is_floating_point(x) and not torch.is_complex(x)
+    assert pickle.loads(pickle.dumps(torch.relu)) is torch.relu is torch._C._VariableFunctions.relu
+    assert "torch.relu(x)" in torch.fx.symbolic_trace(lambda x: torch.relu(x)).code
+
+
+def test_a_function_refuses_what_torch_refuses_in_its_words() -> None:
+    plain = torch.randn(2)
+    for call in (lambda t: torch.relu(t, 3), lambda t: torch.cat([t, 1]), lambda t: F.linear(t)):
+        with pytest.raises(TypeError) as torchs:
+            call(plain)
+        with pytest.raises(TypeError, match=re.escape(str(torchs.value).split("\n")[0])):
+            call(laid(plain))
+    pytest.raises(TypeError, _C.enter_function, len)
 
 
 def test_a_watched_op_is_seen_whatever_its_way() -> None:

@@ -1,0 +1,58 @@
+#include "function.h"
+
+#include <torch/csrc/Exceptions.h>
+
+#include "hook.h"
+
+namespace consistent::dispatch {
+namespace {
+
+// torch gives its functions this form, and no vectorcall: CPython makes a tuple and a dict.
+constexpr int kForm = METH_VARARGS | METH_KEYWORDS;
+
+bool is_global(PyObject* x) { return Py_TYPE(x) == global_class(); }
+
+bool begins_global(PyObject* x) {
+  if (PyList_CheckExact(x)) return PyList_GET_SIZE(x) != 0 && is_global(PyList_GET_ITEM(x, 0));
+  if (PyTuple_CheckExact(x)) return PyTuple_GET_SIZE(x) != 0 && is_global(PyTuple_GET_ITEM(x, 0));
+  return is_global(x);
+}
+
+PyObject* straight(PyObject* function, const Arguments& given) {
+  HANDLE_TH_ERRORS
+  return call(function, given);
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* as_torch_does(PyObject* function, const Arguments& given) {
+  PyObject* args = given.as_tuple();
+  PyObject* kwargs = given.names != nullptr ? given.as_dict() : nullptr;
+  PyObject* out = nullptr;
+  if (args != nullptr && (kwargs != nullptr || given.names == nullptr)) {
+    out = PyCFunction_Type.tp_call(function, args, kwargs);
+  }
+  Py_XDECREF(args);
+  Py_XDECREF(kwargs);
+  return out;
+}
+
+PyObject* function_call(PyObject* function, PyObject* const* values, size_t counted,
+                        PyObject* names) {
+  const Arguments given(values, PyVectorcall_NARGS(counted), names);
+  const bool ours = given.count != 0 && begins_global(values[0]) && hook_is_on();
+  return ours ? straight(function, given) : as_torch_does(function, given);
+}
+
+}  // namespace
+
+bool enter_function(PyObject* function) {
+  if (!PyCFunction_CheckExact(function) || (PyCFunction_GET_FLAGS(function) & kForm) != kForm) {
+    PyErr_Format(PyExc_TypeError, "enter_function: a builtin function of torch is needed, not %R",
+                 function);
+    return false;
+  }
+  reinterpret_cast<PyCFunctionObject*>(function)->vectorcall = function_call;
+  return true;
+}
+
+}  // namespace consistent::dispatch
