@@ -28,6 +28,7 @@ FLOORS = {
     "consistent.tensor._C": 0,
     "consistent.tensor.autograd": 4,
     "consistent.tensor.arguments": 4,
+    "consistent.tensor.candidates": 4,
     "consistent.tensor.dispatch": 4,
     "consistent.tensor.execute": 4,
     "consistent.tensor.follow": 4,

@@ -24,8 +24,8 @@ from ..rules.signature import Signature
 from ..spec import TensorSpec
 from ..tensor import _C
 from ..tensor.arguments import collect, replace
+from ..tensor.candidates import candidates
 from ..tensor.plan import Plan, choices, dtypes, exact_plans, watchers
-from ..tensor.planning import candidates
 from ..tensor.shards import attach, is_global
 
 

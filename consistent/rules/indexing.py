@@ -92,6 +92,12 @@ def look_shape(look: Any) -> tuple[int, ...]:
 
 def index_of(call: Call) -> Index:
     """The call's index: that of ``x[...]``, or what select, narrow, slice say with other words."""
+    if call.index is None:
+        call.index = _read(call)
+    return call.index
+
+
+def _read(call: Call) -> Index:
     x = call.operands[0]
     if call.name in ("getitem", "setitem"):
         return parse(call.args[1], x.shape)

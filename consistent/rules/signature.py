@@ -89,6 +89,7 @@ class Call:
     axis: int = (
         0  # the placement axis that signatures are asked for; only regrouped dims depend on it
     )
+    index: Any = field(default=None, init=False, repr=False, compare=False)  # read once, `indexing`
 
     def get(self, name: str, default: Any = None) -> Any:
         """The argument called ``name``, given by position or by keyword."""

@@ -93,29 +93,31 @@ def same_cuts(call: Call, d: int, span: int, m: int, out_span: int) -> bool:
     return call.axis in taken
 
 
-def _kept(call: Call) -> list[tuple[Split, Split]]:
-    source, target = call.operands[0].shape, call.outs[0].shape
-    return [
-        (S(i), S(o))
-        for i, span, o, out_span in heads(source, target)
-        if same_cuts(call, i, span, target[o], out_span)
-    ]
+def _kept(call: Call) -> tuple[list[tuple[Split, Split]], list[int]]:
+    """Splits that survive, on both sides, and the dims whose splits do not."""
+    target = call.outs[0].shape
+    kept, moved = [], []
+    for i, span, o, out_span in heads(call.operands[0].shape, target):
+        if same_cuts(call, i, span, target[o], out_span):
+            kept.append((S(i), S(o)))
+        else:
+            moved.append(i)
+    return kept, moved
 
 
 def reshaped(call: Call, parts: int) -> list[Signature]:
     """One operand whose elements keep their order."""
     if call.operands[0].spec.dtype != call.outs[0].dtype:
         raise ValueError("a view of another dtype")
-    kept = _kept(call)
+    kept, moved = _kept(call)
     made = [call.whole(), call.make({0: P}, P), *(call.make({0: s}, t) for s, t in kept)]
-    moved = [i for i, *_ in heads(call.operands[0].shape, call.outs[0].shape)]
-    return made + windows(call, parts, [i for i in moved if i not in {s.dim for s, _ in kept}])
+    return made + windows(call, parts, moved)
 
 
 def reshaped_as(call: Call, parts: int) -> list[Signature]:
     """The second operand gives its shape, and no value: split like the output, the local shape."""
     made = [call.whole(), call.make({0: P}, P), call.make({1: P}, B), call.make({0: P, 1: P}, P)]
-    return made + [call.make({0: s, 1: t}, t) for s, t in _kept(call)]
+    return made + [call.make({0: s, 1: t}, t) for s, t in _kept(call)[0]]
 
 
 def repeated_in_place(call: Call, parts: int) -> list[Signature]:

@@ -51,7 +51,7 @@ def on_meta(run: Callable[..., Any], call: Call) -> tuple[Any, list[torch.Tensor
     metas = [torch.empty(o.shape, dtype=o.spec.dtype, device="meta") for o in call.operands]
     kwargs = {k: v for k, v in call.kwargs.items() if k not in ("device", "pin_memory")}
     try:
-        with HookOff(), torch.no_grad():
+        with HookOff():  # no graph is made: these ask for no gradients
             return run(*fill(call.args, metas), **fill(kwargs, metas)), metas
     except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
         return None

@@ -17,9 +17,10 @@ from ..boxing.run import here
 from ..rules import table
 from ..rules.after_sum import FORM as AFTER_SUM
 from ..rules.after_sum import joins_sum
-from ..rules.signature import Call, Operand, Signature
-from ..spec import B, NdSbp, Placement, TensorSpec, is_one_way, may_be
+from ..rules.signature import Call, Operand
+from ..spec import B, NdSbp, Placement, TensorSpec
 from .arguments import collect, replace
+from .candidates import candidates
 from .execute import execute
 from .key import key_of
 from .meta import has_meta_backward, logical_outputs, on_meta
@@ -66,7 +67,7 @@ def _make_plan(known: Known, args: tuple, kwargs: dict, key: tuple) -> Plan:
         return Plan("handler", known.name, with_hook_off(known.run))
     if "out" in kwargs and kwargs["out"] is not None:
         return Plan("handler", known.name, into_out(known.run))
-    if any(isinstance(kwargs.get(name), _Tensor) for name in NUMBERS):
+    if kwargs and any(isinstance(kwargs.get(name), _Tensor) for name in NUMBERS):
         return Plan("handler", known.name, with_numbers(known.run))
     tensors: list[Any] = []
     collect(args, tensors)
@@ -221,10 +222,17 @@ def _apply_row(
         moved = plan.boxes or plan.adopt or plan.inplace
         (head, *rest), named = plan.template
         if not moved and not named and head.__class__ is Operand and len(specs) == 1:
-            plan.fast, plan.sizes = head is call.args[0], tuple(rest)
+            plan.fast, plan.sizes = head is call.args[0], _as_given(call, rest)
     else:
         plan.kind = "run" if plan.boxes or plan.adopt else "direct"
         plan.fast = plan.kind == "direct"
+
+
+def _as_given(call: Call, rest: Sequence[Any]) -> tuple:
+    """The arguments after the tensor; sizes that came one by one go so, as torch reads a tuple of
+    them slower."""
+    one_by_one = len(call.args) > 1 and call.args[1].__class__ is int
+    return rest[0] if one_by_one and [r.__class__ for r in rest] == [tuple] else tuple(rest)
 
 
 def _choose(
@@ -249,41 +257,6 @@ def _choose(
             choices.clear()
         choices[level] = choice
     return choice
-
-
-def candidates(row: table.Row, call: Call, placement: Placement) -> list[list[Signature]] | None:
-    """For each axis of ``placement`` the signatures that the row claims for ``call``; None where
-    it does not fit."""
-    by_axis = []
-    for axis in range(placement.ndim):
-        call.axis = axis
-        try:
-            options = row.signatures(call, placement.shape[axis])
-        except (IndexError, ValueError, KeyError, TypeError, ZeroDivisionError):
-            return None  # the row does not fit this call
-        by_axis.append([o for o in options if is_allowed(o, call, axis)])
-    return by_axis
-
-
-def is_allowed(option: Signature, call: Call, axis: int) -> bool:
-    """Whether the dtypes can be what ``option`` says, and the operands go there in one way of
-    being partial. P(max) and P(min) are made where no gradient is asked, and go on from an operand
-    that is so."""
-    pairs = [(o.spec.dtype, s) for o, s in zip(call.operands, option.ins, strict=True)]
-    pairs += [(o.dtype, s) for o, s in zip(call.outs, option.outs, strict=True)]
-    if not all(may_be(s, dtype) for dtype, s in pairs if s.is_partial):
-        return False
-    if call.tracked and any(s.is_extreme for _, s in pairs):
-        return False
-    have = [o.spec.sbp for o in call.operands]
-    known = [h[axis] for h in have]
-    if not all(s in known for s in option.ins if s.is_extreme):
-        return False
-    return all(
-        is_one_way((*h[:axis], s, *h[axis + 1 :]))
-        for h, s in zip(have, option.ins, strict=True)
-        if s.is_partial
-    )
 
 
 def _shapeless(part: Any) -> Any:
