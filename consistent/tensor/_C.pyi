@@ -32,8 +32,8 @@ def attach(local: Any, spec: Any, /) -> Any:
 def gradient(leaf: Any, /) -> Any:
     """The gradient of a global tensor as a global tensor, or None."""
 
-def enter_function(function: Callable[..., Any], /) -> None:
-    """A builtin of torch, which goes straight to the hook from now on."""
+def enter_function(function: Callable[..., Any], /) -> bool:
+    """A builtin of torch -> whether it goes straight to the hook from now on."""
 
 def make_getter(descriptor: Any, /) -> Callable[[Any], Any]:
     """What a property of torch.Tensor says of a global tensor's shard."""

@@ -47,8 +47,6 @@ PyObject* function_call(PyObject* function, PyObject* const* values, size_t coun
 
 bool enter_function(PyObject* function) {
   if (!PyCFunction_CheckExact(function) || (PyCFunction_GET_FLAGS(function) & kForm) != kForm) {
-    PyErr_Format(PyExc_TypeError, "enter_function: a builtin function of torch is needed, not %R",
-                 function);
     return false;
   }
   reinterpret_cast<PyCFunctionObject*>(function)->vectorcall = function_call;

@@ -168,8 +168,7 @@ PyObject* py_gradient(PyObject*, PyObject* leaf) {
 }
 
 PyObject* py_enter_function(PyObject*, PyObject* function) {
-  if (!enter_function(function)) return nullptr;
-  Py_RETURN_NONE;
+  return PyBool_FromLong(enter_function(function));
 }
 
 template <typename Function>
@@ -184,7 +183,7 @@ PyMethodDef methods[] = {
      "(local, spec) -> local, retyped as the shard of a global tensor; no one else holds it."},
     {"gradient", py_gradient, METH_O, "(leaf) -> its gradient as a global tensor, or None."},
     {"enter_function", py_enter_function, METH_O,
-     "(builtin function of torch): it goes straight to the hook from now on."},
+     "(builtin function of torch) -> whether it goes straight to the hook from now on."},
     {"make_getter", make_getter, METH_O,
      "(property of torch.Tensor) -> (tensor) -> what it says of the shard."},
     {"make_handle", make_handle, METH_O,
