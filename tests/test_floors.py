@@ -38,6 +38,7 @@ FLOORS = {
     "consistent.tensor.plan": 4,
     "consistent.tensor.planning": 4,
     "consistent.tensor.shards": 4,
+    "consistent.tensor.ties": 4,
     "consistent.tensor.naming": 4,
     "consistent.tensor.wrapped": 4,
     "consistent.nn": 6,

@@ -53,6 +53,8 @@ def set_up(
     observers: list,
     clear_plans: Callable[[], None],
     type_gradient: Callable[[Any, Any], Any],
+    ties: list,
+    freshened: Callable[[tuple, dict], tuple | None],
     /,
 ) -> None:
     """What the hook calls when the hot path is not enough."""

@@ -28,7 +28,7 @@ from .execute import execute
 from .naming import know
 from .plan import clear_plans, handlers, list_ops, observers, plans
 from .planning import make_plan
-from .shards import moved_view_error
+from .ties import alive, freshened, moved_view_error
 
 torch_function = _C.torch_function
 
@@ -58,6 +58,6 @@ def set_class(cls: Any) -> None:
     shards.set_class(cls)
     _C.set_up(
         cls, MirroredTensor, make_plan, execute, moved_view_error, observers, clear_plans,
-        type_gradient,
+        type_gradient, alive, freshened,
     )  # fmt: skip
     _C.use(plans)

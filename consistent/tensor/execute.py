@@ -17,15 +17,13 @@ from .shards import (
     HookOff,
     adopt,
     attach,
-    is_view,
-    mark_moved,
-    moved_view_error,
     plain,
     promote,
     rebox,
     retype,
     whole_result,
 )
+from .ties import is_view, moved_view_error, tie
 
 _Tensor = torch.Tensor
 
@@ -66,10 +64,10 @@ def execute(plan: Plan, args: tuple, kwargs: dict) -> Any:
         with torch.no_grad(), HookOff():
             back = box(plain(tensors[index]), target, specs[index])
             _Tensor.copy_(originals[index], back)
+    moved = False
     if plan.kind == "whole":
         out, outs = whole_result(out, plan.placement)
-        if plan.boxes and is_view(plan):
-            mark_moved(out)
+        moved = bool(plan.boxes)
     else:
         outs = plan.outs
         if plan.counted:
@@ -83,8 +81,8 @@ def execute(plan: Plan, args: tuple, kwargs: dict) -> Any:
         else:
             out = retype(out, outs)
             moved = plan.kind == "form" or any(index == 0 for index, _ in plan.boxes)
-            if moved and is_view(plan):
-                mark_moved(out)
+    if is_view(plan) and not plan.inplace and (moved or getattr(first, "_moved_view", False)):
+        tie(out, plan, first, args, kwargs)
     if observers:
         for observe in observers:
             observe(plan, specs, outs)

@@ -26,6 +26,7 @@ from . import _C, autograd, dispatch, saving
 from .create import check_world
 from .planning import common_placement
 from .shards import HookOff, adopt, attach, check_partial, device_of, plain, rebox
+from .ties import fresh
 
 _Base = torch.Tensor
 
@@ -213,8 +214,9 @@ class GlobalTensor(torch.Tensor):
             return self
         check_partial("to_global", target)
         check.calling("to_global")
-        out = box(self, spec, target, wanted)
-        return attach(plain(out) if out is self else out, target)
+        x = fresh(self)
+        out = box(x, spec, target, wanted)
+        return attach(plain(out) if out is x else out, target)
 
     def to_local(self) -> torch.Tensor:
         """This rank's shard as a plain tensor that shares its storage; empty on a rank outside the
@@ -225,7 +227,7 @@ class GlobalTensor(torch.Tensor):
         """
         if here(self._spec.placement) is None:
             return torch.empty(0, dtype=self.dtype, device=self.device)
-        return plain(self)
+        return plain(fresh(self))
 
     def to_mirrored(self) -> MirroredTensor:
         """The pieces as a list with one element a device, in the placement's order of ranks; shares
@@ -235,7 +237,8 @@ class GlobalTensor(torch.Tensor):
         has. Differentiable like ``to_local``. Pieces of a dim that does not split evenly differ in
         shape.
         """
-        return mirrored_tensor.from_local(plain(self), self._spec.placement.ranks.ravel().tolist())
+        ranks = self._spec.placement.ranks.ravel().tolist()
+        return mirrored_tensor.from_local(plain(fresh(self)), ranks)
 
     def full(self) -> torch.Tensor:
         """The whole logical value as a plain tensor on every rank of the world, without

@@ -143,40 +143,6 @@ def whole_result(out: Any, placement: Placement) -> tuple[Any, tuple[TensorSpec,
     return visit(out), tuple(outs)
 
 
-# Ops whose result shares storage with their input on one device. Where boxing had to move data
-# first the result is a copy, and writing into it would be lost, so that is an error and not a wrong
-# value.
-VIEWS = frozenset(
-    "getitem select narrow view reshape view_as transpose t permute movedim moveaxis swapaxes "
-    "swapdims squeeze "
-    "unsqueeze expand expand_as split chunk split_with_sizes tensor_split unbind diagonal flatten "
-    "unflatten "
-    "unfold real imag".split()
-)
-
-
-def is_view(plan: Any) -> bool:
-    """Whether the op's result would share storage with its input on one device."""
-    if plan.name != "getitem":
-        return plan.name in VIEWS
-    # Tensors and lists of numbers as an index make a copy, in torch as here.
-    index = plan.call.args[1] if plan.call.args[1].__class__ is tuple else (plan.call.args[1],)
-    return len(plan.call.operands) == 1 and not any(isinstance(part, list | bool) for part in index)
-
-
-def mark_moved(out: Any) -> None:
-    for value in out if isinstance(out, tuple | list) else (out,):
-        value._moved_view = True
-
-
-def moved_view_error(name: str) -> RuntimeError:
-    return RuntimeError(
-        f"{name}_: this tensor is a view on one device, but boxing had to move its data, so what "
-        "is written here would "
-        "not reach the tensor it was taken from. Write into that tensor instead: x[index] = value."
-    )
-
-
 def check_partial(what: str, spec: TensorSpec) -> None:
     """Raise for what has no sum and is P, or no order and is P(max) or P(min)."""
     if fault := misfit(spec):

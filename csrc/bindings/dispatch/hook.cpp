@@ -93,12 +93,8 @@ PyObject* run_on_shards(const Entry& entry, const Arguments& given) {
 }
 
 bool check_not_moved(const Entry& entry, PyObject* target) {
-  static PyObject* const name = PyUnicode_InternFromString("_moved_view");
-  PyObject* moved = PyObject_GetAttr(target, name);
-  if (moved == nullptr) return false;
-  const bool is = moved == Py_True;
-  Py_DECREF(moved);
-  if (!is) return true;
+  const int moved = is_moved(target);
+  if (moved <= 0) return moved == 0;
   PyObject* op = PyObject_GetAttrString(entry.plan, "name");
   PyObject* error = op ? PyObject_CallOneArg(python.moved_view_error, op) : nullptr;
   if (error != nullptr) PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error)), error);
@@ -204,9 +200,30 @@ bool hook_is_on() {
          !at::impl::torch_function_mode_enabled();
 }
 
-PyObject* call(PyObject* func, const Arguments& given) {
-  Key key;
+namespace {
+
+PyObject* call_with(PyObject* func, const Arguments& given, bool fresh);
+
+// The call with moved views taken again where their sources were written meanwhile.
+PyObject* call_freshened(PyObject* func, const Arguments& given) {
+  PyObject *args = nullptr, *kwargs = nullptr;
+  if (!given.as_tuple_and_dict(&args, &kwargs)) return nullptr;
+  PyObject* made = PyObject_CallFunctionObjArgs(python.freshened, args, kwargs, nullptr);
+  Py_DECREF(args);
+  Py_DECREF(kwargs);
+  if (made == nullptr) return nullptr;
+  PyObject* out =
+      made == Py_None
+          ? call_with(func, given, true)
+          : call_with(func, Arguments(PyTuple_GET_ITEM(made, 0), PyTuple_GET_ITEM(made, 1)), true);
+  Py_DECREF(made);
+  return out;
+}
+
+PyObject* call_with(PyObject* func, const Arguments& given, bool fresh) {
+  Key key(PyList_GET_SIZE(python.ties) != 0);
   if (!key.of_call(func, given)) return nullptr;
+  if (key.tied && !fresh) return call_freshened(func, given);
   bool failed = false;
   Entry* found = plans->find(key, &failed);
   if (failed) return nullptr;
@@ -220,7 +237,12 @@ PyObject* call(PyObject* func, const Arguments& given) {
   if (found->constant != nullptr) return Py_NewRef(found->constant);
   if (found->as_called) return given.pass_to(found->run);
   const bool watched = PyList_GET_SIZE(python.observers) != 0;
-  return found->fast && !watched ? run_fast(*found, given) : run_in_python(*found, given);
+  const bool fast = found->fast && !watched && !key.tied;
+  return fast ? run_fast(*found, given) : run_in_python(*found, given);
 }
+
+}  // namespace
+
+PyObject* call(PyObject* func, const Arguments& given) { return call_with(func, given, false); }
 
 }  // namespace consistent::dispatch

@@ -16,6 +16,8 @@ struct Python {
   PyObject* observers = nullptr;         // a list: while it is not empty, `execute` runs all plans
   PyObject* clear_plans = nullptr;       // ()
   PyObject* type_gradient = nullptr;     // (leaf, plain gradient) -> global gradient
+  PyObject* ties = nullptr;       // a list: while it is not empty, operands may be moved views
+  PyObject* freshened = nullptr;  // (args, kwargs) -> the same of fresh views, or None
 };
 extern Python python;
 

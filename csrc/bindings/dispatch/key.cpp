@@ -59,6 +59,21 @@ PyObject* spec_of(PyObject* tensor) {
   return found;
 }
 
+int is_moved(PyObject* tensor) {
+  static PyObject* const name = PyUnicode_InternFromString("_moved_view");
+#if PY_VERSION_HEX < 0x030D0000
+  PyObject** dict = _PyObject_GetDictPtr(tensor);
+  if (dict == nullptr || *dict == nullptr) return 0;
+  PyObject* own = PyDict_GetItemWithError(*dict, name);
+  return own != nullptr ? own != Py_False : PyErr_Occurred() ? -1 : 0;
+#else
+  PyObject* found = PyObject_GetAttr(tensor, name);
+  if (found == nullptr) return -1;
+  Py_DECREF(found);  // the tensor or its class holds it
+  return found != Py_False;
+#endif
+}
+
 PyObject* Arguments::pass_to(PyObject* func) const {
   if (tuple != nullptr) return PyObject_Call(func, tuple, dict);
   return PyObject_Vectorcall(func, values, count, names);
@@ -131,6 +146,11 @@ bool Key::add(PyObject* x) {
     if (spec == nullptr) return false;
     specs.push_back(spec);
     put(kSpec, address(spec));
+    if (look_for_ties_ && !tied) {
+      const int moved = is_moved(x);
+      if (moved < 0) return false;
+      tied = moved != 0;
+    }
   } else if (type == &PyFloat_Type) {
     put(kFloat, 0);
   } else if (type == &PyLong_Type) {

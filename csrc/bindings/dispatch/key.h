@@ -49,8 +49,9 @@ struct Key {
   c10::SmallVector<PyObject*, 12> objects;  // compared by ==, in the order of their atoms
   c10::SmallVector<PyObject*, 12> specs;    // the addresses among the atoms, to be kept alive
   uint64_t hash = 0;
+  bool tied = false;  // one of the tensors is a moved view; only looked for if `look_for_ties`
 
-  Key() = default;
+  explicit Key(bool look_for_ties) : look_for_ties_(look_for_ties) {}
   Key(const Key&) = delete;
   Key& operator=(const Key&) = delete;
   ~Key();
@@ -62,6 +63,7 @@ struct Key {
   bool of_call(PyObject* func, const Arguments& arguments);
 
  private:
+  const bool look_for_ties_;
   bool add(PyObject* argument);
   bool add_tuple(PyObject* sequence, uint64_t kind);
   bool add_dict(PyObject* dict);
@@ -77,5 +79,7 @@ PyTypeObject* global_class();
 
 // The `_spec` of a global tensor, borrowed; nullptr with a Python error set.
 PyObject* spec_of(PyObject* tensor);
+// Whether it is a view that boxing moved; -1 with a Python error set.
+int is_moved(PyObject* tensor);
 
 }  // namespace consistent::dispatch

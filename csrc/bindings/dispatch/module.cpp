@@ -77,13 +77,14 @@ PyObject* use(PyObject*, PyObject* given) {
 PyObject* set_up(PyObject*, PyObject* args) {
   PyObject *global_tensor = nullptr, *mirrored_tensor = nullptr;
   Python given;
-  if (!PyArg_ParseTuple(args, "OOOOOO!OO", &global_tensor, &mirrored_tensor, &given.make_plan,
+  if (!PyArg_ParseTuple(args, "OOOOOO!OOO!O", &global_tensor, &mirrored_tensor, &given.make_plan,
                         &given.execute, &given.moved_view_error, &PyList_Type, &given.observers,
-                        &given.clear_plans, &given.type_gradient)) {
+                        &given.clear_plans, &given.type_gradient, &PyList_Type, &given.ties,
+                        &given.freshened)) {
     return nullptr;
   }
   for (PyObject* part : {given.make_plan, given.execute, given.moved_view_error, given.observers,
-                         given.clear_plans, given.type_gradient}) {
+                         given.clear_plans, given.type_gradient, given.ties, given.freshened}) {
     Py_INCREF(part);
   }
   set_classes(global_tensor, mirrored_tensor);
@@ -191,7 +192,7 @@ PyMethodDef methods[] = {
     {"use", use, METH_O, "Look plans up in this table from now on; returns the one before."},
     {"set_up", set_up, METH_VARARGS,
      "(GlobalTensor, MirroredTensor, make_plan, execute, moved_view_error, observers, "
-     "clear_plans)"},
+     "clear_plans, type_gradient, ties, freshened)"},
     {nullptr, nullptr, 0, nullptr},
 };
 
