@@ -27,6 +27,8 @@ FLOORS = {
     "consistent.tensor": 5,
     "consistent.tensor._C": 0,
     "consistent.tensor.autograd": 4,
+    "consistent.tensor.buckets": 4,
+    "consistent.tensor.gradients": 4,
     "consistent.tensor.arguments": 4,
     "consistent.tensor.candidates": 4,
     "consistent.tensor.dispatch": 4,

@@ -3,34 +3,28 @@ leaf.
 
 Torch differentiates the local ops. The gradient of a tensor has the dual SBP (S -> S, B -> P, P ->
 B), so backward starts from the dual of the loss, and a gradient that reaches a B leaf is P until it
-is boxed. Leaf hooks collect such gradients in buckets whose all-reduces overlap with the rest of
-backward; when backward ends, every leaf's ``.grad`` has the leaf's own SBP. Inside ``no_sync()``
-gradients stay P and add up.
+is boxed. Leaf hooks sum large ones at once where ranks share memory, and collect the others in
+buckets whose all-reduces overlap with the rest of backward; when backward ends, every leaf's
+``.grad`` has the leaf's own SBP. Inside ``no_sync()`` gradients stay P and add up.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from mirrored import comm
-
 from ..boxing import check
 from ..boxing.plan import plan as plan_boxing
 from ..boxing.run import here, run
 from ..boxing.run import observers as boxing_observers
-from ..spec import B, TensorSpec, dual_nd
-from . import _C
+from ..spec import B, TensorSpec
+from . import buckets
+from .buckets import state
+from .gradients import raw_grad, set_raw_grad, settled_spec
 from .shards import HookOff, adopt, attach, plain, rebox
-
-# Buckets go out as they fill. 25 MB is DistributedDataParallel's default; the first is small so
-# that the wire starts working early.
-FIRST_BUCKET_BYTES = 1 << 20
-BUCKET_BYTES = 25 << 20
 
 
 def seed(y: Any, gradient: torch.Tensor | None) -> torch.Tensor:
@@ -70,85 +64,6 @@ def seed(y: Any, gradient: torch.Tensor | None) -> torch.Tensor:
 # -- leaves ----------------------------------------------------------------------------------------
 
 
-class _State(threading.local):
-    """What one thread's backward has in flight."""
-
-    def __init__(self) -> None:
-        self.sync = True
-        self.depth = 0
-        self.reset()
-
-    def reset(self) -> None:
-        self.open: dict[tuple, list[Any]] = {}
-        self.flying: list[_Bucket] = []
-        self.launched = 0
-
-
-_state = _State()
-
-
-class _Bucket:
-    """Leaves whose gradients are being summed in one flat all-reduce over one set of axes."""
-
-    __slots__ = ("leaves", "flat", "handles", "axes")
-
-    def __init__(self, leaves: list[Any], axes: tuple[int, ...]):
-        self.leaves, self.axes = leaves, axes
-        grads = [raw_grad(leaf) for leaf in leaves]
-        self.flat = torch.cat([plain(g).reshape(-1) for g in grads])
-        placement = leaves[0]._spec.placement
-        at = here(placement)
-        self.handles: list[Any] = []
-        if at is not None:
-            # Axes after the first wait for the one before; one axis is the common case.
-            ranks = placement.axis_ranks(axes[0], at)
-            self.handles.append(comm.current().all_reduce_async(self.flat, ranks))
-
-    def finish(self) -> None:
-        placement = self.leaves[0]._spec.placement
-        at = here(placement)
-        flat = self.flat
-        if at is not None:
-            flat = self.handles[0].wait()
-            for axis in self.axes[1:]:
-                flat = comm.current().all_reduce(flat, placement.axis_ranks(axis, at))
-        position = 0
-        for leaf in self.leaves:
-            grad = raw_grad(leaf)
-            n = plain(grad).numel()
-            with torch.no_grad(), HookOff():
-                piece = flat[position : position + n].view(torch.Tensor.size(grad))
-                torch.Tensor.copy_(grad, piece)
-            position += n
-            attach(grad, settled_spec(leaf._spec, grad.dtype))
-
-
-# (leaf) -> the gradient as torch holds it, typed as a global tensor; None if there is none.
-raw_grad = _C.gradient
-
-
-def type_gradient(leaf: Any, grad: torch.Tensor) -> Any:
-    """``grad``, which autograd has just made of a leaf: a local tensor in the dual SBP."""
-    if grad._is_zerotensor():  # one that autograd knows to be zero has no memory
-        grad = grad.clone()
-        set_raw_grad(leaf, grad)
-    return attach(grad, leaf._spec.dual.with_dtype(grad.dtype))
-
-
-def set_raw_grad(leaf: Any, grad: Any) -> None:
-    """Store a gradient as torch holds it."""
-    with HookOff():
-        torch.Tensor.grad.__set__(leaf, grad)  # type: ignore[attr-defined]
-
-
-def settled_spec(spec: TensorSpec, dtype: torch.dtype) -> TensorSpec:
-    """Where the gradient of a leaf with ``spec`` ends: as the leaf lies, and B where the leaf is
-    P (as it comes out)."""
-    if any(entry.is_partial for entry in spec.sbp):
-        spec = spec.with_sbp(tuple(B if entry.is_partial else entry for entry in spec.sbp))
-    return spec.with_dtype(dtype)
-
-
 def watch_leaf(leaf: Any) -> None:
     """Attach the hooks that box this leaf's gradient. Idempotent."""
     if leaf._watched or not any(entry is B for entry in leaf._spec.sbp):
@@ -177,7 +92,7 @@ class _Before:
         leaf = self._leaf()
         if leaf is None:
             return
-        _settle(leaf)
+        buckets.settle(leaf)
         held = raw_grad(leaf)
         if held is None:
             return
@@ -193,7 +108,7 @@ class _Before:
 def _gradient_added(leaf: Any) -> None:
     """Runs after a new gradient was added to a leaf: put it into a bucket."""
     grad = raw_grad(leaf)
-    if grad is None or not _state.sync:
+    if grad is None or not state.sync:
         return
     spec = leaf._spec
     axes = tuple(
@@ -206,13 +121,8 @@ def _gradient_added(leaf: Any) -> None:
         # Sparse, or part of a graph that will be differentiated again: box it by itself.
         set_raw_grad(leaf, rebox(grad, settled_spec(spec, grad.dtype), "gradient"))
         return
-    key = (spec.placement, axes, grad.dtype)
-    bucket = _state.open.setdefault(key, [])
-    bucket.append(leaf)
     _observe(leaf)
-    limit = BUCKET_BYTES if _state.launched else FIRST_BUCKET_BYTES
-    if sum(plain(raw_grad(x)).nbytes for x in bucket) >= limit:
-        _launch(key)
+    buckets.put(leaf, grad, axes)
 
 
 def _observe(leaf: Any) -> None:
@@ -225,30 +135,6 @@ def _observe(leaf: Any) -> None:
             observe(dual, settled, moves)
 
 
-def _launch(key: tuple) -> None:
-    leaves = _state.open.pop(key, [])
-    if leaves:
-        _state.flying.append(_Bucket(leaves, key[1]))
-        _state.launched += 1
-
-
-def _settle(leaf: Any) -> None:
-    """Finish the bucket that holds ``leaf``, if one does: the leaf gets a second gradient in one
-    backward."""
-    waiting = any(x is leaf for bucket in _state.open.values() for x in bucket)
-    if waiting or any(x is leaf for bucket in _state.flying for x in bucket.leaves):
-        flush()
-
-
-def flush() -> None:
-    """Finish all gradient reductions in flight."""
-    for key in list(_state.open):
-        _launch(key)
-    flying, _state.flying, _state.launched = _state.flying, [], 0
-    for bucket in flying:
-        bucket.finish()
-
-
 @contextmanager
 def no_sync() -> Iterator[None]:
     """Inside, gradients of B leaves stay P and add up; the next backward outside boxes their sum
@@ -257,11 +143,11 @@ def no_sync() -> Iterator[None]:
     Use it for all but the last micro-batch of a gradient accumulation. ``.grad`` is a right global
     tensor at every moment; inside it is P.
     """
-    before, _state.sync = _state.sync, False
+    before, state.sync = state.sync, False
     try:
         yield
     finally:
-        _state.sync = before
+        state.sync = before
 
 
 def run_engine(engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -270,28 +156,22 @@ def run_engine(engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     Every rank must issue the same boxings in the same order. With several engine threads (CPU and
     CUDA nodes in one graph) two ranks could differ, so backward runs on one.
     """
-    outermost = _state.depth == 0
-    _state.depth += 1
+    outermost = state.depth == 0
+    state.depth += 1
     try:
         with torch.autograd.set_multithreading_enabled(False):
             result = engine(*args, **kwargs)
         if outermost:
-            flush()
+            buckets.flush()
         return result
     except BaseException:
         if outermost:
-            _state.reset()
+            state.reset()
         raise
     finally:
-        _state.depth -= 1
-
-
-def gradient_spec(x: Any, dtype: torch.dtype) -> TensorSpec:
-    """Spec of the raw gradient that autograd computes for ``x``."""
-    spec: TensorSpec = x._spec
-    return spec.with_sbp(dual_nd(spec.sbp)).with_dtype(dtype)
+        state.depth -= 1
 
 
 def in_backward() -> bool:
     """Whether this thread is inside a backward pass."""
-    return _state.depth > 0
+    return state.depth > 0

@@ -23,8 +23,8 @@ from mirrored.mirrored_tensor import MirroredTensor
 
 from ..rules import table
 from . import _C, shards
-from .autograd import type_gradient
 from .execute import execute
+from .gradients import type_gradient
 from .naming import know
 from .plan import clear_plans, handlers, list_ops, observers, plans
 from .planning import make_plan

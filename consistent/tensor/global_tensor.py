@@ -22,7 +22,7 @@ from ..boxing.differentiable import box, spread
 from ..boxing.run import everywhere, here
 from ..boxing.run import run as run_boxing
 from ..spec import Placement, SbpLike, TensorSpec, resolve_sbp
-from . import _C, autograd, dispatch, saving
+from . import _C, autograd, dispatch, gradients, saving
 from .create import check_world
 from .planning import common_placement
 from .shards import HookOff, adopt, attach, check_partial, device_of, plain, rebox
@@ -344,14 +344,14 @@ class GlobalTensor(torch.Tensor):
             elif given is not value:
                 given = given.clone()
             value = given
-        autograd.set_raw_grad(self, value)
+        gradients.set_raw_grad(self, value)
 
     def _delete_grad(self) -> None:
-        autograd.set_raw_grad(self, None)
+        gradients.set_raw_grad(self, None)
 
     # The gradient as a global tensor: as this leaf lies (B where it is P) once backward ended, P
     # inside ``no_sync()``. Read without a step in Python: optimizers do so for each parameter.
-    grad: Any = property(autograd.raw_grad, _set_grad, _delete_grad)
+    grad: Any = property(gradients.raw_grad, _set_grad, _delete_grad)
 
     @property
     def data(self) -> Any:
@@ -364,7 +364,7 @@ class GlobalTensor(torch.Tensor):
             spec = self._spec
             target = TensorSpec.of(spec.placement, spec.sbp, value.shape, value.dtype)
             value = attach(spread(value.detach(), target), target)
-        autograd.raw_grad(self)  # typed now: it lies as this tensor did
+        gradients.raw_grad(self)  # typed now: it lies as this tensor did
         with HookOff():
             _Base.data.__set__(self, value)  # type: ignore[attr-defined]
         self._spec = value._spec

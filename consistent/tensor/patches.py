@@ -23,7 +23,7 @@ from torch.utils import _foreach_utils
 
 from ..local import generator
 from ..spec import B
-from . import _C, autograd, dispatch, foreach, handlers  # noqa: F401  (the last two enter their ops)
+from . import _C, autograd, dispatch, foreach, gradients, handlers  # noqa: F401  (two enter their ops)
 from .arguments import collect, replace
 from .global_tensor import GlobalTensor
 from .naming import opened_body
@@ -117,7 +117,7 @@ def _typed_gradient(x: Any, g: Any) -> Any:
     # A new object each time: torch gives the same tensor for two inputs whose gradients are equal.
     if x.__class__ is not GlobalTensor or g is None:
         return g
-    return attach(plain(g), autograd.gradient_spec(x, g.dtype))
+    return attach(plain(g), gradients.gradient_spec(x, g.dtype))
 
 
 # -- autograd.Function: torch hands it the shards and loses the specs ------------------------------

@@ -13,7 +13,7 @@ import torch
 
 from ..boxing.run import here
 from ..spec import Placement, TensorSpec
-from . import autograd
+from . import gradients
 from .shards import attach, device_of, plain
 
 # Attributes that describe one object and are not copied along.
@@ -34,7 +34,7 @@ def deep_copy(x: Any, memo: dict) -> Any:
     memo[id(x)] = new
     _carry(x, new)
     if x.grad is not None:
-        autograd.set_raw_grad(new, copy.deepcopy(x.grad, memo))
+        gradients.set_raw_grad(new, copy.deepcopy(x.grad, memo))
     return new
 
 

@@ -90,7 +90,8 @@ def is_view(plan: Any) -> bool:
 
 def tie(out: Any, plan: Any, source: Any, args: tuple, kwargs: dict) -> None:
     """Tie the views ``out``, which the call of ``plan`` has moved, to ``source``."""
-    tracked = plan.name not in _AT_TIMES and not source.is_inference()
+    with HookOff():
+        tracked = plan.name not in _AT_TIMES and not source.is_inference()
     several = isinstance(out, tuple | list)
     for index, view in enumerate(out if several else (out,)):
         given = args, kwargs

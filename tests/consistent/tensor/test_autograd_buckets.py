@@ -10,6 +10,7 @@ import torch
 
 import consistent
 from consistent import B, P, S
+from consistent.tensor import buckets
 from mirrored import comm, counting
 from tests.consistent.tensor.test_autograd import (
     double_backward,
@@ -88,6 +89,12 @@ def test_no_sync_sends_nothing_and_one_bucket_serves_all_leaves() -> None:
 
 def _overlap(rank: int) -> None:
     """Twelve B weights of 1.2 MB in buckets of 1 and 25 MB: the first goes before backward ends."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(buckets, "AT_ONCE_BYTES", 1 << 60)
+        _check_overlap()
+
+
+def _check_overlap() -> None:
     at = Laid(consistent.placement("cpu", [0, 1]))
     torch.manual_seed(0)
     weights = [at.leaf(torch.randn(550, 550) / 20) for _ in range(12)]
@@ -117,12 +124,11 @@ def test_reductions_start_before_backward_ends_and_are_few() -> None:
     pool(2).run(_overlap)
 
 
-def _same_with_small_buckets(rank: int, first: int, later: int) -> None:
-    from consistent.tensor import autograd
-
-    before = autograd.FIRST_BUCKET_BYTES, autograd.BUCKET_BYTES
-    autograd.FIRST_BUCKET_BYTES, autograd.BUCKET_BYTES = first, later
-    try:
+def _same_with_limits(rank: int, first: int, later: int, at_once: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(buckets, "FIRST_BUCKET_BYTES", first)
+        patch.setattr(buckets, "BUCKET_BYTES", later)
+        patch.setattr(buckets, "AT_ONCE_BYTES", at_once)
         for function in (
             leaf_used_often,
             _accumulate,
@@ -130,13 +136,27 @@ def _same_with_small_buckets(rank: int, first: int, later: int) -> None:
             double_backward,
         ):
             compare(rank, function, [0, 1])
-    finally:
-        autograd.FIRST_BUCKET_BYTES, autograd.BUCKET_BYTES = before
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (1, 100), (100, 1)])
-def test_bucket_sizes_change_no_value(sizes: tuple[int, int]) -> None:
-    pool(2).run(_same_with_small_buckets, *sizes)
+@pytest.mark.parametrize("at_once", [1, 100, 1 << 60])
+def test_bucket_sizes_change_no_value(sizes: tuple[int, int], at_once: int) -> None:
+    pool(2).run(_same_with_limits, *sizes, at_once)
+
+
+def _summed_where_they_lie(rank: int) -> list[Any]:
+    at = Laid(consistent.placement("cpu", [0, 1]))
+    x, seen = at.leaf(randn(4, 200), S(0)), []
+    large, turned = (at.leaf(randn(200, 200, seed=k), B) for k in (1, 2))
+    for leaf in (large, turned):  # a user's hook, after ours
+        leaf.register_post_accumulate_grad_hook(lambda leaf: seen.append(str(leaf.grad.sbp)))
+    with counting() as log:
+        ((x @ large) @ turned.t()).square().sum().backward()
+    return [seen, log.names.count("all_reduce")]
+
+
+def test_large_gradients_are_whole_in_hooks_where_ranks_share_memory() -> None:
+    assert pool(2).run(_summed_where_they_lie) == [[["(B,)"] * 2, 2]] * 2
 
 
 def _failed_backward(rank: int) -> None:
