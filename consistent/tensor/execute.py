@@ -23,7 +23,7 @@ from .shards import (
     retype,
     whole_result,
 )
-from .ties import is_view, moved_view_error, tie
+from .ties import alive, is_view, refuse_moved, tie, write_through
 
 _Tensor = torch.Tensor
 
@@ -34,6 +34,8 @@ def execute(plan: Plan, args: tuple, kwargs: dict) -> Any:
     if plan.kind == "constant":
         return plan.constant
     if plan.kind == "list":
+        if alive and plan.inplace:
+            refuse_moved(plan.name, args)
         with HookOff():
             return retype(plan.run(*args, **kwargs), plan.outs)
     tensors: list[Any] = []
@@ -45,7 +47,7 @@ def execute(plan: Plan, args: tuple, kwargs: dict) -> Any:
             take = promote if plan.inplace and index == 0 else adopt
             tensors[index] = take(tensors[index], plan.placement, plan.name)
     if plan.inplace and first._moved_view:
-        raise moved_view_error(plan.name)
+        return write_through(plan, args, kwargs, first)
     if plan.inplace and plan.kind == "whole":
         return in_place_on_copy(plan, args, kwargs, tensors, first)
     specs = [t._spec for t in tensors]

@@ -29,6 +29,7 @@ def plan_list_op(known: Known, args: tuple, kwargs: dict) -> Plan:
     outs = [_common(tensors) for tensors in positions]
     if all(spec is not None for spec in outs):
         plan = Plan("list", known.name, known.run)
+        plan.inplace = known.inplace or known.name.startswith("_fused_")
         plan.outs = tuple(spec for spec in outs if spec is not None)
         outside = [i for i, spec in enumerate(plan.outs) if here(spec.placement) is None]
         plan.fast = not outside

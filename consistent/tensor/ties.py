@@ -1,7 +1,8 @@
 """Views whose data boxing moved.
 
 On one device a view shares storage with its source. One that was moved is a copy, tied to its
-source: read after the source was written, it is taken again; written into, it raises.
+source: read after the source was written, it is taken again; what is written into it is put into
+the source.
 """
 
 from __future__ import annotations
@@ -23,18 +24,21 @@ VIEWS = frozenset(
     "unflatten "
     "unfold real imag".split()
 )
-# Whether these give a view depends on strides, which a logical tensor has none of: taken as views
-# where they are written into, and as copies where they are read.
+# Whether these give a view depends on strides, which a logical tensor has none of: they are read as
+# copies, and writing into them raises.
 _AT_TIMES = frozenset(("reshape", "flatten"))
+# Of these one element stands for several, or for a part of one: writing into them raises.
+_NOT_ONE_TO_ONE = frozenset("expand expand_as unfold real imag".split())
+_INEXACT = frozenset((torch.int64, torch.uint64))  # not each of their numbers is a float64
 
 
 class Tie:
     """How a view is taken from its source, and what the source was like when it last was."""
 
-    __slots__ = ("_given", "_graded", "_index", "_run", "_seen", "_value")
+    __slots__ = ("_given", "_graded", "_index", "_name", "_run", "_seen", "_value")
 
-    def __init__(self, run: Any, given: tuple, index: int | None) -> None:
-        self._run, self._given, self._index = run, given, index
+    def __init__(self, name: str, run: Any, given: tuple, index: int | None) -> None:
+        self._name, self._run, self._given, self._index = name, run, given, index
         self._graded, self._value = torch.is_grad_enabled(), None
         self._seen = self._source()
         alive.append(None)
@@ -46,14 +50,36 @@ class Tie:
         """The view ``x`` as its source is now."""
         source, version = self._source()
         if source is not self._seen[0] or version != self._seen[1]:
-            tensors: list[Any] = []
-            collect(self._given, tensors)
-            args, kwargs = replace(self._given, iter([source, *tensors[1:]]))
             with torch.set_grad_enabled(self._graded):
-                made = self._run(*args, **kwargs)
-            self._value = made if self._index is None else made[self._index]
+                self._value = self._taken_from(source)
             self._seen = source, version
         return x if self._value is None else self._value
+
+    def takes(self, value: Any) -> bool:
+        """Whether `put` can put such a value."""
+        return self._name not in _NOT_ONE_TO_ONE and value.dtype not in _INEXACT
+
+    def put(self, value: Any) -> None:
+        """Write ``value`` where the view was taken from; differentiable.
+
+        The way back is what autograd says of taking a view: each element goes to its place.
+        """
+        source, tracked = self._source()[0], torch.is_grad_enabled() and value.requires_grad
+        plain = source.is_floating_point() or source.is_complex()
+        dtype = source.dtype if plain else torch.float64
+        with torch.enable_grad():
+            blank = torch.zeros_like(source, dtype=dtype).requires_grad_()
+            view = self._taken_from(blank)
+            (places,) = torch.autograd.grad(view, blank, torch.ones_like(view), retain_graph=True)
+            (put,) = torch.autograd.grad(view, blank, value.to(dtype), create_graph=tracked)
+        source.copy_(torch.where(places != 0, put.to(source.dtype), source))
+
+    def _taken_from(self, source: Any) -> Any:
+        tensors: list[Any] = []
+        collect(self._given, tensors)
+        args, kwargs = replace(self._given, iter([source, *tensors[1:]]))
+        made = self._run(*args, **kwargs)
+        return made if self._index is None else made[self._index]
 
     def _source(self) -> tuple[Any, int]:
         tensors: list[Any] = []
@@ -95,12 +121,34 @@ def tie(out: Any, plan: Any, source: Any, args: tuple, kwargs: dict) -> None:
     several = isinstance(out, tuple | list)
     for index, view in enumerate(out if several else (out,)):
         given = args, kwargs
-        view._moved_view = Tie(plan.run, given, index if several else None) if tracked else True
+        at = index if several else None
+        view._moved_view = Tie(plan.name, plan.run, given, at) if tracked else True
+
+
+def write_through(plan: Any, args: tuple, kwargs: dict, view: Any) -> Any:
+    """An in-place op of a moved view: done on a copy, which is put where the view comes from."""
+    tie = view._moved_view
+    if tie.__class__ is not Tie or not tie.takes(view):
+        raise moved_view_error(plan.name)
+    written, given = view.clone(), []
+    collect((args, kwargs), given)
+    args, kwargs = replace((args, kwargs), iter([written, *given[1:]]))
+    out = plan.run(*args, **kwargs)
+    tie.put(written)
+    return None if out is None else view
 
 
 def moved_view_error(name: str) -> RuntimeError:
     return RuntimeError(
-        f"{name}_: this tensor is a view on one device, but boxing had to move its data, so what "
-        "is written here would "
-        "not reach the tensor it was taken from. Write into that tensor instead: x[index] = value."
+        f"{name}_: this tensor is a view on one device, but boxing had to move its data, and what "
+        "is written here cannot be put into "
+        "the tensor it was taken from. Write into that tensor instead: x[index] = value."
     )
+
+
+def refuse_moved(name: str, lists: tuple) -> None:
+    """Raise if a list op is about to write into a moved view."""
+    given: list[Any] = []
+    collect(lists, given)
+    if any(is_global(x) and x._moved_view for x in given):
+        raise moved_view_error(name)

@@ -138,11 +138,81 @@ def test_ties_end_with_their_views() -> None:
     assert pool(2).run(_alive) == [[2, 2, 0]] * 2
 
 
+def _into(dtype: torch.dtype) -> list[str]:
+    """Writes into moved views, one after the other, and what is seen of each afterwards."""
+    wrong = []
+    for view, take in VIEWS.items():
+        for write, change in INTO.items():
+            seen = []
+            for ours in (True, False):
+                x = (_given(ours, 2) % 7).to(dtype)
+                other, v = x.view(-1), take(x)
+                change(v)
+                x.add_(1)
+                change(take(x))
+                seen.append([t.full() if ours else t for t in (x, v, other)])
+            if not all(map(torch.equal, *seen)):
+                wrong.append(f"{view}, {write}: {seen[0]}, not {seen[1]}")
+    return wrong
+
+
+INTO: dict[str, Any] = {
+    "add_": lambda v: v.add_(2),
+    "+=": lambda v: v.__iadd__(3),
+    "mul_ by itself": lambda v: v.mul_(v),
+    "index": lambda v: v.__setitem__(0, 5),
+    "mask": lambda v: v.__setitem__(v > 3, 1),
+    "fill_ and zero_": lambda v: (v.fill_(4), v[:1].zero_()),
+    "copy_": lambda v: v.copy_(torch.ones(v.shape)),
+    "again": lambda v: (v.add_(1), v.sub_(2), v.abs_()),
+}
+
+
+def _into_on_ranks(rank: int, dtype: torch.dtype) -> list[str]:
+    return _into(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int32])
+def test_what_is_written_into_a_moved_view_is_in_its_source(dtype: torch.dtype) -> None:
+    assert pool(2).run(_into_on_ranks, dtype) == [[]] * 2
+
+
+def _odd_numbers(rank: int) -> bool:
+    x = _given(True, 2)
+    x.view(-1)[3:6] = torch.tensor([float("nan"), float("inf"), -0.0])
+    wanted = _given(False, 2)
+    wanted.view(-1)[3:6] = torch.tensor([float("nan"), float("inf"), -0.0])
+    return torch.equal(x.full().view(torch.int64), wanted.view(torch.int64))
+
+
+def test_odd_numbers_arrive_bit_by_bit() -> None:
+    assert pool(2).run(_odd_numbers) == [True, True]
+
+
+def _written_gradients(rank: int) -> list[bool]:
+    found = []
+    for ours in (True, False):
+        leaf, scale = _given(ours, 2).requires_grad_(), _given(ours, 2).requires_grad_()
+        x = leaf * 3
+        v = x.view(-1)
+        v[2:9].mul_(scale.view(-1)[2:9])
+        v += 1
+        y = (x.sin() * 2 + v.view(4, 6).cos()).sum()
+        made = torch.autograd.grad(y, [leaf, scale])
+        found += [y.item(), *(g.full() if ours else g for g in made)]
+    return [abs(found[0] - found[3]) < 1e-9, *map(torch.allclose, found[1:3], found[4:])]
+
+
+def test_gradients_go_through_what_was_written_into_views() -> None:
+    assert pool(2).run(_written_gradients) == [[True] * 3] * 2
+
+
 def _refused(rank: int) -> list[str]:
     said, x = [], _given(True, 2)
-    for v in (x.view(-1), x.view(-1)[2:5], x.reshape(-1)):
+    views = x.reshape(-1), x.long().view(-1), x.view(-1).unfold(0, 2, 1), x.view(-1)
+    for v in views:
         try:
-            v.add_(1)
+            torch._foreach_add_([v], 1) if v is views[3] else v.add_(1)
         except RuntimeError as error:
             said.append(str(error))
     with torch.inference_mode():
@@ -153,9 +223,9 @@ def _refused(rank: int) -> list[str]:
     return said
 
 
-def test_writing_into_one_is_refused_and_inference_mode_does_not_follow_writes() -> None:
+def test_what_cannot_be_put_back_is_refused_and_inference_mode_follows_no_writes() -> None:
     for *said, of_inference in pool(2).run(_refused):
-        assert len(said) == 3 and all("boxing had to move its data" in text for text in said)
+        assert len(said) == 4 and all("boxing had to move its data" in text for text in said)
         assert of_inference == "24.0"
 
 
