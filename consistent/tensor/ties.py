@@ -38,10 +38,10 @@ class Tie:
     __slots__ = ("_given", "_graded", "_index", "_name", "_run", "_seen", "_value")
 
     def __init__(self, name: str, run: Any, given: tuple, index: int | None) -> None:
+        alive.append(None)  # first: `__del__` comes also after what follows has raised
         self._name, self._run, self._given, self._index = name, run, given, index
         self._graded, self._value = torch.is_grad_enabled(), None
         self._seen = self._source()
-        alive.append(None)
 
     def __del__(self) -> None:
         alive.pop()
@@ -65,8 +65,8 @@ class Tie:
         The way back is what autograd says of taking a view: each element goes to its place.
         """
         source, tracked = self._source()[0], torch.is_grad_enabled() and value.requires_grad
-        plain = source.is_floating_point() or source.is_complex()
-        dtype = source.dtype if plain else torch.float64
+        has_gradients = source.is_floating_point() or source.is_complex()
+        dtype = source.dtype if has_gradients else torch.float64
         with torch.enable_grad():
             blank = torch.zeros_like(source, dtype=dtype).requires_grad_()
             view = self._taken_from(blank)
