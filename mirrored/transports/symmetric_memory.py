@@ -132,24 +132,23 @@ class SymmetricMemory(Layer):
     # ---- reductions -----------------------------------------------------------------------------
 
     def all_reduce(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
-        group = self._group(x.device, ranks)
-        if group is None or x.dtype not in (SUMMED if op == "sum" else REDUCED):
-            return self.inner.all_reduce(x, ranks, op)
-        check_op(op)
-        group.meeting.meet_all_reduce(x, op)
-        if not group.serves("all_reduce", x.dtype, x.nbytes, x.nbytes):
-            return self.inner.all_reduce(x, ranks, op)
-        return group.all_reduce(x, op)
+        out = self._all_reduce(x, ranks, op)
+        return self.inner.all_reduce(x, ranks, op) if out is None else out
 
     def all_reduce_async(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Handle:
+        out = self._all_reduce(x, ranks, op)
+        return self.inner.all_reduce_async(x, ranks, op) if out is None else Done(out)
+
+    def _all_reduce(self, x: Tensor, ranks: Ranks, op: str) -> Tensor | None:
+        """The sum; None where it is for the transport below."""
         group = self._group(x.device, ranks)
         if group is None or x.dtype not in (SUMMED if op == "sum" else REDUCED):
-            return self.inner.all_reduce_async(x, ranks, op)
+            return None
         check_op(op)
         group.meeting.meet_all_reduce(x, op)
         if not group.serves("all_reduce", x.dtype, x.nbytes, x.nbytes):
-            return self.inner.all_reduce_async(x, ranks, op)
-        return Done(group.all_reduce(x, op))
+            return None
+        return group.all_reduce(x, op)
 
     def reduce_scatter(
         self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks, op: str = "sum"
