@@ -15,7 +15,6 @@ the microseconds.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -32,6 +31,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import consistent
 from benchmarks.device_time import Run, wait
+from benchmarks.process_group import start
 from consistent import B, S
 
 Make = Callable[[torch.Tensor, str], torch.Tensor]
@@ -211,18 +211,6 @@ def show(title: str, table: dict[str, dict[str, float]]) -> None:
         p, o, d = row["plain"], row["ours"], row["DTensor"]
         cells = (p, o, d, o / p, d / p, o - p, d - p)
         print(f"{name:18}" + "".join(f"{cell:17.2f}" for cell in cells), flush=True)
-
-
-def start(device: str) -> None:
-    """The process group that a launcher asks for, or one of this process alone."""
-    if device == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
-    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
-    if "RANK" in os.environ:
-        dist.init_process_group(backend)
-    else:
-        store = dist.TCPStore("127.0.0.1", 0, world_size=1, is_master=True)
-        dist.init_process_group(backend, store=store, rank=0, world_size=1)
 
 
 def makers_on(device: str) -> dict[str, Make]:

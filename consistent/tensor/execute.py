@@ -35,7 +35,7 @@ def execute(plan: Plan, args: tuple, kwargs: dict) -> Any:
         return plan.constant
     if plan.kind == "list":
         if alive and plan.inplace:
-            refuse_moved(plan.name, args)
+            refuse_moved(plan.name, args, kwargs)
         with HookOff():
             return retype(plan.run(*args, **kwargs), plan.outs)
     tensors: list[Any] = []

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .arguments import collect, replace
-from .shards import HookOff, is_global
+from .shards import HookOff
 
 # As many entries as there are ties: the hook looks for tied operands while it is not empty.
 alive: list[None] = []
@@ -35,12 +35,14 @@ _INEXACT = frozenset((torch.int64, torch.uint64))  # not each of their numbers i
 class Tie:
     """How a view is taken from its source, and what the source was like when it last was."""
 
-    __slots__ = ("_given", "_graded", "_index", "_name", "_run", "_seen", "_value")
+    __slots__ = ("_given", "_graded", "_index", "_name", "_run", "_seen", "_tensors", "_value")
 
     def __init__(self, name: str, run: Any, given: tuple, index: int | None) -> None:
         alive.append(None)  # first: `__del__` comes also after what follows has raised
         self._name, self._run, self._given, self._index = name, run, given, index
         self._graded, self._value = torch.is_grad_enabled(), None
+        self._tensors: list[Any] = []  # the first is the source
+        collect(given, self._tensors)
         self._seen = self._source()
 
     def __del__(self) -> None:
@@ -75,23 +77,19 @@ class Tie:
         source.copy_(torch.where(places != 0, put.to(source.dtype), source))
 
     def _taken_from(self, source: Any) -> Any:
-        tensors: list[Any] = []
-        collect(self._given, tensors)
-        args, kwargs = replace(self._given, iter([source, *tensors[1:]]))
+        args, kwargs = replace(self._given, iter([source, *self._tensors[1:]]))
         made = self._run(*args, **kwargs)
         return made if self._index is None else made[self._index]
 
     def _source(self) -> tuple[Any, int]:
-        tensors: list[Any] = []
-        collect(self._given, tensors)
-        source = fresh(tensors[0])
+        source = fresh(self._tensors[0])
         with HookOff():
             return source, source._version
 
 
 def fresh(x: Any) -> Any:
     """``x``, or the same view of what its source holds by now."""
-    tie = x._moved_view
+    tie: Any = getattr(x, "_moved_view", None)  # a plain tensor, which is B here, has none
     return tie.fresh(x) if tie.__class__ is Tie else x
 
 
@@ -99,7 +97,7 @@ def freshened(args: tuple, kwargs: dict) -> tuple | None:
     """(args, kwargs) with fresh tensors; None if they are."""
     given: list[Any] = []
     collect((args, kwargs), given)
-    new = [fresh(x) if is_global(x) else x for x in given]
+    new = [fresh(x) for x in given]
     if all(a is b for a, b in zip(new, given, strict=True)):
         return None
     return replace((args, kwargs), iter(new))
@@ -120,9 +118,8 @@ def tie(out: Any, plan: Any, source: Any, args: tuple, kwargs: dict) -> None:
         tracked = plan.name not in _AT_TIMES and not source.is_inference()
     several = isinstance(out, tuple | list)
     for index, view in enumerate(out if several else (out,)):
-        given = args, kwargs
         at = index if several else None
-        view._moved_view = Tie(plan.name, plan.run, given, at) if tracked else True
+        view._moved_view = Tie(plan.name, plan.run, (args, kwargs), at) if tracked else True
 
 
 def write_through(plan: Any, args: tuple, kwargs: dict, view: Any) -> Any:
@@ -146,9 +143,10 @@ def moved_view_error(name: str) -> RuntimeError:
     )
 
 
-def refuse_moved(name: str, lists: tuple) -> None:
-    """Raise if a list op is about to write into a moved view."""
-    given: list[Any] = []
-    collect(lists, given)
-    if any(is_global(x) and x._moved_view for x in given):
+def refuse_moved(name: str, args: tuple, kwargs: dict) -> None:
+    """Raise if a list op is about to write into a moved view: into its first list, or, if it is a
+    fused step, into all but the gradients, which come second."""
+    lists, given = (*args, *kwargs.values()), []
+    collect(lists[:1] + (lists[2:] if name.startswith("_fused_") else ()), given)
+    if any(getattr(x, "_moved_view", False) for x in given):
         raise moved_view_error(name)

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from benchmarks import process_group
 from mirrored import comm
 from mirrored.transports import table
 
@@ -89,14 +90,7 @@ def start(description: str | None) -> World:
     if sys.platform == "linux":  # ranks end with their launcher, however that ends
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     torch.set_num_threads(1)
-    if device == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
-    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
-    if "RANK" in os.environ:
-        dist.init_process_group(backend)
-    else:
-        store = dist.TCPStore("127.0.0.1", 0, world_size=1, is_master=True)
-        dist.init_process_group(backend, store=store, rank=0, world_size=1)
+    process_group.start(device)
     world = World(device, dist.get_rank(), dist.get_world_size())
     where = torch.cuda.get_device_name() if device == "cuda" else table.processors()
     _use_built_in_tables(world.size, where)

@@ -229,6 +229,34 @@ def test_what_cannot_be_put_back_is_refused_and_inference_mode_follows_no_writes
         assert of_inference == "24.0"
 
 
+def _of_plain(rank: int) -> list[bool]:
+    x, like, found = torch.arange(6.0), _given(True, 2), []
+    for v in (x.expand_as(like), x.repeat(4).view_as(like)):
+        found.append(torch.equal(v.full(), torch.arange(6.0).expand(4, 6)))
+    v = x.expand_as(like)
+    x += 1
+    return [*found, torch.equal(v.full(), x.expand(4, 6))]
+
+
+def test_a_plain_tensor_may_be_the_source() -> None:
+    assert pool(2).run(_of_plain) == [[True] * 3] * 2
+
+
+def _lists(rank: int) -> list[bool]:
+    x = _given(True, 2)
+    v = x.view(-1)
+    totals = [torch.zeros_like(v), torch.zeros_like(v)]
+    torch._foreach_add_(totals, [v, v])
+    x.add_(1)
+    torch._foreach_add_(totals, [v, v])
+    wanted = torch.arange(24.0, dtype=torch.float64) * 2 + 1
+    return [torch.equal(total.full(), wanted) for total in totals]
+
+
+def test_list_ops_read_moved_views() -> None:
+    assert pool(2).run(_lists) == [[True, True]] * 2
+
+
 def _elsewhere(rank: int) -> list[Any]:
     here = Placement("cpu", [1, 2])
     x = distribute(torch.arange(24.0).view(4, 6), here, S(1))
