@@ -1,4 +1,4 @@
-# make test | train | lint | format | bench | clean
+# make test | test-fast | train | lint | format | bench | clean
 # Each target works on a fresh clone: it makes .venv, installs the pinned requirements and builds csrc/.
 
 SHELL := /bin/bash
@@ -17,10 +17,13 @@ CPP := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '
 export OMP_NUM_THREADS ?= 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: test train lint format bench build clean
+.PHONY: test test-fast train lint format bench build clean
 
 test: build
 	$(BIN)/python -m pytest -q $(TESTS) $(TEST_ARGS)
+
+test-fast: build
+	$(BIN)/python -m pytest -q -m "not slow" $(TESTS) $(TEST_ARGS)
 
 train: build
 	$(BIN)/torchrun --standalone --nproc_per_node $(NPROC) examples/mnist_lenet.py $(TRAIN_ARGS)

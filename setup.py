@@ -67,8 +67,13 @@ def wants_cuda(torch, cpp_extension) -> bool:
 
 # Module -> the folders of csrc/ that it is built from.
 MODULES = {
-    "consistent.local._C": ("kernels", "bindings"),
-    "consistent.tensor._C": ("bindings/dispatch",),
+    "consistent.forms.native._C": ("kernels", "bindings"),
+    "consistent.dispatch._C": (
+        "bindings/dispatch",
+        "bindings/dispatch/gradients",
+        "bindings/dispatch/lookup",
+        "bindings/dispatch/redirect",
+    ),
     "mirrored.transports._C": ("peer", "bindings/peer"),
 }
 

@@ -1,12 +1,12 @@
-"""What boxing costs between ranks of one machine: ours, gloo (on CUDA NCCL) by torch.distributed,
+"""What boxing costs between ranks of one machine: ours, torch.distributed with gloo (NCCL on CUDA),
 DTensor, and a memcpy of the same bytes on every rank at once, measured in turn in one run.
 
     python benchmarks/boxing.py [--ranks 2 4] [--sizes 256 65536 67108864] [--rounds 7]
-    python benchmarks/boxing.py --device cuda        a GPU a rank; ranks that share one take turns
+    python benchmarks/boxing.py --device cuda        one GPU for each rank, or ranks in turn
 
-Sizes are bytes of the logical tensor, float32. Every way leaves what it is given alone and makes a
-new tensor. Prints the median over rounds of the microseconds a call
-takes on rank 0, and ratios of those medians. Machines are shared: read the ratios.
+Sizes are bytes of the logical tensor, float32. Every way leaves its input unchanged and makes a new
+tensor. The script prints how many microseconds a call takes on rank 0, the median over rounds, and
+ratios of those medians. On a shared machine only the ratios count.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 import mirrored
 from benchmarks.device_time import Run, wait
 from consistent import B, P, Placement, S
-from consistent.boxing.run import run as box
+from consistent.movement.run import run as box
 from consistent.spec import TensorSpec
-from mirrored import comm
+from mirrored.transports.default import current
 
 SIZES = [4**k for k in range(4, 13)] + [2**26]
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
-# These have other names from torch 2.13 on.
+# From torch 2.13 on these have other names.
 gather_whole = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 scatter_sum = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 Pick = Callable[[list[float]], float]
 
 
 def shape_of(nbytes: int) -> tuple[int, int]:
-    """A matrix of so many bytes whose sides 2 and 4 ranks can split."""
+    """The shape of a matrix of so many bytes that 2 and 4 ranks can split along both dims."""
     rows = 2 ** (int(math.log2(nbytes // 4)) // 2)
     return rows, nbytes // 4 // rows
 
 
 def moves(nbytes: int, rank: int, n: int, mesh: Any, device: str) -> dict[str, dict[str, Run]]:
-    """Each move, in each way."""
+    """Each move, done in each way."""
     shape, ranks = shape_of(nbytes), tuple(range(n))
     rows, columns = shape[0] // n, shape[1] // n
     placement = Placement(device, range(n))
@@ -123,7 +123,7 @@ def moves(nbytes: int, rank: int, n: int, mesh: Any, device: str) -> dict[str, d
 
 
 def measured(ways: dict[str, Run], args: argparse.Namespace) -> dict[str, float]:
-    """Microseconds a call of each way, which all ranks call as often as rank 0 finds right."""
+    """Microseconds for a call of each way. Rank 0 decides how often all ranks call it."""
     everyone = tuple(range(dist.get_world_size()))
     clock = time.process_time if args.cpu else time.perf_counter
     pick: Pick = min if args.fastest else statistics.median
@@ -134,7 +134,7 @@ def measured(ways: dict[str, Run], args: argparse.Namespace) -> dict[str, float]
         start = time.perf_counter()
         way()
         wait(args.device)
-        once = comm.current().gather_objects(time.perf_counter() - start, everyone)[0]
+        once = current().gather_objects(time.perf_counter() - start, everyone)[0]
         counts[name] = max(1, min(2000, int(args.seconds / once)))
     spent: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(args.rounds):

@@ -1,5 +1,5 @@
-"""One case of op_coverage.py: an operator's sample under one layout, in one mode, on one side,
-against plain torch. Runs on the ranks of a pool."""
+"""One case of op_coverage.py: compares an operator's sample under one layout, in one mode, on one
+side with plain torch. It runs on the ranks of a pool."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODES = ("forward", "backward", "in place")
 SKIPPED = re.compile(
     r"^(empty|new_empty|empty_like|new_empty_strided|empty_strided|empty_permuted|to_sparse|sparse\.)"
 )
-# Ours are other numbers than torch's, the same under every layout (tests compare those).
+# Our random numbers differ from torch's, and are the same under every layout (tests compare those).
 RANDOM = re.compile(
     r"rand|bernoulli|multinomial|normal|dropout|uniform|exponential|geometric|cauchy|poisson|binomial|rrelu|"
     r"fractional|svd_lowrank|pca_lowrank|multi_head_attention_forward"
@@ -35,7 +35,7 @@ def label(op: Any) -> str:
 
 @lru_cache(maxsize=1)
 def operators() -> dict[str, Any]:
-    """All OpInfos but those that leave memory as it is or make sparse tensors."""
+    """All OpInfos except those that leave memory uninitialised or make sparse tensors."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     return {label(op): op for op in op_db if op.dtypes and not SKIPPED.match(label(op))}
@@ -50,7 +50,7 @@ def dtype_of(op: Any) -> torch.dtype:
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """``value`` with each tensor changed."""
+    """``value`` with each tensor replaced by the function's result for it."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, tuple | list):
@@ -94,8 +94,8 @@ def _tensors_of(sample: Any) -> list[torch.Tensor]:
 
 
 def layouts(tensors: list[torch.Tensor], grid: Grid) -> Iterator[tuple[str, How]]:
-    """(name, layout of each tensor). B; the first tensor, the second, or all that can be, split or
-    P. On a grid of two axes, pairs of these for the first tensor and for all."""
+    """(name, layout of each tensor): all B; the first tensor, the second, or all that can be, split
+    or P. On a grid of two axes, pairs of these for the first tensor and for all."""
     first = tensors[0]
     entries: list[Entry] = list(range(first.ndim))
     summed = first.dtype.is_floating_point and first.dtype.itemsize > 1
@@ -145,7 +145,7 @@ def plan(rank: int, name: str, count: int, grid: Grid) -> list[tuple[int, str, H
                 continue
             try:
                 expected(name, count, index, mode)
-            except Exception:  # noqa: BLE001, S112 - whatever plain torch does not run is no case
+            except Exception:  # noqa: BLE001, S112 - a sample that plain torch does not run is no case
                 continue
             modes.append(mode)
         for (shown, how), mode in itertools.product(layouts(tensors, grid), modes):
@@ -158,8 +158,9 @@ def plan(rank: int, name: str, count: int, grid: Grid) -> list[tuple[int, str, H
 
 
 def addend(x: torch.Tensor, parts: int, index: int) -> torch.Tensor:
-    """What rank ``index`` of ``parts`` holds of a P tensor: x, -x or 2x, element by element. They
-    add up to ``x`` without rounding, so that ties stay ties and poles poles."""
+    """The addend of a P tensor that rank ``index`` of ``parts`` holds: x, -x or 2x for each
+    element. The addends sum to ``x`` without rounding, so that ties stay ties and poles stay
+    poles."""
     signs = (
         [2, -1] + [1, -1] * ((parts - 2) // 2) if parts % 2 == 0 else [1] + [1, -1] * (parts // 2)
     )
@@ -181,7 +182,7 @@ class Ours:
         self.placement = consistent.placement("cpu", ranks)
 
     def make(self, x: torch.Tensor, how: tuple[Entry, ...], requires_grad: bool) -> Any:
-        """``x`` laid out."""
+        """``x`` as a tensor of this side, in the layout."""
         sbp = tuple(
             self.lib.B if e is None else self.lib.P if e == "P" else self.lib.S(e) for e in how
         )
@@ -208,7 +209,7 @@ class Rival:
         self.mesh = init_device_mesh("cpu", grid)
 
     def make(self, x: torch.Tensor, how: tuple[Entry, ...], requires_grad: bool) -> Any:
-        """``x`` laid out."""
+        """``x`` as a tensor of this side, in the layout."""
         from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
         parts = [Replicate() if e is None or e == "P" else Shard(e) for e in how]
@@ -264,8 +265,8 @@ def _loss(outs: list[Any], weights: list[Any]) -> Any:
 
 @lru_cache(maxsize=64)
 def expected(name: str, count: int, index: int, mode: str) -> Any:
-    """What plain torch gives: the result; or (places of differentiable outputs, weights that a
-    loss takes of them, gradients)."""
+    """What plain torch gives: the result; or (positions of the differentiable outputs, their
+    weights in a loss, gradients)."""
     op, sample = operators()[name], samples_of(name, count)[index]
     run = op.inplace_variant if mode == "in place" else op.op
     how = (None,) * len(_tensors_of(sample))
@@ -310,7 +311,7 @@ def _difference(name: str, count: int, index: int, how: How, who: Any, mode: str
 
 
 def compare(got: Any, want: Any) -> str:
-    """Empty, or what differs."""
+    """What differs, in words; "" if nothing does."""
     xs, ys = tensors_in(got), tensors_in(want)
     if len(xs) != len(ys):
         return f"{len(xs)} tensors for {len(ys)}"
@@ -327,7 +328,7 @@ def compare(got: Any, want: Any) -> str:
 
 
 def get_ready(rank: int, who: str, grid: Grid) -> None:
-    """Imports, which take longer than any case."""
+    """Do the imports, which take longer than any case."""
     operators()
     side(who, grid)
 

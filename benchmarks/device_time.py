@@ -1,7 +1,7 @@
 """Time on either kind of device, for the scripts beside this one.
 
-On CUDA a time is that of several calls between two events, over their number. The device is kept
-busy while they are queued, so that nothing of the host's own time is in it.
+On CUDA the time of a call is that of several calls between two events, divided by their number. The
+device is kept busy while they are queued, so that the host's own time is not part of it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 import torch
 
 Run = Callable[[], object]
-CALLS = 10  # between two events
-CYCLES = 1 << 21  # about a millisecond, in which they are queued
-WARM_UP = 2  # rounds
+CALLS = 10  # calls between two events
+CYCLES = 1 << 21  # keep the device busy for about a millisecond, while the calls are queued
+WARM_UP = 2  # rounds before the first that counts
 
 
 def medians(runs: Mapping[str, Run], device: str, rounds: int) -> dict[str, float]:
-    """Median seconds a call of each, taken in turn, after a warm-up."""
+    """The median seconds of a call of each, measured in turn after a warm-up."""
     taken: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(WARM_UP + rounds):
         for name, run in runs.items():
@@ -28,7 +28,7 @@ def medians(runs: Mapping[str, Run], device: str, rounds: int) -> dict[str, floa
 
 
 def seconds(run: Run, device: str) -> float:
-    """Of one call on CPU, the mean of ``CALLS`` on CUDA."""
+    """Seconds of one call on the CPU; on CUDA the mean of ``CALLS`` calls."""
     if device == "cpu":
         started = time.perf_counter()
         run()
@@ -51,6 +51,7 @@ def copying(nbytes: int, device: str) -> Run:
 
 
 def wait(device: str) -> None:
-    """Until the device has done all it was given."""
+    """Wait until the device has done all its work: without it the time of a launch would be taken
+    for that of the work."""
     if device == "cuda":
         torch.cuda.synchronize()

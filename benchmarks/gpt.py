@@ -4,9 +4,9 @@ FSDP2 and DTensor tensor parallel, in turn in one run, with peak memory.
     python benchmarks/gpt.py                2 ranks, gloo, one thread each
     python benchmarks/gpt.py --layers 3     5.1 M parameters instead of 10.0 M
 
-Each way runs in processes of its own, so that its memory is its own; all are alive at once and take
-one step each, round after round, so that what else the machine does meets all alike. Read the
-ratios to the lone rank, which does half of the batch and sends nothing.
+Each way runs in its own processes, so that its memory can be measured. All run at once and take one
+step each, round after round, so that other load on the machine affects all equally. The ratios to
+the lone rank count; it does half of the batch and sends nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ Step = Callable[[], float]
 
 
 class Block(nn.Module):
-    """A pre-norm transformer block; on a part of the heads where its weights are such a part."""
+    """A pre-norm transformer block. If its weights are a part of the heads, it computes that
+    part."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,7 +169,7 @@ WAYS: dict[str, Callable[[int], Step]] = {
 
 
 def resident() -> float:
-    """Peak of this process in MiB."""
+    """The peak resident memory of this process in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -179,7 +180,7 @@ def serve(way: str, rank: int, ranks: int, port: int, layers: int, told: Connect
     torch.manual_seed(0)
     GPT.layers = layers
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
-    # All ways carry the same libraries.
+    # All ways import the same libraries, so that these add the same memory to each.
     for library in ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "consistent"):
         importlib.import_module(library)
     before = resident()

@@ -2,9 +2,9 @@
 
     python benchmarks/kernels.py [--device cuda] [--compile] [--dtypes bfloat16 float32]
 
-The ratio is torch / ours: above 1 ours is faster. --compile adds torch.compile. On CUDA also the
-bandwidth that ours comes to, from the bytes that the expression needs (inputs read once, results
-written once), and that of a copy that moves as many, in the same rounds.
+The ratio is torch / ours: above 1 ours is faster. --compile adds torch.compile. On CUDA it also
+prints the bandwidth of ours, for the bytes that the expression needs (inputs read once, results
+written once), and that of a copy that moves as many bytes, in the same rounds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.device_time import Run, copying, medians
-from consistent.local import _native as native
+from consistent.forms.native import load as native
 
 ROUNDS = 15
 VOCABULARY, RANKS, PARTS = 131072, 8, 4
@@ -60,13 +60,13 @@ class Case:
 
 
 def cases(dtype: torch.dtype, device: str, sizes: Sizes) -> Iterator[Case]:
-    """All of them."""
+    """All cases."""
     for group in (reductions, losses, lookups):
         yield from group(dtype, device, sizes)
 
 
 def reductions(dtype: torch.dtype, device: str, sizes: Sizes) -> Iterator[Case]:
-    """A sum of tensors that stand in for those of other ranks, and what follows it."""
+    """Sums of tensors that stand in for those of other ranks, and the ops that follow."""
 
     def made(*shape: int) -> Tensor:
         return torch.randn(*shape, device=device).to(dtype)
@@ -152,7 +152,7 @@ def losses(dtype: torch.dtype, device: str, sizes: Sizes) -> Iterator[Case]:
 
 
 def lookups(dtype: torch.dtype, device: str, sizes: Sizes) -> Iterator[Case]:
-    """A rank of eight looks up what it holds, and gets its gradient."""
+    """A rank of eight looks up the rows that it holds, and computes their gradient."""
     table = torch.randn(HELD, sizes.width, device=device).to(dtype)
     index = torch.randint(0, VOCABULARY, (sizes.looked_up,), device=device)
     grad = torch.randn(sizes.looked_up, sizes.width, device=device).to(dtype)

@@ -1,10 +1,10 @@
-"""The least bytes that an op's mathematics needs for a layout of its inputs: the bound that
-op_bytes.py prints.
+"""The least bytes that the mathematics of an op needs for a layout of its inputs. op_bytes.py
+prints this bound.
 
 A *way* is one right way to run an op on one axis of n ranks: where each input lies (a dim, or None
 for B), where the result lies (a dim, None, or "P" for a sum still to be made), and the bytes that
-each rank must send meanwhile. Each family of ops lists its ways with the reason for what they send.
-The least of a call is the cheapest way, where
+each rank must send in the op. Each family of ops lists its ways with the reason for what they send.
+The least of a call is the cost of its cheapest way, where
 
     an input of t bytes, brought where the way wants it, costs
         S -> B  (n-1)/n t        S(i) -> S(j)  (n-1)/n^2 t        B -> S  0
@@ -28,7 +28,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes of a call: shapes and item sizes of its tensor inputs, and of its first output."""
+    """The sizes of a call: shapes and item sizes of its tensor inputs and of its first output."""
 
     shapes: tuple[Shape, ...]
     items: tuple[int, ...]
@@ -41,8 +41,8 @@ class Case:
         return math.prod(self.out) * self.out_item
 
     def scattered(self, nbytes: float, ndim: int = 1) -> float:
-        """Bytes to reduce ``nbytes``, one part to each rank (all to all where there is no dim to
-        part)."""
+        """Bytes to reduce ``nbytes`` so that each rank gets a part (all of it if there is no dim to
+        split)."""
         return (2 if ndim == 0 else 1) * (self.n - 1) / self.n * nbytes
 
     def everywhere(self, nbytes: float) -> float:
@@ -52,7 +52,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Way:
-    """Inputs, result, bytes sent meanwhile."""
+    """How the inputs and the result lie, and the bytes sent in the op."""
 
     ins: tuple[Entry, ...]
     out: Entry
@@ -109,8 +109,8 @@ def letters(rule: str) -> Ways:
 
 
 def reduction(*dims: int, keep: bool = False, numbers: float = 1, linear: bool = True) -> Ways:
-    """Over ``dims``: what is left of them is a P, ``numbers`` of the result's size where it
-    takes more than a sum (an index beside a maximum, a mean beside a variance)."""
+    """A reduction over ``dims``: a split of one of them gives a P, of ``numbers`` times the size of
+    the result if it takes more than a sum (an index beside a maximum, a mean beside a variance)."""
 
     def ways(case: Case) -> Iterator[Way]:
         rank = len(case.shapes[0])
@@ -134,10 +134,10 @@ def reduction(*dims: int, keep: bool = False, numbers: float = 1, linear: bool =
 def along(
     *dims: int, numbers: float | None = None, per: Callable[[Case], float] | None = None
 ) -> Ways:
-    """The result has the input's shape and ``dims`` belong together. A split one of them needs
-    ``numbers`` statistics for every row on every rank (a softmax: the local logsumexp), or
-    ``per(case)`` bytes, or cannot stay split (a sort). Further inputs, such as weights, have the
-    last of the dims."""
+    """The result has the input's shape, and ``dims`` belong together. A split of one of them needs
+    ``numbers`` statistics of every row on every rank (a softmax: the local logsumexp), or
+    ``per(case)`` bytes, or is impossible (a sort). Further inputs, such as weights, have the last
+    of the dims."""
 
     def ways(case: Case) -> Iterator[Way]:
         shape = case.shapes[0]
@@ -162,8 +162,8 @@ def along(
 def moved(
     places: dict[int, int | str], sends: dict[int, Callable[[Case], float]] | None = None
 ) -> Ways:
-    """Inputs split alike along d; the result then along ``places[d]``, or P; ``sends[d]`` where
-    pieces change hands."""
+    """All inputs are split along d; the result is then split along ``places[d]``, or P.
+    ``sends[d]`` are the bytes of pieces that move to other ranks."""
 
     def ways(case: Case) -> Iterator[Way]:
         for d, out in places.items():
@@ -176,7 +176,7 @@ def moved(
 def first(
     places: dict[int, int | str], sends: dict[int, Callable[[Case], float]] | None = None
 ) -> Ways:
-    """The same where the first input is split and the others are whole."""
+    """The same with the first input split and the others whole."""
 
     def ways(case: Case) -> Iterator[Way]:
         for d, out in places.items():
@@ -199,7 +199,7 @@ def any_of(*families: Ways) -> Ways:
 def ways_of(
     *listed: tuple[tuple[Entry, ...], Entry] | tuple[tuple[Entry, ...], Entry, Any],
 ) -> Ways:
-    """Ways written out: (inputs, result[, bytes sent as a function of the case])."""
+    """Ways given one by one: (inputs, result[, bytes sent as a function of the case])."""
 
     def ways(case: Case) -> Iterator[Way]:
         for ins, out, *sends in listed:

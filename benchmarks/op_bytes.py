@@ -6,11 +6,11 @@ gloo ranks.
     python -m benchmarks.op_bytes --json out/op_bytes.json
 
 `S(d)`: the first input is split, the others are whole. `S(d) all`: every input of as many dims is
-split alike. Bytes are what the busiest rank sends under the usual algorithms
-(mirrored/counting.py), for DTensor as for us; gloo's way round a missing all-to-all is counted as
-the all-to-all it stands for. A result that is partial owes a reduction: it is counted as split
-afterwards, or as reduced everywhere where it has no dim, for both sides and in the least. A result
-that plain torch does not give counts as `wrong`, an error as `raises`.
+split in the same way. Bytes are those that the busiest rank sends under the usual algorithms
+(mirrored/transports/counting.py), for DTensor as for us. gloo has no all-to-all; what DTensor calls
+instead counts as the all-to-all it stands for. A partial result still needs a reduction. For both
+sides and in the least it counts as a reduce-scatter, or as an all-reduce if the result has no dim.
+A result that differs from plain torch's counts as `wrong`, an error as `raises`.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks import op_calls_along  # noqa: F401 - enters its calls
+from benchmarks import op_calls_along  # noqa: F401 - registers its calls
 from benchmarks.least import Case, least
 from benchmarks.op_calls import CALLS, OpCall
-from mirrored.counting import counting
+from mirrored.transports.counting import counting
 from tests.ranks import RankError, pool
 
 Layout = tuple[int | None, ...]
-Figure = float | str  # bytes, or how it ended
-HANGS = 30.0  # seconds after which a call that is not done is said to hang
+Figure = float | str  # bytes, or how the call failed
+HANGS = 30.0  # seconds after which a call counts as hanging
 
 
 def shape_of(given: Any) -> tuple[int, ...]:
-    """The shape that an input's description says."""
+    """The shape in an input's description."""
     return given[-1] if isinstance(given[0], str) else given
 
 
@@ -77,7 +77,7 @@ class Collectives(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.bytes = 0.0
-        self.halved = False  # an all-gather that stands for an all-to-all
+        self.halved = False  # an all-gather that DTensor uses for an all-to-all
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         from torch.distributed.tensor import DTensor
@@ -184,7 +184,7 @@ def theirs(call: OpCall, layout: Layout, n: int, expected: torch.Tensor) -> Figu
 
 
 def judged(nbytes: float, value: torch.Tensor, expected: torch.Tensor) -> Figure:
-    """``nbytes`` if the value is right."""
+    """``nbytes`` if the value is right, else "wrong"."""
     try:
         torch.testing.assert_close(value, expected, rtol=1e-3, atol=1e-3, equal_nan=True)
     except AssertionError:
@@ -210,14 +210,14 @@ def measure(
             continue
         try:
             figure = (ours if side == "ours" else theirs)(call, layout, n, expected)
-        except Exception as error:  # noqa: BLE001 - that it raises is the figure
+        except Exception as error:  # noqa: BLE001 - the figure then says that it raised
             figure = f"raises {type(error).__name__}: {error}"[:200]
         found.append((name, figure, least(call.ways, case, layout)))
     return found
 
 
 def busiest(figures: list[Figure]) -> Figure:
-    """Over the ranks: an error if any, else the most bytes."""
+    """The figure of all ranks: an error if there is any, else the most bytes."""
     return next((f for f in figures if isinstance(f, str)), None) or max(figures)
 
 
@@ -228,7 +228,7 @@ def by_layout(index: int, side: str, n: int, only: str = "") -> dict[str, tuple[
     except RankError as error:
         if only:
             return {only: (f"hangs {error}"[:300], float("nan"))}
-        # One layout left a rank waiting: they are asked one by one.
+        # One layout left a rank waiting, so the layouts are run one by one.
         names = [name for name, _ in layouts(CALLS[index], n)]
         return {k: v for name in names for k, v in by_layout(index, side, n, name).items()}
     return {s[0][0]: (busiest([x[1] for x in s]), s[0][2]) for s in zip(*by_rank, strict=True)}
@@ -264,18 +264,19 @@ def shown(line: dict[str, Any]) -> str:
 
 
 def at_least(line: dict[str, Any], side: str) -> bool:
-    """Whether a side moves no more than the least; a few bytes are scalars and rounding."""
+    """Whether a side moves no more than the least, apart from a few bytes of scalars and
+    rounding."""
     return line[side] <= line["least"] * 1.01 + 16
 
 
 def above(line: dict[str, Any]) -> bool:
-    """Whether ours moves more than DTensor does for a right result."""
+    """Whether ours moves more bytes than DTensor, whose result is right."""
     mine, rival = line["ours"], line["DTensor"]
     return not isinstance(rival, str) and (isinstance(mine, str) or mine > rival * 1.01 + 16)
 
 
 def summary(lines: list[dict[str, Any]]) -> str:
-    """Counts."""
+    """The counts of all lines, in words."""
     right = [x for x in lines if not isinstance(x["ours"], str)]
     both = [x for x in lines if not isinstance(x["DTensor"], str)]
     ended = Counter(x["DTensor"].split()[0] for x in lines if isinstance(x["DTensor"], str))

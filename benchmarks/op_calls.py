@@ -1,5 +1,5 @@
-"""About 200 op calls that models use most, each with the ways that its mathematics allows (see
-least.py).
+"""About 200 op calls that models use most, each with the ways that its mathematics allows
+(least.py).
 
 Chosen from: the calls that Llama, GPT-2, BERT, ViT and T5 make (tests/models/zoo.py, traced by a
 TorchFunctionMode: linear, view, add, mul, transpose, contiguous, dropout, getitem, reshape, cat,
@@ -55,7 +55,7 @@ CALLS: list[OpCall] = []
 
 
 def add(name: str, call: Callable[..., Any], inputs: tuple[Input, ...], ways: Ways) -> None:
-    """Enter a call."""
+    """Register a call."""
     CALLS.append(OpCall(name, call, inputs, ways))
 
 
@@ -158,7 +158,7 @@ for dim in (-1, 0, 1):
     add(f"amax {dim}", lambda x, d=dim: x.amax(d), (X,), reduction(dim, linear=False))
     # A maximum and its index: 4 and 8 bytes; counted in results of the first output's size.
     add(f"max {dim}", lambda x, d=dim: x.max(d), (X,), reduction(dim, linear=False, numbers=3))
-    # The maximum goes with the index: 12 bytes for each int64 of the result.
+    # The maximum is sent with the index: 12 bytes for each int64 of the result.
     add(
         f"argmax {dim}",
         lambda x, d=dim: x.argmax(d),
@@ -201,7 +201,7 @@ for dim in (-1, 1):
     add(f"F.normalize {dim}", lambda x, d=dim: F.normalize(x, dim=d), (X,), along(dim, numbers=1))
 add("argsort", lambda x: x.argsort(-1), (X,), along(-1))
 add("cumprod -1", lambda x: x.cumprod(-1), (X,), along(-1, per=rows_sent(-1, 1)))
-# k values and indices of every row change hands, and half of the rows end on each rank.
+# k values and indices of every row are sent, and each rank ends with half of the rows.
 add(
     "topk 8",
     lambda x: x.topk(8, -1)[0],
@@ -314,7 +314,7 @@ add(
 
 
 def _of_out(part: float) -> Callable[[Any], float]:
-    """``part`` of the result lies on one rank and belongs to another."""
+    """``part`` of the result is computed on one rank and belongs to another."""
     return lambda case: part * case.out_bytes
 
 
@@ -542,7 +542,7 @@ def _exchange_kv(case: Any) -> float:
 
 
 def _merge(case: Any) -> float:
-    """Each rank has attended to its keys: a result and a logsumexp a row are combined."""
+    """Each rank has attended to its keys; a result and a logsumexp of every row are combined."""
     return case.scattered(case.out_bytes * 33 / 32)
 
 

@@ -128,7 +128,7 @@ add("trace", torch.trace, ((256, 256),), first({0: "P", 1: "P"}))
 
 
 def _half(case: Any) -> float:
-    """Half of what a rank has belongs to the other part's ranks."""
+    """Half of what a rank holds belongs to the other part, which is on other ranks."""
     given = zip(case.shapes, case.items, strict=True)
     return sum(torch.Size(shape).numel() * item for shape, item in given) * (case.n - 1) / case.n**2
 
@@ -161,7 +161,7 @@ def _write(x: Any, i: Any, v: Any) -> Any:
 
 
 _ROWS = ways_of(((0, None, None), 0), ((1, None, 1), 1), ((2, None, 2), 2))
-# One row alone: of places that come twice torch does not say who wins.
+# One row only: if an index comes twice, torch does not define which value is kept.
 add("x[i] = v", _write, ((64, 16, 32), ("int", 64, (1,)), (1, 16, 32)), _ROWS)
 add(
     "index_put add",

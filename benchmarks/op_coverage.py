@@ -1,5 +1,5 @@
-"""Is every op right under every split? PyTorch's operator database, ours and DTensor on the same
-samples in one run.
+"""Is every op right under every split? Runs PyTorch's operator database, with ours and DTensor on
+the same samples in one run.
 
     python benchmarks/op_coverage.py --ranks 2                       all operators
     python benchmarks/op_coverage.py --ranks 2x2 --every 8           every 8th, on two axes
@@ -8,9 +8,9 @@ samples in one run.
 
 Inputs are laid out as B, S(d) for every d, even or not, and P (random addends): the first tensor
 alone, the second alone, and all that can be. Forward, backward and in place are compared with plain
-torch on the whole tensors. Each case ends as right, raises, wrong or hangs; a hang costs its side
-new processes, and the operator goes on with its next sample, up to a few hangs. What is done stands
-in --out, and a run that is started again goes on from there.
+torch on the whole tensors. Each case ends as right, raises, wrong or hangs. After a hang its side
+gets new processes, and the operator goes on with its next sample, up to a few hangs. Finished work
+is kept in --out, and a run that is started again goes on from there.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OUTCOMES = ("right", "raises", "wrong", "hangs", "not run")
 
 
 class Side:
-    """One side's ranks, which a hang of the other side's leaves alone."""
+    """The ranks of one side. A hang of the other side does not affect them."""
 
     def __init__(self, who: str, grid: Grid, timeout: float) -> None:
         self.who, self.grid, self.timeout, self.error = who, grid, timeout, ""
@@ -48,14 +48,14 @@ class Side:
         self.restart()
 
     def restart(self) -> None:
-        """New processes."""
+        """Start new processes."""
         self.restarts += 1
         self.pool.close()
         self.pool.run(get_ready, self.who, self.grid, timeout=300)
 
     def run(self, name: str, count: int, cases: list[Case]) -> list[tuple[str, str]]:
-        """(outcome, message) of each case: all in one call, and one by one where ranks went
-        different ways, so that what one case leaves behind does not tell on the next."""
+        """(outcome, message) of each case: all in one call, and then one by one if ranks ended
+        differently, so that what one case leaves behind does not affect the next."""
         together = self._try(name, count, cases, self.timeout + 0.3 * len(cases))
         if together is not None:
             return together
@@ -76,7 +76,7 @@ class Side:
     def _try(
         self, name: str, count: int, cases: list[Case], seconds: float
     ) -> list[tuple[str, str]] | None:
-        """The worst that a rank met in each case; None where some hung."""
+        """The worst outcome of any rank in each case; None if one hung."""
         try:
             by_rank = self.pool.run(
                 run_cases, name, count, cases, self.who, self.grid, timeout=seconds
@@ -113,7 +113,7 @@ def sweep(name: str, sides: list[Side], count: int) -> list[dict[str, Any]]:
         }
         for case, (outcome, message) in zip(planned, outcomes, strict=True):
             index, layout, _, mode, even = case
-            # A gradient of what is not right forward says nothing more.
+            # If forward is not right, its gradient tells nothing more.
             if mode != "forward" and forward[index, layout] != "right":
                 continue
             row = dict(side=side.who, mode=mode, even=even, outcome=outcome)
@@ -124,7 +124,7 @@ def sweep(name: str, sides: list[Side], count: int) -> list[dict[str, Any]]:
 
 
 def summary(name: str, rows: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
-    """One line of the file: counts, and what was not right."""
+    """One line of the file: the counts, and the cases that were not right."""
     counts: Counter = Counter(
         f"{r['side']}/{r['mode']}/{'even' if r['even'] else 'uneven'}/{r['outcome']}" for r in rows
     )
@@ -133,7 +133,7 @@ def summary(name: str, rows: list[dict[str, Any]], seconds: float) -> dict[str, 
 
 
 def read(path: Path) -> dict[str, dict[str, Any]]:
-    """What is done: {operator: its line}."""
+    """The operators that are done: {operator: its line}."""
     if not path.exists():
         return {}
     return {line["op"]: line for line in map(json.loads, path.read_text().splitlines())}
@@ -238,10 +238,10 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=3)
     parser.add_argument("--every", type=int, default=1, help="only every k-th operator")
     parser.add_argument("--ours-only", action="store_true")
-    parser.add_argument("--out", default="out", help="folder of what is done")
-    parser.add_argument("--fresh", action="store_true", help="forget what is done")
-    parser.add_argument("--timeout", type=float, default=15, help="seconds a case may take")
-    parser.add_argument("--table", default="", help="write the page of all runs, and end")
+    parser.add_argument("--out", default="out", help="folder for finished work")
+    parser.add_argument("--fresh", action="store_true", help="forget finished work")
+    parser.add_argument("--timeout", type=float, default=15, help="seconds that a case may take")
+    parser.add_argument("--table", default="", help="only write the page of all runs")
     options = parser.parse_args()
     out = Path(options.out)
     if options.table:
@@ -255,7 +255,7 @@ def main() -> None:
         path.unlink(missing_ok=True)
     done = read(path)
     who = ["ours"] if options.ours_only else ["ours", "DTensor"]
-    os.environ["PYTHONHASHSEED"] = "0"  # some samples come out of sets: alike on all ranks
+    os.environ["PYTHONHASHSEED"] = "0"  # sets give the same order on all ranks
     sides = [Side(w, grid, options.timeout) for w in who]
     started = time.monotonic()
     for name in chosen:

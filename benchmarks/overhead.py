@@ -8,7 +8,7 @@ process.
     python benchmarks/overhead.py --device cuda
         one NCCL rank
 
-On CUDA the device has done its work when a time is taken. Machines are shared: read the ratios, not
+On CUDA a time is taken only when the device has finished. On a shared machine the ratios count, not
 the microseconds.
 """
 
@@ -39,7 +39,7 @@ SIZE = 8
 
 
 def timed(run: Run, seconds: float, device: str) -> float:
-    """Microseconds a call, from as many calls as fit into ``seconds``."""
+    """Microseconds for a call, measured over as many calls as fit into ``seconds``."""
     count, spent = 1, 0.0
     while True:
         wait(device)
@@ -54,8 +54,9 @@ def timed(run: Run, seconds: float, device: str) -> float:
 
 
 def in_turn(runs: dict[str, Run], rounds: int, seconds: float, device: str) -> dict[str, float]:
-    """Microseconds of each in its fastest round, measured alternately so that a drift of the
-    machine meets all alike; on a shared machine the fastest round is the least disturbed one."""
+    """Microseconds of each in its fastest round. The rounds alternate, so that a drift of the
+    machine affects all equally; on a shared machine the fastest round is the least disturbed
+    one."""
     for run in runs.values():
         run()
     taken: dict[str, list[float]] = {name: [] for name in runs}
@@ -66,7 +67,7 @@ def in_turn(runs: dict[str, Run], rounds: int, seconds: float, device: str) -> d
 
 
 def ops(make: Make) -> dict[str, Run]:
-    """Single ops; data split over the batch dim, weights broadcast."""
+    """Single ops; the data is split along the batch dim, weights are broadcast."""
     x, y = make(torch.randn(SIZE, SIZE), "data"), make(torch.randn(SIZE, SIZE), "data")
     w, b = make(torch.randn(SIZE, SIZE), "weight"), make(torch.randn(SIZE), "weight")
     return {
@@ -120,7 +121,7 @@ def step(module: nn.Module, x: torch.Tensor) -> Run:
 
 
 def replace_parameters(module: nn.Module, make: Make) -> nn.Module:
-    """Every parameter of ``module`` made by ``make``."""
+    """Replace every parameter of ``module`` by what ``make`` returns for it."""
     for owner in module.modules():
         for name, value in list(owner._parameters.items()):
             if value is not None:
@@ -132,17 +133,20 @@ def models(make: Make) -> dict[str, Run]:
     """Forward and backward of whole modules."""
     torch.manual_seed(0)
     mlp = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
-    block = Block(64, 4)
+    block, narrow = Block(64, 4), Block(32, 4)
     return {
         "MLP fwd + bwd": step(replace_parameters(mlp, make), make(torch.randn(8, 16), "data")),
         "block fwd + bwd": step(
             replace_parameters(block, make), make(torch.randn(4, 32, 64), "data")
         ),
+        "block of dim 32": step(
+            replace_parameters(narrow, make), make(torch.randn(4, 16, 32), "data")
+        ),
     }
 
 
 def optimizers(make: Make) -> dict[str, Run]:
-    """A step of AdamW on 300 small parameters, each way that torch has to do it."""
+    """A step of AdamW on 300 small parameters, in each way that torch implements it."""
 
     def stepped(**how: bool) -> Run:
         parameters = [nn.Parameter(make(torch.randn(16, 16), "weight")) for _ in range(300)]
@@ -157,46 +161,8 @@ def optimizers(make: Make) -> dict[str, Run]:
     }
 
 
-def fresh_shapes(make: Make, sizes: list[int]) -> dict[str, Run]:
-    """Each call meets the next shape; the tensors are made beforehand."""
-    xs = [make(torch.randn(n, SIZE), "data") for n in sizes]
-    w = make(torch.randn(SIZE, SIZE), "weight")
-
-    def over(op: Callable[[torch.Tensor], object]) -> Run:
-        position = iter(range(10**9))
-
-        def run() -> None:
-            op(xs[next(position) % len(xs)])
-
-        return run
-
-    return {
-        "add": over(lambda x: x + x),
-        "x * 2.0": over(lambda x: x * 2.0),
-        "matmul": over(lambda x: x @ w),
-        "softmax": over(lambda x: F.softmax(x, dim=-1)),
-        "view": over(lambda x: x.view(-1, 2, SIZE // 2)),
-        "indexing": over(lambda x: x[:, 1:3]),
-    }
-
-
-def fresh_times(make: Make, rounds: int, count: int, device: str) -> dict[str, float]:
-    """Microseconds a call where every call is the first with its shape."""
-    times: dict[str, list[float]] = {}
-    for turn in range(rounds):
-        start = 1000 + turn * count
-        for name, run in fresh_shapes(make, [start + i for i in range(count)]).items():
-            wait(device)
-            begin = time.perf_counter()
-            for _ in range(count):
-                run()
-            wait(device)
-            times.setdefault(name, []).append((time.perf_counter() - begin) / count * 1e6)
-    return {name: min(values) for name, values in times.items()}
-
-
 def show(title: str, table: dict[str, dict[str, float]]) -> None:
-    """Print microseconds, ratios to plain, and microseconds over plain."""
+    """Print microseconds, ratios to plain torch, and microseconds above plain torch."""
     columns = (
         "plain us",
         "ours us",
@@ -214,7 +180,7 @@ def show(title: str, table: dict[str, dict[str, float]]) -> None:
 
 
 def makers_on(device: str) -> dict[str, Make]:
-    """Name -> how a tensor of this rank becomes one of its kind."""
+    """Name -> the function that makes a tensor of that kind from a tensor of this rank."""
     placement = consistent.placement.all(device)
     mesh = init_device_mesh(device, (dist.get_world_size(),))
 
@@ -235,6 +201,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", choices=["ops", "models", "optimizers"], help="only this table")
     parser.add_argument("--seconds", type=float, default=0.02, help="per measurement")
     options = parser.parse_args(given)
     device = options.device
@@ -249,6 +216,8 @@ def main(given: Sequence[str] | None = None) -> None:
         ("Modules", models),
         ("Steps", optimizers),
     ):
+        if options.only not in (None, group.__name__):
+            continue
         made = {name: group(make) for name, make in makers.items()}
         table = {
             case: in_turn(
@@ -261,13 +230,6 @@ def main(given: Sequence[str] | None = None) -> None:
         }
         if dist.get_rank() == 0:
             show(title, table)
-    counts = {"plain": (6, 100), "ours": (6, 100), "DTensor": (3, 20)}
-    times = {name: fresh_times(makers[name], *counts[name], device) for name in makers}
-    if dist.get_rank() == 0:
-        show(
-            "Ops, a new shape every call",
-            {c: {n: times[n][c] for n in times} for c in times["plain"]},
-        )
     dist.destroy_process_group()
 
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 
 def start(device: str) -> None:
-    """The process group that a launcher asks for, or one of this process alone."""
+    """Start the process group that a launcher describes, or one of this process alone."""
     if device == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"

@@ -2,8 +2,8 @@
 
     python benchmarks/random_speed.py [--device cuda]
 
-On CUDA also the bandwidth that ours comes to, from the bytes that must be written (dropout: and
-read), and that of a copy that moves as many.
+On CUDA it also prints the bandwidth of ours, for the bytes that must be written (and read, for
+dropout), and that of a copy that moves as many bytes.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.device_time import Run, copying, seconds
-from consistent.local import _native as native
+from consistent.forms.native import load as native
 
 COUNTS = {"cpu": 1 << 24, "cuda": 1 << 28}  # more than a cache holds
 KEY = {"seed": 1, "counter": 2}
@@ -28,7 +28,7 @@ ROUNDS = 9
 
 @dataclass(frozen=True)
 class Case:
-    """Ours, torch's, and the bytes that must be moved, where that says how fast it could be."""
+    """Ours, torch's, and the bytes that must be moved, if they bound the speed."""
 
     ours: Run
     theirs: Run
@@ -54,7 +54,7 @@ def cases(dtype: torch.dtype, device: str) -> dict[str, Case]:
 
 
 def cut(device: str) -> dict[str, Case]:
-    """Shards of the last dim: short runs, which a layout-blind generator does not have."""
+    """Shards of the last dim: their short runs are a case that torch's generator does not have."""
     result = {}
     for width in (1, 3, 16, 128):
         x = torch.empty(COUNTS[device] // 16 // width, width, device=device)
@@ -79,7 +79,7 @@ def permutations(device: str) -> dict[str, Case]:
 
 
 def milliseconds(run: Run, device: str) -> float:
-    """Of the fastest run; on CUDA, which nothing else disturbs, of the median one."""
+    """Milliseconds of the fastest run; on CUDA, which nothing else disturbs, of the median run."""
     pick = min if device == "cpu" else statistics.median
     times = [seconds(run, device) for _ in range(ROUNDS + 1)]
     return pick(times[1:]) * 1e3

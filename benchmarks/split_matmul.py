@@ -1,14 +1,14 @@
-"""Products that overlap their boxing, beside the same in one piece: torchrun is not needed.
+"""Matrix products that overlap their boxing, beside the same in one piece. torchrun is not needed.
 
     python benchmarks/split_matmul.py [--ranks 2] [--rounds 9] [--chunks 1 2 4] [--gloo] [--wire 1]
-    python benchmarks/split_matmul.py --device cuda [--ranks 2]    a GPU a rank, or all on one
+    python benchmarks/split_matmul.py --device cuda [--ranks 2]    one GPU for each rank or all
 
 Each figure is the time of product and boxing, one after the other (x @ w and to_global), divided by
-that of ours in so many chunks, in turn in one run; above 1 ours is faster. --gloo switches shared
-memory off. --wire adds to every call the time that its bytes take at so many GB/s, in which the
-processor is idle, as on a network that is slower than memory. "default" is what ours takes when no
-number is given, and in brackets that number. On CUDA there are no chunks: where ranks read each
-other's memory, ours is one fused op. Ranks that share a GPU take turns there.
+that of ours in so many chunks, measured in turn in one run; above 1 ours is faster. --gloo switches
+shared memory off. --wire adds to every call the time that its bytes take at so many GB/s. The
+processor is idle in that time, as on a network that is slower than memory. "default" is ours with
+the number of chunks that it chooses itself, which follows in brackets. On CUDA there are no chunks:
+where ranks read each other's memory, ours is one fused op. Ranks that share a GPU take turns there.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ from torch import Tensor
 import consistent
 from benchmarks.device_time import Run, wait
 from consistent import B, Placement, S
-from consistent.local.split_matmul import chunk_count
-from consistent.local.symmetric_matmul import fused_over
+from consistent.overlap.chunked_matmul import chunk_count
+from consistent.overlap.symmetric_matmul import fused_over
 from consistent.spec import P, TensorSpec
-from mirrored import comm
 from mirrored.comm import Ranks, Transport
-from mirrored.transports.layer import Layer
+from mirrored.transports.base.wrapper import Wrapper
+from mirrored.transports.default import current, use
 
 # (rows, summed, columns) of the logical product
 SIZES = [(256, 512, 512), (1024, 2048, 512), (2048, 1024, 1024), (4096, 2048, 1024)]
 
 
-class Wire(Layer):
-    """Takes longer by the time of the bytes at a bandwidth."""
+class Wire(Wrapper):
+    """A transport whose calls take longer, by the time that their bytes take at a given
+    bandwidth."""
 
     def __init__(self, inner: Transport, gigabytes: float) -> None:
         super().__init__(inner)
@@ -70,7 +71,7 @@ class Wire(Layer):
 
 
 def cases(size: tuple[int, int, int], placement: Placement, counts: list[int]) -> dict[str, dict]:
-    """Name -> the plain sequence and ours, by what it is called."""
+    """Name of the product -> {name of the way: its function}, for the plain sequence and ours."""
     rows, summed, columns = size
     x = consistent.randn(rows, summed, placement=placement, sbp=S(1))
     w = consistent.randn(summed, columns, placement=placement, sbp=S(0))
@@ -94,7 +95,7 @@ def cases(size: tuple[int, int, int], placement: Placement, counts: list[int]) -
 
 
 def default_way(name: str, size: tuple[int, int, int], placement: Placement) -> str:
-    """How many chunks, or that it is one op."""
+    """The number of chunks that ours chooses, or that it is one op."""
     rows, summed, columns = size
     ends = (S(0), B) if name.startswith("all") else (P, B if name.endswith("reduce") else S(0))
     shape = (rows, summed) if name.startswith("all") else (rows, columns)
@@ -133,7 +134,7 @@ def on_rank(rank: int, given: argparse.Namespace, port: int) -> None:
     say = print if rank == 0 else lambda *args, **kwargs: None
     say("| rows x summed x columns |", *(f"{n} |" for n in given.chunks), "default |")
     say("| --- " * (len(given.chunks) + 2) + "|")
-    slow = comm.use(Wire(comm.current(), given.wire)) if given.wire else nullcontext()
+    slow = use(Wire(current(), given.wire)) if given.wire else nullcontext()
     with slow:
         for size in SIZES:
             for name, ways in cases(size, placement, given.chunks).items():

@@ -1,13 +1,15 @@
 """One tensor, many devices: global tensors with a placement and an SBP, for PyTorch."""
 
-from .boxing.check import check_mode
+from .autograd.leaves import no_sync
+from .movement.check_mode import check_mode
 from .nn.parallelize import parallelize
+from .overlap.split_matmul import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
 from .report import Explanation, Report, explain, report
 from .spec import B, P, Placement, S, TensorSpec, sbp
-from .tensor import mirror, patches  # noqa: F401  (mirror enters the way from the mirrored view)
-from .tensor.autograd import no_sync
-from .tensor.create import distribute, from_local
-from .tensor.factories import (
+from .tensor import from_mirrored  # noqa: F401  (mirror enters the way from the mirrored view)
+from .tensor.global_tensor import GlobalTensor
+from .tensor.making.create import distribute, from_local
+from .tensor.making.factories import (
     arange,
     empty,
     eye,
@@ -23,13 +25,12 @@ from .tensor.factories import (
     tensor,
     zeros,
 )
-from .tensor.global_tensor import GlobalTensor
-from .tensor.scope import placement_scope
-from .tensor.split_matmul import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
+from .tensor.making.scope import placement_scope
+from .torch_patches.install import install_with_first_tensor
 
 placement = Placement
 
-patches.install()
+install_with_first_tensor()
 
 __all__ = [
     "B",

@@ -1,37 +1,48 @@
-"""Writes docs/ops.md: for every op that torch names, how it runs. `python docs/make_ops.py`."""
+"""Writes docs/ops.md: for every op that torch names, how it runs; for every row, its rule and the
+signatures that follow. `python docs/make_ops.py`."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import sys
+import textwrap
 import types
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from consistent.local import FORMS
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from consistent.dispatch import _C
+from consistent.dispatch.planning.functions.questions import READS, computes
+from consistent.dispatch.planning.functions.torch_functions import handler_name, resolve
+from consistent.dispatch.plans.plan import handlers, list_ops
+from consistent.forms import FORMS
 from consistent.rules import table
 from consistent.rules.table import Row
-from consistent.tensor import _C
 from consistent.tensor.global_tensor import GlobalTensor
-from consistent.tensor.naming import know
-from consistent.tensor.plan import list_ops
+from consistent.tensor.inspection import answers
+from tests.brute_force import Called, Example
 
 # What plain torch runs on dense CPU tensors and ours refuses, with the reason; the errors say what
 # to call instead.
 RAISES = {
-    "`x.resize_`, `x.resize_as_`, `x.as_strided_`": "the result has another shape, and the logical "
-    "shape of a tensor that others may hold views of is part of its spec",
+    "`x.resize_`, `x.resize_as_` to another shape, `x.as_strided_`": "the logical shape of a "
+    "tensor that others may hold views of is part of its spec",
+    "`x.data_ptr()`, `x.untyped_storage()`, `x.__dlpack__()`, ...": "they are about one memory, "
+    "and a rank's is not the tensor's: [inspection.md](inspection.md)",
     "`op(..., out=y)` with `y` of another shape": "torch would resize `y`; same reason",
     "`x.t_()`, `x.unsqueeze_()`, ... where `x` requires grad": "a tensor's history keeps its spec",
     "writing into a view that boxing had to copy": "the write would not reach the tensor that it "
     "was taken from",
     "writing a global tensor into a plain one that requires grad": "the plain one's history is not "
     "global",
-    "`torch.tensor(x)`, `torch.as_tensor`, `torch.from_dlpack`, ...": "they read the memory of one "
+    "`torch.Tensor(x)`, `torch.from_dlpack`, `plain.data = x`, ...": "they read the memory of one "
     "rank; `x.full()` or `x.to_local()` says which value is meant",
     "`torch.vmap`, `torch.func.*`, `autograd.grad(is_grads_batched=True)`": "they run past the "
     "hook "
@@ -41,44 +52,52 @@ RAISES = {
     "`copy.deepcopy` of a result that has history": "as in torch: only leaves are copied deeply",
 }
 
-
-def forms_of(row: Row) -> tuple[str, ...]:
-    """Names of the local forms that the row's rule mentions, itself or in functions it calls."""
-    # A form may be picked by the name of the op.
-    found: set[str] = set(row.names.split()) & set(FORMS)
-    seen: set[int] = set()
-
-    def visit(value: Any) -> None:
-        if id(value) in seen:
-            return
-        seen.add(id(value))
-        if isinstance(value, str) and value in FORMS:
-            found.add(value)
-        elif isinstance(value, types.CodeType):
-            for part in value.co_consts:
-                visit(part)
-        elif isinstance(value, types.FunctionType) and "consistent.rules" in value.__module__:
-            visit(value.__code__)
-            for cell in value.__closure__ or ():
-                visit(cell.cell_contents)
-            for name in value.__code__.co_names:
-                visit(value.__globals__.get(name))
-        elif isinstance(value, tuple | list | frozenset):
-            for part in value:
-                visit(part)
-        elif isinstance(value, dict):
-            visit(tuple(value.values()))
-
-    visit(row.rule)
-    return tuple(sorted(found))
+ASKED = {*answers.LOGICAL, *answers.OF_SHARD, *answers.REFUSED}
 
 
-def rule_of(row: Row) -> str:
-    """The rule in one line: the notation, or the first line of the function's docstring."""
-    if isinstance(row.rule, str):
-        return f"`{row.rule}`"
-    text = (inspect.getdoc(row.rule) or row.rule.__name__).split("\n")[0]
-    return text.replace("|", "\\|")
+def rules_of(row: Row) -> list[str]:
+    """The rules in the notation, one a line; or what the function says of itself."""
+    if row.rules:
+        return [f"* `{rule}`" for rule in row.rules]
+    paragraph = (inspect.getdoc(row.rule) or "").split("\n\n")[0]
+    return [" ".join(paragraph.split())]
+
+
+def examples() -> dict[int, list[Example]]:
+    """The examples of each row, by its id, as the tests prove them."""
+    found: dict[int, list[Example]] = defaultdict(list)
+    folder = importlib.import_module("tests.consistent.rules.examples")
+    for path in sorted(Path(folder.__path__[0]).glob("*.py")):
+        module = importlib.import_module(f"{folder.__name__}.{path.stem}")
+        for case in getattr(module, "EXAMPLES", ()):
+            found[id(table.find(resolve(case.func).name))].append(case)
+    return found
+
+
+def derived(case: Example) -> tuple[str, list[str]]:
+    """The call of an example, and the signatures that its row gives it on two ranks."""
+    called = Called(case.func, case.args, case.kwargs, 2)
+    return repr(called), [repr(made) for made in called.signatures(0)]
+
+
+def section(row: Row, cases: Sequence[Example]) -> str:
+    """A row: its names, its rule, and the signatures of the example that has most of them."""
+    first, *rest = row.names.split()
+    called, made = max(map(derived, cases), key=lambda pair: len(pair[1]))
+    lines = [f"### {first}", ""]
+    if rest:
+        also = " ".join(f"`{name}`" for name in rest)
+        lines += [*textwrap.wrap(f"Also {also}.", 100), ""]
+    for rule in rules_of(row):
+        lines += [rule] if row.rules else textwrap.wrap(rule, 100)
+    lines += ["", "```", *textwrap.wrap(called, 98, subsequent_indent="    ")]
+    lines += [f"  {signature}" for signature in made]
+    return "\n".join([*lines, "```"])
+
+
+def rows() -> list[Row]:
+    """Every row once, by its first name."""
+    return sorted({id(row): row for row in table.ROWS.values()}.values(), key=lambda r: r.names)
 
 
 def overridable() -> Iterator[tuple[str, str, Callable[..., Any]]]:
@@ -98,13 +117,15 @@ def overridable() -> Iterator[tuple[str, str, Callable[..., Any]]]:
 
 
 def how(place: str, name: str, function: Callable[..., Any]) -> tuple[str, str]:
-    """(how it runs, its rule)."""
+    """(how it runs, the row that it runs by)."""
     own = vars(GlobalTensor).get(name) if place == "Tensor" else None
     if own is not None and not isinstance(own, _C.Method):  # which is a short way to the op
         return "own", ""
     if isinstance(function, types.MethodWrapperType):
         return "property", ""
-    known = know(function)
+    if handler_name(name) in handlers:
+        return "asked" if place == "Tensor" and name in ASKED else "own", ""
+    known = resolve(function)
     if known.kind == "open":
         return "opened", ""
     return how_named(known.name)
@@ -116,9 +137,10 @@ def how_named(name: str) -> tuple[str, str]:
         return "list", ""
     row = table.find(name)
     if row is None:
-        return "whole", ""
-    forms = ", ".join(f"`{form}`" for form in forms_of(row))
-    return "row", rule_of(row) + (f"; forms {forms}" if forms else "")
+        asked = name in ASKED or not (computes(name) or computes(f"{name}_") or name in READS)
+        return "asked" if asked else "whole", ""
+    first = row.names.split()[0]
+    return "row", f"[{first}](#{first})"
 
 
 def aten_names() -> set[str]:
@@ -134,7 +156,7 @@ def collected() -> dict[str, dict[tuple[str, str], list[str]]]:
     met: set[str] = set()
     for place, name, function in overridable():
         if not isinstance(function, types.MethodWrapperType):
-            met.add(know(function).name)
+            met.add(resolve(function).name)
         shown = name if name.startswith("__") else name.rstrip("_") or name
         places = found[shown][how(place, name, function)]
         label = place.removeprefix("torch.") + ("" if shown == name else " in place")
@@ -151,6 +173,8 @@ KINDS = {
     "opened": "a composition: its body runs on global tensors and each op in it is chosen for",
     "list": "position by position, in one call where the tensors of a position lie alike",
     "own": "a method of GlobalTensor that answers for the logical tensor",
+    "asked": "it computes no tensor: answered without communicating, or refused "
+    "([inspection.md](inspection.md))",
     "property": "read from the spec, or from the shard",
     "whole": "no row: inputs are boxed to B and every rank runs it; right, but it moves data",
 }
@@ -165,7 +189,8 @@ How each op of torch {version} runs on global tensors: all of
 | --- | --- | --- |
 {kinds}
 
-{forms} local forms serve rows whose op on the shards is not the op on the whole. Custom ops
+{rows} rows hold the rules, {notation} of them in the notation of `adding_an_op.md`, the others as
+functions. {forms} forms serve rows whose op on the shards is not the op on the whole. Custom ops
 (`torch.library`) run whole, and so does an op that torch adds tomorrow.
 
 ## What raises where plain torch runs
@@ -177,12 +202,18 @@ How each op of torch {version} runs on global tensors: all of
 ## Every op
 
 Where a name stands: `torch`, `Tensor` (a method; *in place* with a trailing underscore), `F`,
-`fft`, `linalg`, `special`, or only among `aten`. Rules are in the notation of `adding_an_op.md`, or
-in words.
+`fft`, `linalg`, `special`, or only among `aten`.
 
-| op | where | how | rule |
+| op | where | how | row |
 | --- | --- | --- | --- |
 {ops}
+
+## Every row
+
+Its names, its rule, and the signatures that it derives for an example, on an axis of two ranks.
+Where a row has several rules, the first that fits a call is taken.
+
+{sections}
 """
 
 
@@ -193,20 +224,23 @@ def version() -> str:
 
 def page() -> str:
     """The whole document."""
-    found = collected()
+    found, cases = collected(), examples()
     counts = {
         kind: sum(any(k == kind for k, _ in ways) for ways in found.values()) for kind in KINDS
     }
     return _HEAD.format(
         version=version(),
         kinds="\n".join(f"| {kind} | {counts[kind]} | {KINDS[kind]} |" for kind in KINDS),
+        rows=len(rows()),
+        notation=sum(row.is_notation for row in rows()),
         forms=len(FORMS),
         raises="\n".join(f"| {call} | {why} |" for call, why in RAISES.items()),
         ops="\n".join(
-            f"| `{name}` | {', '.join(places)} | {kind} | {rule} |"
+            f"| `{name}` | {', '.join(places)} | {kind} | {row} |"
             for name in sorted(found)
-            for (kind, rule), places in found[name].items()
+            for (kind, row), places in found[name].items()
         ),
+        sections="\n\n".join(section(row, cases[id(row)]) for row in rows()),
     )
 
 

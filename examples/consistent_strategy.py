@@ -32,7 +32,7 @@ class LeNet(nn.Module):
 
 
 def train(placement, digits):
-    """Mean losses of the steps."""
+    """The mean loss of each step."""
     torch.manual_seed(0)
     model = consistent.parallelize(LeNet(), placement)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -43,7 +43,7 @@ def train(placement, digits):
         labels = consistent.distribute(digits.train_labels[at], placement, S(0))
         losses = F.cross_entropy(
             model(images), labels, reduction="none"
-        )  # one a sample, of the whole batch
+        )  # one loss for each sample of the whole batch
         optimizer.zero_grad()
         losses.mean().backward()
         optimizer.step()

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 import consistent
 from consistent import S
 
-STEPS, BATCH = 20, 25  # a batch that two ranks do not share evenly: 13 and 12
+STEPS, BATCH = 20, 25  # two ranks cannot share such a batch evenly: they get 13 and 12
 
 
 def build() -> nn.Module:
-    """The same values on every rank."""
+    """A model with the same initial values on every rank."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 4))
 

@@ -1,5 +1,5 @@
-# Look at: the three lines that global_tensor_data_parallel.py and global_tensor_model_parallel.py
-# repeat with a placement and SBPs added and nothing else changed. This one runs on one device.
+# Look at: three lines, which global_tensor_data_parallel.py and global_tensor_model_parallel.py
+# repeat with nothing changed but a placement and SBPs added. This program runs on one device.
 #
 #     python examples/global_tensor_basic.py
 

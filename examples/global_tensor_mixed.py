@@ -1,6 +1,6 @@
 # Look at: StageModule's placement and sbp. The first stage is data parallel on ranks 0 and 1, the
 # second model parallel on ranks 2 and 3, and to_global between them joins the pieces and sends them
-# on. Training is the loop that it is on one device.
+# on. The training loop is the same as on one device.
 #
 #     torchrun --standalone --nproc_per_node 4 examples/global_tensor_mixed.py
 
@@ -35,7 +35,7 @@ class ModuleModel(nn.Module):
 
 
 def curve(first, second):
-    """Losses of ten steps, and the shapes that come out."""
+    """The losses of ten steps, and the shapes of the outputs."""
     torch.manual_seed(0)
     model = ModuleModel(first, second)
     in_stage0 = consistent.randn(4, 5, placement=first, sbp=S(0))

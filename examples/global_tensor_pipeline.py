@@ -1,6 +1,6 @@
-# Look at: to_global(placement=P1). It is all that moves the data from the first stage to the
-# second, and its gradient back. Each rank runs every line; where it is not part of a placement it
-# follows with shapes alone.
+# Look at: to_global(placement=P1). It alone moves the data from the first stage to the second, and
+# the gradient back. Every rank runs every line; a rank outside a placement follows with shapes
+# only.
 #
 #     torchrun --standalone --nproc_per_node 2 examples/global_tensor_pipeline.py
 

@@ -1,5 +1,5 @@
-# Look at: one logical tensor, other pieces on each rank after each to_global, the same value
-# throughout.
+# Look at: one logical tensor. Each to_global changes the pieces that the ranks hold, and the value
+# stays the same.
 #
 #     torchrun --standalone --nproc_per_node 2 examples/hello_global_tensor.py
 
@@ -11,7 +11,7 @@ from consistent import B, P, S
 
 
 def shards(x: consistent.GlobalTensor) -> str:
-    """Shapes of the pieces, rank by rank."""
+    """The shapes of the ranks' pieces, in the order of ranks."""
     shapes = [None] * dist.get_world_size()
     dist.all_gather_object(shapes, tuple(x.to_local().shape))
     return ", ".join(map(str, shapes))
@@ -21,7 +21,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     everywhere = consistent.Placement.all("cpu")
-    value = torch.arange(15.0).view(5, 3)  # every rank has it whole
+    value = torch.arange(15.0).view(5, 3)  # every rank has the whole value
 
     x = consistent.distribute(value, everywhere, S(0))
     unchanged = True

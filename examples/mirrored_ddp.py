@@ -16,13 +16,13 @@ BATCH, STEPS = 100, 40
 
 
 def build() -> nn.Module:
-    """The same values on every rank."""
+    """A model with the same initial values on every rank."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
 def step(model, optimizer, images, labels):
-    """The losses of the samples given."""
+    """A training step; returns the loss of each sample."""
     losses = F.cross_entropy(model(images), labels, reduction="none")
     optimizer.zero_grad()
     losses.mean().backward()

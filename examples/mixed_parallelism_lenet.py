@@ -1,6 +1,6 @@
 # Look at: forward. The convolutions are data parallel on all ranks, the hidden layer is on rank 0,
-# the output layer on rank 1: three placements, and to_global where the data changes hands. Backward
-# goes the way back by itself.
+# the output layer on rank 1: three placements, and to_global where the data moves between them.
+# Backward moves the gradients back by itself.
 #
 #     torchrun --standalone --nproc_per_node 2 examples/mixed_parallelism_lenet.py
 
@@ -17,7 +17,7 @@ BATCH, STEPS = 100, 5
 
 
 class LeNet(nn.Module):
-    """Each layer where it is to run."""
+    """LeNet with each layer on the placement where it runs."""
 
     def __init__(self, everywhere, first, second):
         super().__init__()
@@ -36,7 +36,7 @@ class LeNet(nn.Module):
 
 
 def train(everywhere, first, second, digits):
-    """Losses of the steps."""
+    """The loss of each step."""
     torch.manual_seed(0)
     model = LeNet(everywhere, first, second)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

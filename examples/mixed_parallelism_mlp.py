@@ -28,7 +28,7 @@ class MLP(nn.Module):
 
 
 def train(placement, plan, digits):
-    """Losses of the steps, and the model."""
+    """The loss of each step, and the model."""
     torch.manual_seed(0)
     model = consistent.parallelize(MLP(), placement, plan)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

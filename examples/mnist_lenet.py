@@ -1,4 +1,4 @@
-"""LeNet on handwritten digits, on all ranks and beside it on one: same program, same losses.
+"""LeNet on handwritten digits, on all ranks and then on one: the same program, the same losses.
 
     torchrun --standalone --nproc_per_node 2 examples/mnist_lenet.py
     python examples/mnist_lenet.py            # a world of one rank
@@ -33,7 +33,7 @@ from consistent import S
 from consistent.flow.data import Digits, load
 
 PLAN = {"wide.*": S(0)}  # every other parameter is B
-REPORTED_STEP = 1  # the first also makes the optimizer's state
+REPORTED_STEP = 1  # the first step also makes the optimizer's state
 
 
 class LeNet(nn.Module):
@@ -56,7 +56,7 @@ class LeNet(nn.Module):
 
 @dataclass
 class History:
-    """What a training run leaves behind."""
+    """The results of a training run."""
 
     losses: list[float] = field(default_factory=list)
     accuracy: list[float] = field(default_factory=list)
@@ -104,7 +104,7 @@ def train(
 def accuracy(
     model: nn.Module, digits: Digits, placement: consistent.Placement, batch: int
 ) -> float:
-    """Share of the test images that ``model`` names rightly."""
+    """The share of the test images that ``model`` classifies correctly."""
     model.eval()
     right = 0
     for images, labels in zip(digits.test_images.split(batch), digits.test_labels.split(batch)):

@@ -16,7 +16,7 @@ PLAN = {"*": S(0)}
 
 
 def build() -> nn.Module:
-    """The same values on every rank."""
+    """A model with the same initial values on every rank."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(32, 48), nn.Tanh(), nn.Linear(48, 8))
 

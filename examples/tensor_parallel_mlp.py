@@ -1,6 +1,6 @@
-# Look at: PLAN. With the first layer cut by rows and the second by columns nothing moves between
-# them: the second sums over a cut dim, so its result is P, and the one all-reduce of the forward
-# pass comes when somebody needs the sum.
+# Look at: PLAN. With the first layer's weight cut by rows and the second's by columns, nothing
+# moves between them. The second layer sums over a cut dim, so its result is P, and the only
+# all-reduce of the forward pass runs when the sum is needed.
 #
 #     torchrun --standalone --nproc_per_node 2 examples/tensor_parallel_mlp.py
 

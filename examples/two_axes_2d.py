@@ -1,6 +1,6 @@
-# Look at: the grid has two axes, and an SBP names one entry for each. Along "data" the batch is cut
-# and parameters are whole; along "model" the layers are cut and the batch is whole. Each axis does
-# its own reductions, over its own ranks.
+# Look at: the grid has two axes, and every tensor has one SBP for each. Along "data" the batch is
+# cut and parameters are whole; along "model" the layers are cut and the batch is whole. Each axis
+# does its own reductions, over its own ranks.
 #
 #     torchrun --standalone --nproc_per_node 4 examples/two_axes_2d.py
 
@@ -12,12 +12,12 @@ from torch import Tensor, nn
 import consistent
 from consistent import B, S
 
-PLAN = {"0.*": (B, S(0)), "2.weight": (B, S(1))}  # what is not named is (B, B)
+PLAN = {"0.*": (B, S(0)), "2.weight": (B, S(1))}  # every other parameter is (B, B)
 BATCH = (S(0), B)
 
 
 def build() -> nn.Module:
-    """The same values on every rank."""
+    """A model with the same initial values on every rank."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 5))
 

@@ -1,15 +1,16 @@
 """The per-rank view: every rank owns a copy, and tensors move between ranks by explicit calls.
 
 Read `comm.py` (the interface of a transport), then `collectives.py` (the moves, drawn), then
-`mirrored_tensor.py` (a list with one element a device).
+`mirrored_tensor.py` (a list with one element on each device).
 """
 
 from .collectives import all_gather, all_reduce, all_to_all, broadcast, reduce_scatter
-from .comm import Handle, Ranks, Transport, current, use
-from .counting import Call, Counting, counting
+from .comm import Handle, Ranks, Transport
 from .data_parallel import DataParallel
 from .mirrored_tensor import MirroredTensor, from_local, scatter
-from .ordered import ordered_reduce
+from .reduction import ordered_reduce
+from .transports.counting import Call, Counting, counting
+from .transports.default import current, use
 
 __all__ = [
     "Call",

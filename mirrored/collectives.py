@@ -1,7 +1,8 @@
-"""The moves between ranks on plain tensors, over the current transport. No autograd here.
+"""The moves between ranks on plain tensors, over the current transport. None of them is recorded by
+autograd.
 
-In the drawings each column is a rank, letters are rows of numbers, and the reversed drawing is what
-happens to gradients: the transpose of a move is again a move.
+In the drawings each column is a rank and letters are rows of numbers. The drawing under "backward",
+read from right to left, is what happens to gradients: the transpose of a move is again a move.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import comm
 from .comm import Ranks
+from .transports.default import current
 
 
 def all_reduce(x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
-    """Every rank gets the sum (or max, min) of all ranks' `x`. `x: P -> B`
+    """Every rank gets the elementwise sum (or max, min) of all ranks' `x`, which have one shape: a
+    new tensor. Raises ValueError on another `op`. `x: P -> B`
 
     ```
     forward    rank 0   rank 1   rank 2             rank 0   rank 1   rank 2
@@ -24,11 +26,11 @@ def all_reduce(x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
     backward   x+y+z    x+y+z    x+y+z     <---        x        y        z
     ```
     """
-    return comm.current().all_reduce(x, ranks, op)
+    return current().all_reduce(x, ranks, op)
 
 
 def all_gather(x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tensor:
-    """All ranks' `x`, joined along `dim`; `sizes[k]` is the size of that of `ranks[k]`. `S -> B`
+    """All ranks' `x`, joined along `dim`; `x` on `ranks[k]` has size `sizes[k]` there. `S -> B`
 
     ```
     forward    rank 0   rank 1   rank 2             rank 0   rank 1   rank 2
@@ -42,7 +44,7 @@ def all_gather(x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tenso
                  .         .     x2+y2+z2              x2       y2       z2
     ```
     """
-    return comm.current().join(x, dim, sizes, ranks)
+    return current().join(x, dim, sizes, ranks)
 
 
 def reduce_scatter(
@@ -62,7 +64,7 @@ def reduce_scatter(
                  z        z        z                   .           .           z
     ```
     """
-    return comm.current().reduce_scatter(x, dim, sizes, ranks, op)
+    return current().reduce_scatter(x, dim, sizes, ranks, op)
 
 
 def all_to_all(
@@ -73,10 +75,10 @@ def all_to_all(
     concat_sizes: Sequence[int],
     ranks: Ranks,
 ) -> Tensor:
-    """Held in parts of `concat_dim`, now in parts of `split_dim`. `S(concat_dim) -> S(split_dim)`
+    """From parts along `concat_dim` to parts along `split_dim`. `S(concat_dim) -> S(split_dim)`
 
-    `split_sizes[k]` is what `ranks[k]` gets of `split_dim`, `concat_sizes[k]` what it held of
-    `concat_dim`.
+    `split_sizes[k]` is the size of the part of `split_dim` that `ranks[k]` gets, `concat_sizes[k]`
+    that of the part of `concat_dim` that it held.
 
     ```
     forward    rank 0     rank 1     rank 2             rank 0   rank 1   rank 2
@@ -90,7 +92,7 @@ def all_to_all(
                   .          .       x2 y2 z2             x2       y2       z2
     ```
     """
-    return comm.current().turn(x, split_dim, split_sizes, concat_dim, concat_sizes, ranks)
+    return current().turn(x, split_dim, split_sizes, concat_dim, concat_sizes, ranks)
 
 
 def broadcast(
@@ -101,7 +103,8 @@ def broadcast(
     source: int,
     ranks: Ranks,
 ) -> Tensor:
-    """Every rank gets the `x` of world rank `source`; only there is `x` read.
+    """Every rank gets a copy of the `x` of world rank `source`, of `shape` and `dtype` on `device`.
+    On the other ranks `x` is not read. Raises ValueError if `source` is not one of `ranks`.
 
     ```
     forward    rank 0   rank 1   rank 2             rank 0   rank 1   rank 2
@@ -109,4 +112,4 @@ def broadcast(
     backward   x+y+z      .        .       <---        x        y        z
     ```
     """
-    return comm.current().broadcast(x, shape, dtype, device, source, ranks)
+    return current().broadcast(x, shape, dtype, device, source, ranks)

@@ -1,7 +1,8 @@
-"""The small interface every transport offers: plain tensors move between ranks, no autograd.
+"""The small interface that every transport offers: it moves plain tensors between ranks, without
+autograd.
 
-`ranks` is always an ordered tuple of world ranks, and its order means what it says: piece k belongs
-to `ranks[k]`. Every rank of `ranks` makes the same call in the same order; no other rank calls.
+`ranks` is always an ordered tuple of world ranks, and piece k belongs to `ranks[k]`. All ranks of
+`ranks` make the same calls in the same order; no other rank calls.
 
 Invariants, kept by all transports:
 * a group of one rank never communicates;
@@ -11,16 +12,16 @@ Invariants, kept by all transports:
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from .ordered import ordered_reduce
+from .reduction import ordered_reduce
 
 Ranks = tuple[int, ...]
 Shape = Sequence[int]
@@ -43,10 +44,20 @@ class Done:
         return self.result
 
 
+@dataclass(frozen=True)
+class Link:
+    """What messages between ranks cost."""
+
+    latency_s: float  # seconds that the smallest collective takes
+    bytes_per_s: float  # bytes that a rank sends in a second
+
+
 class Transport(ABC):
     """Moves plain tensors between ranks.
 
-    A transport that reaches other ranks is a `CheckedTransport`; one around another, a `Layer`.
+    A transport that reaches other ranks by itself is a `CheckedTransport`; one around another
+    transport is a `Wrapper`.
+    `transports/default.py` says which one is in use.
     """
 
     @property
@@ -61,8 +72,8 @@ class Transport(ABC):
 
     @abstractmethod
     def all_reduce_async(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Handle:
-        """`all_reduce` under way; `x` belongs to the transport until `wait()` has returned, and
-        may hold the result or rubbish after it. Use what `wait()` returns."""
+        """Start an `all_reduce`. `x` belongs to the transport until `wait()` has returned; after
+        that its values are undefined. The result is what `wait()` returns."""
 
     @abstractmethod
     def all_gather(
@@ -104,22 +115,29 @@ class Transport(ABC):
         ranks: Ranks,
         device: torch.device | str = "cpu",
     ) -> list[Tensor]:
-        """Point to point in one batch: `sends` are (to, tensor), `receives` (from, shape, dtype).
+        """One batch of point-to-point messages: `sends` are (to, tensor), `receives` (from, shape,
+        dtype). Returns the received tensors in the order of `receives`, on `device`.
 
         Between two ranks messages match in order; a rank may send to itself. No order of the
-        lists can deadlock. Every rank of `ranks` calls, also one with nothing to send or receive.
+        lists can deadlock. Every rank of `ranks` must call, even with nothing to send or receive.
         """
 
     @abstractmethod
     def gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]:
-        """Every rank's picklable `obj`, in the order of `ranks`: for small metadata and checks."""
+        """Every rank's `obj`, which must be picklable, in the order of `ranks`. For small metadata
+        and checks."""
 
     def shares(self, ranks: Ranks, kind: str) -> bool:
         """Whether `ranks` read each other's memory on devices of this kind ("cpu", "cuda"). The
-        first call is a collective of them."""
+        first call for `ranks` is a collective of them."""
         return False
 
-    # ---- made of those above, or better ---------------------------------------------------------
+    def link(self, kind: str) -> Link | None:
+        """What messages between ranks on devices of this kind cost, the same on every rank; None if
+        it is not known. No rank waits for another."""
+        return None
+
+    # ---- built on those above; a transport may do them faster -----------------------------------
 
     def all_reduce(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
         """The elementwise `op` ("sum", "max", "min") of `x` over `ranks`: a new tensor, same bits
@@ -128,7 +146,7 @@ class Transport(ABC):
         return self.all_reduce_async(x, ranks, op).wait()
 
     def join(self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tensor:
-        """All ranks' `x`, joined along `dim`, where that of `ranks[k]` has size `sizes[k]`."""
+        """All ranks' `x`, joined along `dim`; `x` on `ranks[k]` has size `sizes[k]` there."""
         shapes = [_resized(x.shape, dim, size) for size in sizes]
         out, slots = _joinable(x, shapes, dim)
         pieces = self.all_gather(x, shapes, ranks, slots)
@@ -137,10 +155,11 @@ class Transport(ABC):
     def reduce_scatter(
         self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks, op: str = "sum"
     ) -> Tensor:
-        """The `op` of `x` over `ranks`, cut along `dim`: `ranks[k]` gets part k of `sizes`.
+        """The `op` of `x` over `ranks`, cut along `dim`: `ranks[k]` gets part k, of `sizes[k]`.
 
-        An all-to-all of the parts, combined in the order of `ranks`: the bytes of a reduce-scatter,
-        and the same bits whichever rank holds a part and however the parts are cut.
+        This is an all-to-all of the parts, which are then combined in the order of `ranks`. It
+        sends as many bytes as a reduce-scatter, and gives the same bits whichever rank holds a part
+        and however the parts are cut.
         """
         own = sizes[check_member("reduce_scatter", self.rank, ranks)]
         shapes = [_resized(x.shape, dim, own)] * len(ranks)
@@ -155,9 +174,10 @@ class Transport(ABC):
         concat_sizes: Sequence[int],
         ranks: Ranks,
     ) -> Tensor:
-        """Held in parts of `concat_dim`, now in parts of `split_dim`: an all-to-all.
+        """From parts along `concat_dim` to parts along `split_dim`, by an all-to-all.
 
-        `split_sizes[k]` is what `ranks[k]` gets, `concat_sizes[k]` what it held.
+        `split_sizes[k]` is the size of the part that `ranks[k]` gets, `concat_sizes[k]` that of the
+        part that it held.
         """
         own = split_sizes[check_member("all_to_all", self.rank, ranks)]
         kept = _resized(x.shape, split_dim, own)
@@ -170,24 +190,26 @@ class Transport(ABC):
         """Every rank's `x`, all of one shape, to be read inside the `with` block and not after it.
 
         Where the ranks share memory these are views of it, so that a kernel can read all of them in
-        one pass; no other communication of these ranks may happen inside the block.
+        one pass. These ranks must not communicate otherwise inside the block.
         """
         return nullcontext(self.all_gather(x, [x.shape] * len(ranks), ranks))
 
     def addends(
         self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks
     ) -> AbstractContextManager[tuple[list[Tensor], int]]:
-        """(tensors, start): they add up, in order, to a sum of which this rank's part of `sizes`,
-        cut along `dim`, begins at `start`. To be read inside the `with` block.
+        """(tensors, start): added up in order, the tensors are a sum in which this rank's part,
+        cut along `dim` by `sizes`, begins at index `start`. To be read inside the `with` block.
 
-        By default the one tensor that `reduce_scatter` gives. A transport whose ranks read each
-        other's memory faster than they reduce gives every rank's `x`, as in `peers`.
+        By default it is the one tensor that `reduce_scatter` gives, and start is 0. A transport
+        whose ranks read each other's memory faster than they reduce gives every rank's `x`, as in
+        `peers`.
         """
         return nullcontext(([self.reduce_scatter(x, dim, sizes, ranks)], 0))
 
 
 def check_member(what: str, rank: int, ranks: Ranks, *tensors: Tensor) -> int:
-    """The position of `rank` in `ranks`. Raises ValueError if it is not there, or on `meta`."""
+    """The position of `rank` in `ranks`. Raises ValueError if it is not one of them, or if one of
+    `tensors` is on `meta`."""
     if rank not in ranks:
         raise ValueError(
             f"{what}: rank {rank} is not one of the ranks {tuple(ranks)}.\n"
@@ -205,7 +227,7 @@ def check_member(what: str, rank: int, ranks: Ranks, *tensors: Tensor) -> int:
 
 
 def check_op(op: str) -> None:
-    """Raises ValueError if ranks do not combine by `op`."""
+    """Raises ValueError if `op` is not one of `OPS`."""
     if op not in OPS:
         raise ValueError(
             f"all_reduce: op={op!r} is not known.\n  Ranks combine by one of {OPS}.\n"
@@ -224,8 +246,8 @@ def _joinable(
 ) -> tuple[Tensor | None, Sequence[Tensor] | None]:
     """A tensor that joins pieces of `shapes` along `dim`, and its slices to receive them into.
 
-    Only where the dims before `dim` are 1 are slices contiguous; else (None, None), and the pieces
-    are joined by one more copy.
+    The slices are contiguous only if all dims before `dim` have size 1. Otherwise the result is
+    (None, None), and the caller joins the pieces by one more copy.
     """
     shape = shapes[0]
     if any(n != 1 for n in shape[: dim % len(shape)]):
@@ -233,55 +255,3 @@ def _joinable(
     sizes = [piece[dim] for piece in shapes]
     out = torch.empty(_resized(shape, dim, sum(sizes)), dtype=like.dtype, device=like.device)
     return out, out.split(sizes, dim)
-
-
-class _Thread(threading.local):
-    override: Transport | None = None
-
-
-_thread = _Thread()
-_default: Transport | None = None
-
-
-def current() -> Transport:
-    """The transport of this thread: the one given by `use`, else that of torch.distributed."""
-    return _thread.override or _default or _make_default()
-
-
-def _make_default() -> Transport:
-    global _default
-    from .transports.shared_memory import SharedMemory
-    from .transports.symmetric_memory import SymmetricMemory
-    from .transports.torch_dist import TorchDist
-
-    shared = SharedMemory(TorchDist())
-    _default = SymmetricMemory(shared) if torch.cuda.is_available() else shared
-    return _default
-
-
-@contextmanager
-def use(transport: Transport) -> Iterator[Transport]:
-    """Make `transport` this thread's current one inside the `with` block."""
-    before, _thread.override = _thread.override, transport
-    try:
-        yield transport
-    finally:
-        _thread.override = before
-
-
-@contextmanager
-def replace_current(transport: Transport) -> Iterator[Transport]:
-    """Like `use`, but where no `use` is active it holds for all threads.
-
-    Backward on CUDA runs in threads of the autograd engine; they must see `transport` too.
-    """
-    global _default
-    if _thread.override is not None:
-        with use(transport):
-            yield transport
-        return
-    before, _default = _default, transport
-    try:
-        yield transport
-    finally:
-        _default = before

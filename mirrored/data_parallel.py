@@ -8,20 +8,20 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from . import comm
+from .transports.default import current
 
 
 class DataParallel(DistributedDataParallel):
     """``module`` with a copy on every rank; call it with this rank's part of the batch.
 
-    torch's own DistributedDataParallel: its buckets of gradients are on the wire while backward
+    This is torch's own DistributedDataParallel, which sends its buckets of gradients while backward
     still computes. Gradients are means over ranks, so with parts of equal size (as ``scatter``
     gives) a mean loss has the gradients of the mean over the whole batch. Parameters and buffers
-    start as rank 0's.
+    start with the values of rank 0.
 
     Args:
-        module: plain parameters, on one device.
-        options: those of DistributedDataParallel, such as ``find_unused_parameters``.
+        module: a module whose parameters are plain and on one device.
+        options: options of DistributedDataParallel, such as ``find_unused_parameters``.
 
     Raises:
         TypeError: a parameter is not a plain one.
@@ -37,7 +37,7 @@ class DataParallel(DistributedDataParallel):
                     "ones are synchronised where they are.\n"
                     "  Call the module itself on a batch that is split(0)."
                 )
-        size = comm.current().size  # under torchrun this starts torch.distributed
+        size = current().size  # under torchrun this starts torch.distributed
         if not dist.is_initialized():
             raise RuntimeError(
                 f"DataParallel: torch.distributed is not initialised, and the world has {size} "

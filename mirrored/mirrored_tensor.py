@@ -1,8 +1,8 @@
-"""MirroredTensor: this rank's element of a list that has one element a device.
+"""MirroredTensor: this rank's element of a list that has one element on each device.
 
-The object is the element: a ``torch.Tensor`` subclass, so ops on it are ops of torch, done here
-alone. Nothing says how the elements relate; ``to_global`` is where one does. The class is there so
-that such an element is never taken for a tensor that all ranks hold alike.
+The object is the element, a ``torch.Tensor`` subclass: ops on it are torch's and run on this rank
+only. How the elements relate is not known until ``to_global`` is told. The class exists so that
+such an element is never mistaken for a tensor that is the same on all ranks.
 """
 
 from __future__ import annotations
@@ -13,25 +13,26 @@ from typing import Any
 
 import torch
 
-from . import comm
 from .comm import Ranks
+from .transports.default import current
 
 _HookOff = torch._C.DisableTorchFunctionSubclass
 _Tensor = torch.Tensor
 
-# (x, sbp, placement, shape, check) -> the global tensor that x's elements make up. mirrored/ knows
-# nothing of global tensors: the package that does enters this.
+# (x, sbp, placement, shape, check) -> the global tensor that x's elements make up. It is set by the
+# package that has global tensors, of which mirrored/ knows nothing.
 _to_global: Callable[..., Any] | None = None
 
 
 def enter_to_global(convert: Callable[..., Any]) -> None:
-    """Say how ``MirroredTensor.to_global`` makes a global tensor."""
+    """Set the function by which ``MirroredTensor.to_global`` makes a global tensor."""
     global _to_global
     _to_global = convert
 
 
 class MirroredTensor(torch.Tensor):
-    """This rank's element of a list with one element a device. Made by ``scatter``, ``from_local``.
+    """This rank's element of a list with one element on each device. ``scatter`` and ``from_local``
+    make it.
 
     A rank outside ``ranks`` follows the program with a ``meta`` tensor.
     """
@@ -69,7 +70,7 @@ class MirroredTensor(torch.Tensor):
           a        b        c       --->     a b c     a b c     a b c
         ```
         """
-        transport = comm.current()
+        transport = current()
         everyone = tuple(range(transport.size))
         own = self.to_local().detach()
         device = _here(own)
@@ -103,15 +104,16 @@ class MirroredTensor(torch.Tensor):
         """The one logical tensor that the elements make up; differentiable.
 
         Args:
-            sbp: how they do: split(0) (the default) joins them, broadcast says that they are equal,
-                partial_sum that they add up.
-            placement: a grid of ``ranks``; without it they lie on one axis.
-            shape: the logical shape, if known: then the ranks need not tell each other what they
-                hold.
+            sbp: how the elements make it up: split(0) (the default) joins them, broadcast says that
+                they are equal, partial_sum that they add up.
+            placement: a grid of ``ranks``; by default they lie on one axis.
+            shape: the logical shape. If it is given, the ranks need not exchange the shapes that
+                they hold.
             check: verify that shapes and dtypes fit together, and for broadcast the values.
 
         Raises:
-            ValueError: they do not make up such a tensor.
+            ValueError: the elements do not make up such a tensor.
+            RuntimeError: the package that has global tensors was not imported.
         """
         if _to_global is None:
             raise RuntimeError(
@@ -134,10 +136,14 @@ class MirroredTensor(torch.Tensor):
 
 
 def from_local(element: torch.Tensor, ranks: Sequence[int] | None = None) -> MirroredTensor:
-    """A mirrored tensor of which this rank has ``element``; over all ranks if none are given.
+    """A mirrored tensor of which this rank has ``element``, over ``ranks`` (by default all).
 
-    Shares storage and autograd history with ``element``. On a rank outside ``ranks`` only its shape
-    and dtype are read.
+    It shares storage and autograd history with ``element``. On a rank outside ``ranks`` only the
+    shape and dtype of ``element`` are read.
+
+    Raises:
+        TypeError: ``element`` is not a plain tensor.
+        ValueError: ``ranks`` are not ranks of the world, each once.
     """
     if type(element) not in (_Tensor, torch.nn.Parameter):
         raise TypeError(
@@ -145,7 +151,7 @@ def from_local(element: torch.Tensor, ranks: Sequence[int] | None = None) -> Mir
             f"Use {_plain_of(element)}."
         )
     members = _ranks_of(ranks)
-    if comm.current().rank not in members:
+    if current().rank not in members:
         element = torch.empty_like(element, device="meta")
     out = element.view_as(element)
     _type(out, members)
@@ -158,7 +164,7 @@ def scatter(
     *,
     device: torch.device | str | None = None,
 ) -> MirroredTensor:
-    """A list with one element a device, which every rank passes whole, as a mirrored tensor.
+    """A mirrored tensor of a list with one element for each device, which every rank passes whole.
 
     ```
     rank 0   rank 1   rank 2             rank 0   rank 1   rank 2
@@ -169,10 +175,11 @@ def scatter(
 
     Args:
         parts: tensors or numpy arrays of equal shapes and dtypes.
-        device: where to put this rank's element; without it, it stays where it is.
+        device: where to put this rank's element; by default it stays where it is.
 
     Raises:
-        ValueError: not as many elements as devices, or unequal shapes or dtypes.
+        TypeError: ``parts`` is not a list or tuple.
+        ValueError: there are not as many elements as devices, or shapes or dtypes differ.
     """
     members = _ranks_of(ranks)
     if not isinstance(parts, list | tuple):
@@ -195,7 +202,7 @@ def scatter(
                 "  The devices do the same work, on parts of one shape and dtype.\n"
                 "  Cut evenly (leave the rest of the batch out, or pad it)."
             )
-    rank = comm.current().rank
+    rank = current().rank
     own = elements[members.index(rank) if rank in members else 0]
     if device is not None and rank in members:
         own = own.to(device)
@@ -206,7 +213,7 @@ def scatter(
 
 
 def _ranks_of(ranks: Sequence[int] | None) -> Ranks:
-    size = comm.current().size
+    size = current().size
     members = tuple(range(size)) if ranks is None else tuple(int(rank) for rank in ranks)
     if not members or len(set(members)) != len(members) or not set(members) <= set(range(size)):
         raise ValueError(
@@ -252,7 +259,7 @@ def _common_ranks(func: Callable[..., Any], args: Any) -> Ranks:
 
 
 def _here(x: torch.Tensor) -> torch.device:
-    """Where this rank receives: with ``x``; outside the ranks on torch's default device."""
+    """The device on which this rank receives: that of ``x``; outside the ranks torch's default."""
     return torch.empty(0).device if x.is_meta else x.device
 
 

@@ -1,4 +1,4 @@
-"""What all tests share: the pools of processes end with the session; GPU tests skip without one."""
+"""What all tests share: pools of processes end with the session; GPU tests skip without a GPU."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
-from mirrored.transports import table
+from mirrored.transports.tuning import table
 from tests.ranks import close_pools
 
 _CACHE = "XDG_CACHE_HOME"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """All ranks take the ways that the built-in table says: one measured just now, beside whatever
-    else the machine does, would have other tests test other code."""
+    """Make all ranks use the built-in table. One measured now, beside other load on the machine,
+    could send moves another way, so that tests would test other code."""
     config.stash[_FOLDER] = os.environ[_CACHE] = tempfile.mkdtemp(prefix="consistent-tests-")
     for ranks in range(2, 9):
         table.save(table.Table(), ranks, table.processors())
@@ -31,11 +32,30 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 _FOLDER = pytest.StashKey[str]()
 
 
+# What `make test-fast` leaves out: programs that start processes of their own, and proofs that go
+# over all examples, layouts or faults. Paths below tests/.
+SLOW = (
+    "benchmarks", "consistent/autograd", "consistent/boxing/test_exchange.py",
+    "consistent/dispatch/planning", "consistent/dispatch/running",
+    "consistent/dispatch/test_hook.py", "consistent/flow", "consistent/forms/random",
+    "consistent/forms/native", "consistent/movement", "consistent/nn", "consistent/overlap",
+    "consistent/programs", "consistent/rules/families", "consistent/rules/test_addends.py",
+    "consistent/rules/test_halves.py", "consistent/rules/test_rows.py",
+    "consistent/tensor/inspection", "consistent/torch_patches", "csrc",
+    "docs/test_make_faults.py", "examples", "faults", "gpu", "mirrored", "models",
+)  # fmt: skip
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    root = Path(__file__).parent
+    slow = [root / name for name in SLOW]
+    for item in items:
+        if any(item.path == path or path in item.path.parents for path in slow):
+            item.add_marker(pytest.mark.slow)
     if torch.cuda.is_available():
         return
     for item in items:
-        if item.get_closest_marker("gpu"):  # a keyword is also the name of a folder
+        if item.get_closest_marker("gpu"):  # not a keyword: those include the names of folders
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 

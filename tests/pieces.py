@@ -1,5 +1,5 @@
-"""Shards of a whole tensor and the whole again, for one SBP an axis. P is split at random and
-unevenly, so that no wrong rule passes by luck."""
+"""Cuts a whole tensor into shards and joins them again, for one SBP on each axis. P is split at
+random and unevenly, so that no wrong rule passes by luck."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from consistent.spec import B, NdSbp, Partial, Sbp, Split, piece
-from mirrored.ordered import identity, ordered_reduce
+from mirrored.reduction import identity, ordered_reduce
 
 Tensors = list[torch.Tensor]
 
@@ -37,7 +37,8 @@ def _cut(x: torch.Tensor, entry: Sbp, parts: int, random: torch.Generator) -> Te
 
 
 def _bounds(x: torch.Tensor, op: str, parts: int, random: torch.Generator) -> Tensors:
-    """Each element is on one rank; the others have a worse one or the worst of all."""
+    """P(max), P(min): one rank has the element, the others one that does not beat it, or the
+    identity."""
     winner = torch.randint(0, parts, x.shape, generator=random)
     worse = torch.minimum if op == "max" else torch.maximum
     worst = torch.full_like(x, identity(x.dtype, op))

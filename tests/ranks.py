@@ -3,10 +3,13 @@
 ```
 results = simulate(fn, 3, arg)        # fn(rank, arg) in three threads
 results = pool(3).run(fn, arg)        # fn(rank, arg) in three processes, about 0.3 ms a call
+
+@on_ranks(2, 3)                       # a test whose body runs on each of two, then three processes
+def test_something(rank): ...
 ```
 
-Both give the list of results in order of rank. `fn` takes the rank first; for the pool it is a
-top-level function of an importable module; arguments and results are pickled, tensors by value.
+Both return the list of results in order of rank. `fn` takes the rank first. For the pool it must be
+a top-level function of an importable module; arguments and results are pickled, tensors by value.
 """
 
 from __future__ import annotations
@@ -15,7 +18,9 @@ import atexit
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import importlib.util
+import inspect
 import io
 import os
 import pickle
@@ -32,30 +37,55 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from mirrored.transports.in_process import run_ranks
 
-TIMEOUT = 60.0  # seconds a call may take
-GRACE = 3.0  # seconds the other ranks get once one has failed
-GLOO_TIMEOUT = 30.0  # seconds a rank waits in a collective
+# CONSISTENT_TEST_ALL=1 also runs what repeats a proof with other numbers of ranks or dtypes.
+ALL = os.environ.get("CONSISTENT_TEST_ALL") == "1"
+
+TIMEOUT = 60.0  # seconds that a call may take
+GRACE = 3.0  # seconds that the other ranks get once one has failed
+GLOO_TIMEOUT = 30.0  # seconds that a rank waits in a collective
 
 
 class RankError(RuntimeError):
-    """Ranks ended differently: the message shows each one's result, error or stuck place."""
+    """Ranks ended differently. The message shows the result, error or stack of each rank."""
 
 
 def simulate(fn: Callable[..., Any], n: int = 3, *args: Any, **kwargs: Any) -> list[Any]:
-    """`fn(rank, *args, **kwargs)` on `n` simulated ranks; re-raises the first error."""
+    """Run `fn(rank, *args, **kwargs)` on `n` simulated ranks. Re-raises the first error."""
     return run_ranks(lambda rank: fn(rank, *args, **kwargs), n)
+
+
+def on_ranks(*counts: int, timeout: float = TIMEOUT) -> Callable[[Callable[..., None]], Any]:
+    """Make a test of a function that runs on every rank of a pool, once for each of `counts`.
+
+    The function takes the rank first; its other parameters are pytest's.
+    """
+
+    def decorate(body: Callable[..., None]) -> Any:
+        @functools.wraps(body)
+        def test(ranks: int, **given: Any) -> None:
+            pool(ranks).run(test, timeout=timeout, **given)
+
+        number = inspect.Parameter("ranks", inspect.Parameter.KEYWORD_ONLY)
+        others = list(inspect.signature(body).parameters.values())[1:]
+        others = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in others]
+        test.__signature__ = inspect.Signature([number, *others])  # type: ignore[attr-defined]
+        test.on_one_rank = body  # type: ignore[attr-defined]
+        return pytest.mark.parametrize("ranks", counts)(test)
+
+    return decorate
 
 
 _pools: dict[int, Pool] = {}
 
 
 def pool(n: int) -> Pool:
-    """The standing pool of `n` gloo processes; they start with the first call."""
+    """The standing pool of `n` gloo processes. They start with its first call."""
     return _pools.setdefault(n, Pool(n))
 
 
@@ -78,7 +108,7 @@ class _Stuck:
 
 
 class Pool:
-    """Processes that stay between calls, joined in one gloo group over loopback."""
+    """Processes that live on between calls, joined in one gloo group over loopback."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -90,11 +120,11 @@ class Pool:
     def run(
         self, fn: Callable[..., Any], *args: Any, timeout: float = TIMEOUT, **kwargs: Any
     ) -> list[Any]:
-        """`fn(rank, *args, **kwargs)` on every rank at once, each after `torch.manual_seed(0)`.
+        """Run `fn(rank, *args, **kwargs)` on every rank at once, each after `torch.manual_seed(0)`.
 
         If every rank raises the same type, rank 0's error is raised. If ranks end differently, or
-        one is not done after `timeout` seconds, raises RankError and starts fresh processes at the
-        next call.
+        one is not done after `timeout` seconds, it raises RankError, and the next call starts fresh
+        processes.
         """
         if not all(process.is_alive() for process in self._processes):
             self.close()
@@ -120,7 +150,8 @@ class Pool:
     def _start(self) -> None:
         context = get_context("spawn")
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        # The signal at the parent's death goes by the starting thread, which must then be the main.
+        # The signal at the parent's death is sent when the thread that started the child ends, so
+        # that must be the main thread.
         parent = os.getpid() if threading.current_thread() is threading.main_thread() else None
         for rank in range(self.n):
             here, there = context.Pipe()
@@ -164,7 +195,7 @@ class Pool:
         return [states[rank] for rank in range(self.n)]
 
     def _where(self, rank: int) -> str:
-        """The stack of a rank that does not come back."""
+        """The stack of a rank that does not return."""
         os.kill(self._processes[rank].pid, signal.SIGUSR1)
         text, deadline = "", time.monotonic() + 1.0
         while time.monotonic() < deadline and not text.endswith("\n"):
@@ -207,7 +238,7 @@ def _name_of(fn: Callable[..., Any]) -> tuple[str, str, str]:
 
 
 def _find(module: str, name: str, file: str) -> Callable[..., Any]:
-    """The function of that name; from its file if the module is no longer on the path."""
+    """The function of that name, loaded from its file if the module is no longer on the path."""
     if module not in sys.modules:
         try:
             importlib.import_module(module)
@@ -219,11 +250,11 @@ def _find(module: str, name: str, file: str) -> Callable[..., Any]:
     found: Any = sys.modules[module]
     for part in name.split("."):
         found = getattr(found, part)
-    return found
+    return getattr(found, "on_one_rank", found)
 
 
 class _Pickler(pickle.Pickler):
-    """Sends plain tensors as their bytes, ten times faster than through torch.save."""
+    """Sends plain tensors as their bytes, which is ten times faster than torch.save."""
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is not torch.Tensor or not obj.is_cpu or obj.layout != torch.strided:
@@ -250,7 +281,7 @@ def _worker(rank: int, n: int, port: int, pipe: Connection, trace: str, parent: 
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         if os.getppid() != parent:
             return
-    file = open(trace, "w")  # noqa: SIM115 - open as long as the process
+    file = open(trace, "w")  # noqa: SIM115 - open until the process ends
     faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -263,7 +294,7 @@ def _worker(rank: int, n: int, port: int, pipe: Connection, trace: str, parent: 
         while True:
             head, call = pipe.recv_bytes(), pipe.recv_bytes()
             pipe.send_bytes(_answer(rank, head, call))
-    os._exit(0)  # the parent has gone: leave without waiting for other ranks
+    os._exit(0)  # the parent is gone: exit without waiting for other ranks
 
 
 def _answer(rank: int, head: bytes, call: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Scatter a full tensor by a spec, gather it back. What everything else is compared with."""
+"""Scatter a full tensor by a spec and gather it back: the reference for everything else."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from consistent.spec import Partial, Sbp, TensorSpec, piece
-from mirrored.ordered import identity, ordered_reduce
+from mirrored.reduction import identity, ordered_reduce
 
 
 def scatter(full: Tensor, spec: TensorSpec, seed: int = 0) -> list[Tensor]:
     """The shards of ``full`` for all coordinates of the grid, in row-major order.
 
-    P is split at random, unevenly, with negative addends; exactly for whole numbers.
+    P is split at random, unevenly, with negative addends. For integers the split is exact.
     """
     random = torch.Generator().manual_seed(seed)
     shards = [full]
@@ -33,7 +33,7 @@ def gather(shards: Sequence[Tensor], spec: TensorSpec) -> Tensor:
 
 
 def shard_at(shards: Sequence[Tensor], spec: TensorSpec, rank: int) -> Tensor:
-    """The shard of a world rank; a ``meta`` tensor outside the placement."""
+    """The shard of a world rank, which is a ``meta`` tensor outside the placement."""
     at = spec.placement.coordinate_of(rank)
     if at is None:
         return torch.empty(spec.local_shape(None), dtype=spec.dtype, device="meta")
@@ -41,14 +41,14 @@ def shard_at(shards: Sequence[Tensor], spec: TensorSpec, rank: int) -> Tensor:
 
 
 def in_grid_order(by_rank: Sequence[Tensor], spec: TensorSpec) -> list[Tensor]:
-    """What the world's ranks hold, rank by rank, put in the order that ``gather`` takes."""
+    """What the world's ranks hold, from the order of ranks to the order that ``gather`` takes."""
     return [by_rank[rank] for rank in spec.placement.ranks.ravel().tolist()]
 
 
 def whole_numbers(
     shape: Sequence[int], dtype: torch.dtype = torch.float64, seed: int = 0
 ) -> Tensor:
-    """A tensor of small whole numbers, so that sums of any order are exact."""
+    """A tensor of small integers, so that sums are exact in any order."""
     random = torch.Generator().manual_seed(seed)
     if dtype == torch.bool:
         return torch.randint(0, 2, tuple(shape), generator=random).bool()
@@ -67,7 +67,8 @@ def _cut(x: Tensor, entry: Sbp, n: int, random: torch.Generator) -> list[Tensor]
 
 
 def _bounds(x: Tensor, op: str, n: int, random: torch.Generator) -> list[Tensor]:
-    """Each element is on one rank, and the others have what loses against it, or against all."""
+    """P(max), P(min): one rank has the element, the others one that does not beat it, or the
+    identity."""
     winner = torch.randint(0, n, x.shape, generator=random)
     worst = torch.full_like(x, identity(x.dtype, op))
     noise = torch.randint(-5, 6, x.shape, generator=random).to(x.dtype)

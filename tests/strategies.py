@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from consistent.spec import EXTREMES, B, NdSbp, P, Placement, S, Sbp, TensorSpec
 
-# Time is no fact about the code here: the first example compiles and starts threads.
+# No deadline: the first example compiles and starts threads, so its time says nothing.
 settings.register_profile("project", deadline=None)
 settings.load_profile("project")
 
@@ -23,7 +23,7 @@ GRIDS_8 = [*GRIDS, (5,), (2, 3), (3, 2), (2, 4), (2, 2, 2), (2, 3, 1)]
 def shapes(
     min_dims: int = 0, max_dims: int = 3, max_size: int = 9
 ) -> st.SearchStrategy[tuple[int, ...]]:
-    """Shapes with sizes from 0 on: even, uneven and empty under any grid."""
+    """Shapes with sizes from 0, which split evenly, unevenly and into empty pieces on the grids."""
     sizes = st.one_of(st.integers(1, max_size), st.integers(0, max_size))
     return st.lists(sizes, min_size=min_dims, max_size=max_dims).map(tuple)
 
@@ -60,18 +60,19 @@ def placements(
 
 
 def sbps(ndim: int, partial: Sbp | None = P) -> st.SearchStrategy[Sbp]:
-    """One entry for a tensor of ``ndim`` dims."""
+    """One SBP for a tensor of ``ndim`` dims."""
     partials = [] if partial is None else [partial]
     return st.sampled_from([B, *partials, *(S(dim) for dim in range(ndim))])
 
 
 def any_sbps() -> st.SearchStrategy[Sbp]:
-    """One entry as it may be typed, for a tensor not yet known."""
+    """Any SBP that can be written, whatever the tensor."""
     return st.one_of(st.sampled_from([B, P, *EXTREMES]), st.integers(-5, 12).map(S))
 
 
 def nd_sbps(axes: int, ndim: int, partials: Sequence[Sbp] = (P,)) -> st.SearchStrategy[NdSbp]:
-    """One entry for each of ``axes``; axes may split the same dim, and are partial in one way."""
+    """One SBP for each of ``axes``. Axes may split the same dim; all partial ones are of one
+    kind."""
     return st.sampled_from([*partials, None]).flatmap(
         lambda partial: st.tuples(*[sbps(ndim, partial)] * axes)
     )
@@ -100,6 +101,6 @@ def spec_pairs(
     dtype: torch.dtype = torch.float64,
     partials: Sequence[Sbp] = (P, *EXTREMES),
 ) -> tuple[TensorSpec, TensorSpec]:
-    """Two specs of one tensor on one placement: where it is and where it should go."""
+    """Two specs of one tensor on one placement: the one it has and the one it should get."""
     src = draw(specs(max_ranks, axes, dtype, partials))
     return src, src.with_sbp(draw(nd_sbps(src.placement.ndim, src.ndim, partials)))

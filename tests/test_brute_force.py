@@ -1,5 +1,5 @@
-"""The prover itself: wrong claims of every kind are found, right ones that are not claimed are
-listed."""
+"""Tests of the prover itself: it finds wrong claims of every kind, and lists right ones that are
+not claimed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from consistent.rules import Call, Row, Signature, table
 from consistent.spec import B, P, S, Sbp
 from tests.brute_force import check, gather, missing, scatter
-from tests.consistent.rules.numbers import real
+from tests.consistent.rules.examples.numbers import real
 
 
 def _claim(monkeypatch: pytest.MonkeyPatch, name: str, ins: Sequence[Sbp], out: Sbp) -> None:
@@ -28,7 +28,7 @@ def _claim(monkeypatch: pytest.MonkeyPatch, name: str, ins: Sequence[Sbp], out: 
         ("exp", (real(5, 7),), (S(0),), S(1)),  # wrong dim
         ("sum", (real(5, 7),), (S(0),), B),  # not the whole sum
         ("mean", (real(5, 7),), (S(0),), P),  # divided by the shard's count
-        ("add", (real(5, 7), real(7)), (P, B), P),  # added once a rank
+        ("add", (real(5, 7), real(7)), (P, B), P),  # added once on every rank
         ("mm", (real(5, 4), real(4, 7)), (S(1), B), P),  # shapes do not meet
         ("cumsum", (real(5, 7), 0), (S(0),), S(0)),
     ],
@@ -42,7 +42,8 @@ def test_a_wrong_claim_is_found(
 
 
 def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The values are right, as every shard's largest is the same; the gradient of the ties is not.
+    # The values are right, since the largest is the same in every shard; the gradient of ties is
+    # wrong.
     _claim(monkeypatch, "amax", (S(0),), B)
     with pytest.raises(AssertionError, match="gradient 0"):
         check(torch.amax, torch.ones(5, 7, dtype=torch.float64), 0)

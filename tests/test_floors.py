@@ -1,4 +1,4 @@
-"""A module imports its own floor or lower ones; read from the source."""
+"""A module may import only its own floor and lower ones. This is checked on the source."""
 
 from __future__ import annotations
 
@@ -11,46 +11,31 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FILES = sorted(p for top in ("consistent", "mirrored") for p in (ROOT / top).rglob("*.py"))
 
-# The longest prefix counts.
+# The longest matching prefix counts.
 FLOORS = {
-    "consistent.spec": 1,
-    "consistent.rules": 1,
-    "consistent.boxing": 1,
-    "consistent.boxing.run": 3,
-    "consistent.boxing.differentiable": 3,
-    "consistent.boxing.check": 3,
-    "consistent.boxing.run_exchange": 3,
+    "consistent.spec": 1.0,
+    "consistent.boxing": 1.1,
+    "consistent.rules": 1.2,
     "mirrored": 2,
     "mirrored.transports._C": 0,
-    "consistent.local": 3,
-    "consistent.local._C": 0,
-    "consistent.tensor": 5,
-    "consistent.tensor._C": 0,
-    "consistent.tensor.autograd": 4,
-    "consistent.tensor.buckets": 4,
-    "consistent.tensor.gradients": 4,
-    "consistent.tensor.arguments": 4,
-    "consistent.tensor.candidates": 4,
-    "consistent.tensor.dispatch": 4,
-    "consistent.tensor.execute": 4,
-    "consistent.tensor.follow": 4,
-    "consistent.tensor.foreach": 4,
-    "consistent.tensor.key": 4,
-    "consistent.tensor.meta": 4,
-    "consistent.tensor.plan": 4,
-    "consistent.tensor.planning": 4,
-    "consistent.tensor.shards": 4,
-    "consistent.tensor.ties": 4,
-    "consistent.tensor.naming": 4,
-    "consistent.tensor.wrapped": 4,
+    "consistent.movement": 3.0,
+    "consistent.forms": 3.1,
+    "consistent.forms.native._C": 0,
+    "consistent.dispatch": 4.0,
+    "consistent.dispatch._C": 0,
+    "consistent.autograd": 4.1,
+    "consistent.tensor": 5.0,
+    "consistent.torch_patches": 5.1,
+    "consistent.overlap": 6,
     "consistent.nn": 6,
-    "consistent.optim": 6,
+    "consistent.data": 6,
     "consistent.checkpoint": 6,
     "consistent.graph": 7,
     "consistent.pipeline": 8,
     "consistent.auto": 8,
     "consistent.report": 8,
     "consistent.flow": 9,
+    "consistent.integrations": 9,
     "consistent": 10,  # public names
 }
 COLLECTIVES = frozenset(
@@ -60,8 +45,11 @@ COLLECTIVES = frozenset(
     reduce_scatter reduce_scatter_tensor scatter scatter_object_list send
     group new_group ProcessGroup ProcessGroupGloo ProcessGroupNCCL
     """.split()
-)  # fmt: skip  (groups as well: their methods are the same collectives)
-TALKS = "mirrored/transports/torch_dist.py"
+)  # fmt: skip  (groups too: their methods are the same collectives)
+TALKS = ROOT / "mirrored" / "transports" / "torch_dist"
+
+# Trees in which no files import each other in a cycle, and no two folders import each other.
+WITHOUT_CYCLES = ("consistent", "mirrored")
 
 
 def module_of(path: Path) -> str:
@@ -73,7 +61,7 @@ NATIVE = {module for module in FLOORS if module.endswith("._C")}
 MODULES = {module_of(path) for path in FILES} | NATIVE
 
 
-def floor_of(module: str) -> int:
+def floor_of(module: str) -> float:
     while module not in FLOORS:
         module = module.rpartition(".")[0]
     return FLOORS[module]
@@ -96,20 +84,21 @@ def imports(path: Path, source: str, modules: set[str] = MODULES) -> Iterator[tu
 
 
 def wrong_imports(path: Path, source: str, modules: set[str] = MODULES) -> list[str]:
-    """What in ``source`` goes up a floor, as file:line and both floors."""
+    """The imports in ``source`` of a higher floor, as file:line and both floors."""
     here = module_of(path)
     found = []
     for line, target in imports(path, source, modules):
         if target.partition(".")[0] not in ("consistent", "mirrored"):
             continue
-        top = target == "consistent"  # what a user imports; no module of ours needs it
+        top = target == "consistent"  # users import it; no module of the library may
         if top or floor_of(target) > floor_of(here):
             found.append(
                 f"{path}:{line}: {here} (floor {floor_of(here)}) imports "
                 f"{target} (floor {floor_of(target)})"
             )
-        if target.startswith("consistent.local._") and not here.startswith("consistent.local"):
-            found.append(f"{path}:{line}: {here} imports {target}, which local/ alone may")
+        private = target.startswith("consistent.forms.native")
+        if private and not here.startswith(("consistent.forms", "consistent.overlap")):
+            found.append(f"{path}:{line}: {here} imports {target}, which forms/ and overlap/ may")
         if here.startswith("mirrored") and target.startswith("consistent"):
             found.append(f"{path}:{line}: {here} imports {target}: mirrored/ knows nothing of it")
     return found
@@ -141,15 +130,110 @@ def collectives(source: str) -> list[str]:
     return found
 
 
+def importers(sources: dict[Path, str]) -> dict[str, set[str]]:
+    """Module -> the modules of ``sources`` that it imports: at the top, in a function or for types
+    only, since each of these couples the two files."""
+    modules = {module_of(path) for path in sources}
+    return {
+        module_of(path): {target for _, target in imports(path, source, modules)}
+        & (modules - {module_of(path)})
+        for path, source in sources.items()
+    }
+
+
+def circles(edges: dict[str, set[str]]) -> list[list[str]]:
+    """The import cycles: sets of modules in which each reaches all others by imports."""
+    reached: dict[str, set[str]] = {}
+    for start in edges:
+        seen, todo = set[str](), list(edges[start])
+        while todo:
+            if (module := todo.pop()) not in seen:
+                seen.add(module)
+                todo += edges[module]
+        reached[start] = seen
+    sets = {frozenset(b for b in reached[a] if a in reached[b]) for a in edges if a in reached[a]}
+    return sorted(map(sorted, sets))
+
+
+def mutual_folders(edges: dict[str, set[str]], packages: set[str]) -> list[tuple[str, str]]:
+    """Pairs of folders, neither inside the other, that import each other."""
+
+    def folders(module: str) -> list[str]:
+        parts = module.split(".")
+        if module not in packages:
+            parts.pop()
+        return [".".join(parts[: k + 1]) for k in range(len(parts))]
+
+    pairs = {
+        (a, b)
+        for module, targets in edges.items()
+        for target in targets
+        for a in folders(module)
+        for b in folders(target)
+        if a != b and not (a + ".").startswith(b + ".") and not (b + ".").startswith(a + ".")
+    }
+    return sorted((a, b) for a, b in pairs if a < b and (b, a) in pairs)
+
+
+def sources_of(tree: str) -> dict[Path, str]:
+    return {path: path.read_text() for path in FILES if module_of(path).startswith(tree)}
+
+
+@pytest.mark.parametrize("tree", WITHOUT_CYCLES)
+def test_no_files_import_each_other_in_a_circle(tree: str) -> None:
+    assert not circles(importers(sources_of(tree)))
+
+
+@pytest.mark.parametrize("tree", WITHOUT_CYCLES)
+def test_no_two_folders_import_each_other(tree: str) -> None:
+    sources = sources_of(tree)
+    packages = {module_of(path) for path in sources if path.name == "__init__.py"}
+    assert not mutual_folders(importers(sources), packages)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from .b import f",
+        "def g():\n    from .b import f",
+        "if TYPE_CHECKING:\n    from . import b",
+        "import mirrored.b",
+    ],
+)
+def test_a_circle_of_files_is_found(line: str) -> None:
+    sources = {"a": line, "b": "from .c import h", "c": "from . import a", "d": "from . import a"}
+    edges = importers({ROOT / f"mirrored/{name}.py": text for name, text in sources.items()})
+    assert circles(edges) == [["mirrored.a", "mirrored.b", "mirrored.c"]]
+
+
+def test_folders_that_import_each_other_are_found() -> None:
+    sources = {
+        "a/__init__.py": "",
+        "a/one.py": "from ..b.one import f",
+        "a/two.py": "",
+        "a/deep/three.py": "from ..two import f",  # a folder may import from the folders above it
+        "b/one.py": "",
+        "b/two.py": "from ..a import two",
+        "c.py": "from .a import one",
+    }
+    edges = importers({ROOT / "mirrored" / name: text for name, text in sources.items()})
+    assert not circles(edges)
+    assert mutual_folders(edges, {"mirrored.a"}) == [("mirrored.a", "mirrored.b")]
+
+
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_imports_go_down_the_floors(path: Path) -> None:
     assert not wrong_imports(path, path.read_text())
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_only_one_module_calls_collectives_of_torch_distributed(path: Path) -> None:
+def test_only_one_folder_calls_collectives_of_torch_distributed(path: Path) -> None:
     found = collectives(path.read_text())
-    assert bool(found) == (path == ROOT / TALKS), found
+    assert not found or path.parent == TALKS, found
+
+
+def test_that_folder_does_call_them() -> None:
+    assert collectives((TALKS / "transport.py").read_text())
 
 
 def test_every_folder_and_file_at_the_top_has_a_floor() -> None:
@@ -160,15 +244,15 @@ def test_every_folder_and_file_at_the_top_has_a_floor() -> None:
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("consistent/spec/sbp.py", "import consistent.boxing.run"),
-        ("consistent/spec/sbp.py", "from ..boxing import run"),
-        ("consistent/boxing/plan.py", "from .run import run"),
+        ("consistent/spec/sbp.py", "import consistent.movement.run"),
+        ("consistent/spec/sbp.py", "from ..boxing import plan"),
+        ("consistent/boxing/plan.py", "from ..rules.signature import Call"),
         ("consistent/boxing/plan.py", "from mirrored import comm"),
-        ("consistent/rules/linalg.py", "def f():\n    from ..local.forms import form"),
-        ("consistent/boxing/run.py", "from ..tensor.dispatch import plain"),
-        ("consistent/tensor/dispatch.py", "from .global_tensor import GlobalTensor"),
-        ("consistent/tensor/dispatch.py", "from ..local import _native"),
-        ("consistent/tensor/create.py", "from .. import S"),
+        ("consistent/rules/table.py", "def f():\n    from ..forms.registry import form"),
+        ("consistent/movement/run.py", "from ..dispatch.hook import plain"),
+        ("consistent/dispatch/hook.py", "from ..tensor.global_tensor import GlobalTensor"),
+        ("consistent/dispatch/hook.py", "from ..forms.native import load"),
+        ("consistent/tensor/making/create.py", "from ... import S"),
         ("mirrored/comm.py", "from consistent.spec import S"),
         ("consistent/nn/__init__.py", "from ..report import report"),
     ],

@@ -33,14 +33,15 @@ class Chunk:
     dst_rows: tuple[slice, ...]
 
 
-# Handing a chunk over, and what two smaller calls take longer than one, cost about as much as a
-# communication takes to begin (docs/benchmarks.md); a chunk must be well above that.
+# Handing a chunk over, and making two smaller calls of one, takes about as long as a communication
+# takes to begin (docs/benchmarks.md); sending a chunk must take several times as long.
 _WORTH = 4
 
 
 def worth(src: TensorSpec, dst: TensorSpec, most: int) -> int:
     """The largest number of chunks, up to ``most``, each of which takes a few times as long to send
-    as a communication takes to begin. A question of specs alone, which every rank answers alike."""
+    as a communication takes to begin. It depends on the specs alone, so every rank gets the same
+    number."""
     kind = src.placement.type
     nbytes = max(math.prod(s.local_shape(None)) for s in (src, dst)) * src.dtype.itemsize
     least = _WORTH * latency_seconds(kind)
@@ -78,7 +79,8 @@ def _side_by_side(fine: TensorSpec, coarse: TensorSpec) -> bool:
 
 
 def _rows(n: int, grid: list[int], count: int, k: int) -> int:
-    """Rows of chunk ``k`` of ``n`` that are cut by ``grid``, axis by axis, and then in chunks."""
+    """How many rows chunk ``k`` has, of ``n`` rows that are cut by ``grid``, axis by axis, and then
+    in chunks."""
     if not grid:
         return piece(n, count, k)[1]
     parts = grid[0]
@@ -88,13 +90,13 @@ def _rows(n: int, grid: list[int], count: int, k: int) -> int:
 def _places(
     fine: TensorSpec, side: TensorSpec, count: int, k: int, at: Coordinate
 ) -> tuple[slice, ...]:
-    """Where the shard of ``side`` at ``at`` has the rows of chunk ``k``: those of each rank of
-    ``fine`` of which it has the rows."""
+    """Where the shard of ``side`` at ``at`` has the rows of chunk ``k``: one slice for each rank of
+    ``fine`` whose rows it has."""
     ends = set(_row_axes(fine)) - set(_row_axes(side))
     choices = [range(n) if a in ends else (at[a],) for a, n in enumerate(fine.placement.shape)]
-    begin, found = side.box(at)[0][0], []
+    begin, found = side.region(at)[0][0], []
     for coordinate in itertools.product(*choices):
-        starts, sizes = fine.box(coordinate)
+        starts, sizes = fine.region(coordinate)
         start, size = piece(sizes[0], count, k)
         start += starts[0] - begin
         found.append(slice(start, start + size))

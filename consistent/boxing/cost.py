@@ -8,8 +8,9 @@ of two plans that send the same, the one that touches less memory in fewer moves
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from ..spec import NdSbp, Sbp, Split, piece
 
@@ -27,8 +28,9 @@ class Device:
 
 
 DEVICES = {
-    # Orders of magnitude: all that ranking plans needs. gloo over loopback on an idle host takes
-    # 0.2 to 0.4 ms for a small collective, about 1 GB/s in a large one; a core copies 10 GB/s.
+    # Orders of magnitude, for links that were not measured; ranking plans needs no more. gloo over
+    # loopback on an idle host takes 0.2 to 0.4 ms for a small collective, about 1 GB/s in a large
+    # one; a core copies 10 GB/s.
     "cpu": Device(latency=300e-6, bandwidth=1e9, overhead=2e-6, memory=10e9),
     # NCCL within a node of NVLink: 10 to 20 us, 100 GB/s and more; a kernel starts in about 5 us,
     # HBM moves 2 TB/s and more.
@@ -36,14 +38,38 @@ DEVICES = {
 }
 
 
+# Maps a device type to (latency, bandwidth) of the links between this world's ranks, the same on
+# every rank, or None where they were not measured.
+Links = Callable[[str], tuple[float, float] | None]
+
+_links: Links = lambda device_type: None  # noqa: E731
+
+
+def use_links(links: Links) -> None:
+    """From now on, take the speeds of links from ``links``."""
+    global _links
+    _links = links
+
+
+def device_speeds(device_type: str) -> Device:
+    """Speeds of a device type and of the links between this world's ranks."""
+    link = _links(device_type)
+    return DEVICES[device_type] if link is None else _linked(device_type, link)
+
+
+@lru_cache
+def _linked(device_type: str, link: tuple[float, float]) -> Device:
+    return replace(DEVICES[device_type], latency=link[0], bandwidth=link[1])
+
+
 def latency_seconds(device_type: str) -> float:
-    """What any communication costs, however small."""
-    return DEVICES[device_type].latency
+    """Seconds that any communication takes, however small."""
+    return device_speeds(device_type).latency
 
 
 def wire_seconds(nbytes: float, device_type: str) -> float:
     """Time to send ``nbytes`` from one rank, without latency."""
-    return nbytes / DEVICES[device_type].bandwidth
+    return nbytes / device_speeds(device_type).bandwidth
 
 
 def touch_seconds(nbytes: float, device_type: str) -> float:
@@ -53,7 +79,7 @@ def touch_seconds(nbytes: float, device_type: str) -> float:
 
 def move_seconds(nbytes: int, local_nbytes: int, device_type: str) -> float:
     """Time of a move that sends ``nbytes`` and leaves ``local_nbytes`` on the rank."""
-    device = DEVICES[device_type]
+    device = device_speeds(device_type)
     wire = device.latency + nbytes / device.bandwidth if nbytes else 0.0
     return wire + device.overhead + local_nbytes / device.memory
 
@@ -113,7 +139,7 @@ def move_bytes(
 
 
 def _part(total: int, whole: Sequence[int], dim: int, parts: int, index: int) -> int:
-    """Of ``total`` bytes those of piece ``index`` along ``dim``."""
+    """How many of ``total`` bytes are in piece ``index`` along ``dim``."""
     n = whole[dim]
     return total // n * piece(n, parts, index)[1] if n else 0
 

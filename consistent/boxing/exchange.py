@@ -10,12 +10,12 @@ one rank that has it, from itself if it can.
                                            rank 3   rows 5-6   from 1
 ```
 
-The ranks that differ along B axes only hold the same, so the least loaded of them sends. Of a P
-source the addends travel as they are and are summed where they arrive; ranks that differ along a B
-axis may have cut the sum in other ways, so all addends of a sum come from ranks with one place
-along the B axes. Along a P axis of the target every piece of an addend goes to one rank, to the one
-that holds it if it can, and the others hold zeros there. For P(max) and P(min) read the largest or
-smallest instead of the sum, and what loses against every number instead of zero.
+Ranks that differ only along B axes hold the same data, so the least loaded of them sends. The
+addends of a P source are sent as they are and summed where they arrive; ranks that differ along a B
+axis may have divided the sum differently, so all addends of a sum come from ranks at one place
+along the B axes. Along a P axis of the target every piece of an addend goes to one rank, if
+possible the one that holds it, and the others hold zeros there. For P(max) and P(min) read
+"largest" or "smallest" for "sum", and "the value that loses against every number" for "zero".
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from ..spec import Coordinate, Placement, TensorSpec
 from .cost import exchange_seconds
 from .steps import Exchange, Transfer
 
-Box = tuple[tuple[int, ...], tuple[int, ...]]  # starts and sizes in the logical tensor
+Region = tuple[tuple[int, ...], tuple[int, ...]]  # starts and sizes in the logical tensor
 Holders = list[list[int]]  # of one box: the ranks that hold it, by addend and by replica
 
 
-@lru_cache(maxsize=1 << 14)
+@lru_cache(maxsize=1 << 11)
 def exchange(src: TensorSpec, dst: TensorSpec) -> Exchange:
     """The exchange that takes a tensor from ``src`` to ``dst``, on another placement."""
     transfers = tuple(_transfers(src, dst))
@@ -56,7 +56,7 @@ def _transfers(src: TensorSpec, dst: TensorSpec) -> Iterator[Transfer]:
     ways = {box: _way(held, box, dst, k) for k, (box, held) in enumerate(boxes.items())}
     load: Counter[int] = Counter()
     for to in _grid(dst.placement):
-        target, wanted, slot = dst.placement.rank_at(to), dst.box(to), _partial_index(dst, to)
+        target, wanted, slot = dst.placement.rank_at(to), dst.region(to), _partial_index(dst, to)
         for box, held in boxes.items():
             part, way = overlap(box, wanted), ways[box]
             addends = [held[k] for k in range(len(held)) if way.slots[k] == slot]
@@ -69,12 +69,12 @@ def _transfers(src: TensorSpec, dst: TensorSpec) -> Iterator[Transfer]:
                 yield Transfer(holders[replica], target, *part, addend)
 
 
-@lru_cache(maxsize=1 << 12)
-def _holders(src: TensorSpec) -> dict[Box, Holders]:
-    """Who holds each box."""
-    found: dict[Box, Holders] = {}
+@lru_cache(maxsize=1 << 11)
+def _holders(src: TensorSpec) -> dict[Region, Holders]:
+    """The ranks that hold each box."""
+    found: dict[Region, Holders] = {}
     for at in _grid(src.placement):
-        held = found.setdefault(src.box(at), [[] for _ in range(_partial_count(src))])
+        held = found.setdefault(src.region(at), [[] for _ in range(_partial_count(src))])
         held[_partial_index(src, at)].append(src.placement.rank_at(at))
     return dict(sorted(found.items()))
 
@@ -86,8 +86,9 @@ class _Way(NamedTuple):
     replica: int | None  # who sends; None where every target may choose for itself
 
 
-def _way(held: Holders, box: Box, dst: TensorSpec, turn: int) -> _Way:
-    """What nobody holds already goes in turn to the places along the target's P axes."""
+def _way(held: Holders, box: Region, dst: TensorSpec, turn: int) -> _Way:
+    """Addends that no rank of the target holds go in turn to the places along the target's P
+    axes."""
     count = _partial_count(dst)
     if count == 1:
         return _Way((0,) * len(held), None)
@@ -100,10 +101,10 @@ def _way(held: Holders, box: Box, dst: TensorSpec, turn: int) -> _Way:
     return _Way(tuple(slots), None if len(held) == 1 else best)
 
 
-def _kept(rank: int, box: Box, dst: TensorSpec) -> tuple[int, int]:
+def _kept(rank: int, box: Region, dst: TensorSpec) -> tuple[int, int]:
     """(place along the P axes of ``dst``, elements of ``box`` that ``rank`` needs there)."""
     to = dst.placement.coordinate_of(rank)
-    part = None if to is None else overlap(box, dst.box(to))
+    part = None if to is None else overlap(box, dst.region(to))
     return (0, 0) if to is None or part is None else (_partial_index(dst, to), math.prod(part[1]))
 
 
@@ -117,8 +118,8 @@ def _nearest(addends: Holders, target: int, load: Counter[int]) -> int:
     return min(range(len(addends[0])), key=cost)
 
 
-def overlap(a: Box, b: Box) -> Box | None:
-    """What two boxes share; None if that is empty."""
+def overlap(a: Region, b: Region) -> Region | None:
+    """The intersection of two boxes; None if it is empty."""
     starts = tuple(map(max, a[0], b[0]))
     ends = (min(i + m, j + n) for i, m, j, n in zip(*a, *b))
     sizes = tuple(end - start for start, end in zip(starts, ends))

@@ -3,17 +3,18 @@
 Invariants:
 * a split appears, changes or goes away only on the innermost axis that splits its dim (no axis
   after it splits the same dim), so the pieces along the moving axis always lie side by side;
-* an axis becomes partial only if it is so in the target, in the same way; from one way to another
-  it goes by B or S, and no state is partial in two ways;
+* an axis becomes P, P(max) or P(min) only if it is the same in the target; from one of these to
+  another it goes through B or S, and no state has two of them;
 * if a single axis differs and may move, that one move is the plan; otherwise the cheapest path over
-  the states;
+  the states, or one exchange of what each rank lacks, where that sends less (a permutation of
+  splits takes three moves and twice the bytes);
 * every rank gets the same plan: costs are integers and ties are broken by the number of moves, then
   by order.
 
-Between placements one exchange stands in the middle: P may be reduced on the source before it, and
-B and P may be made on the target after it, of pieces. The plan that sends the fewest bytes in all
-is taken, then the fastest, then the shortest. No rank holds the whole on the way unless its SBP
-says so at an end: what travels is split, or as the ends are.
+Between placements there is one exchange: P may be reduced on the source before it, and B and P may
+be made from pieces on the target after it. The plan that sends the fewest bytes in all is taken,
+then the fastest, then the shortest. No rank holds the whole tensor on the way unless the source or
+the target says so: what is sent is split, or has the SBP of one of the two.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from .cost import move_bytes, move_seconds, total_bytes, whole_sizes
 from .exchange import exchange
 from .steps import Exchange, Move, Step, kind_of
 
+_KEPT = 1 << 11  # plans; a program with ever new sizes asks for new ones all the time
 
-@lru_cache(maxsize=1 << 14)
+
+@lru_cache(maxsize=_KEPT)
 def plan(src: TensorSpec, dst: TensorSpec) -> tuple[Step, ...]:
     """The moves that take a tensor from ``src`` to ``dst``.
 
@@ -41,12 +44,29 @@ def plan(src: TensorSpec, dst: TensorSpec) -> tuple[Step, ...]:
     _check(src, dst)
     if src.placement != dst.placement:
         return _between(src, dst)
+    path = _path(src, dst)
+    return _exchanged(src, dst, path) or path
+
+
+@lru_cache(maxsize=_KEPT)
+def _path(src: TensorSpec, dst: TensorSpec) -> tuple[Move, ...]:
+    """Moves of one axis each, on one placement."""
     differing = [axis for axis, e in enumerate(src.sbp) if e is not dst.sbp[axis]]
     if len(differing) == 1:
         (axis,) = differing
         if _may_become(src.sbp, axis, dst.sbp[axis]):
             return (_move(src, src.sbp, axis, dst.sbp[axis]),)
-    return _cheapest_path(src, dst)
+    return _cheapest_path(src, dst) if differing else ()
+
+
+def _exchanged(src: TensorSpec, dst: TensorSpec, path: tuple[Move, ...]) -> tuple[Exchange] | None:
+    """One exchange in the place of ``path``, if it sends less and is faster. Addends are left to
+    the collectives, which reduce as they go."""
+    if len(path) < 2 or any(entry.is_partial for entry in (*src.sbp, *dst.sbp)):
+        return None
+    made = exchange(src, dst)
+    better = made.nbytes < plan_bytes(path) and made.seconds < plan_cost(path)
+    return (made,) if better else None
 
 
 def plan_bytes(moves: Sequence[Step]) -> int:
@@ -73,7 +93,7 @@ def _cheapest_path(src: TensorSpec, dst: TensorSpec) -> tuple[Move, ...]:
     """Dijkstra over nd-sbp states, one axis a step."""
     entries = _entries(src, dst)
     reached: dict[NdSbp, tuple[NdSbp, Move] | None] = {}
-    serial = 0  # earlier found wins a tie, and keeps states from being compared
+    serial = 0  # the earlier path wins a tie, and states are never compared
     heap: list[tuple[int, int, int, NdSbp, tuple[NdSbp, Move] | None]] = [(0, 0, 0, src.sbp, None)]
     while True:
         cost, length, _, state, came = heapq.heappop(heap)
@@ -99,7 +119,7 @@ def _trace(reached: dict[NdSbp, tuple[NdSbp, Move] | None], state: NdSbp) -> tup
 
 
 def _entries(src: TensorSpec, dst: TensorSpec) -> list[list[Sbp]]:
-    """What each axis may become on the way: B, splits of either end, one spare to make way."""
+    """What each axis may become on the way: B, the splits of source and target, one spare split."""
     dims = {entry.dim for entry in (*src.sbp, *dst.sbp) if isinstance(entry, Split)}
     spare = [dim for dim in range(src.ndim) if dim not in dims]
     if spare:
@@ -116,8 +136,8 @@ def _neighbours(state: NdSbp, entries: list[list[Sbp]]) -> Iterator[tuple[int, S
 
 
 def _may_become(state: NdSbp, axis: int, entry: Sbp) -> bool:
-    """Whether one move takes ``axis`` to ``entry``: no later axis splits a dim that it drops or
-    takes on, and axes are partial in one way."""
+    """Whether one move takes ``axis`` to ``entry``: no later axis splits the dim that it stops or
+    starts to split, and all partial axes are partial in one way."""
     now, later = state[axis], state[axis + 1 :]
     if (now.is_split and now in later) or (entry.is_split and entry in later):
         return False
@@ -139,8 +159,8 @@ def _move(spec: TensorSpec, state: NdSbp, axis: int, entry: Sbp) -> Move:
 
 def _between(src: TensorSpec, dst: TensorSpec) -> tuple[Step, ...]:
     """Reduce on the source, exchange, spread on the target."""
-    sources = [(total_sent(src, plan(src, near)), near) for near in _nearer(src, dst)]
-    targets = [(total_sent(far, plan(far, dst)), far) for far in _farther(src, dst)]
+    sources = [(total_sent(src, _path(src, near)), near) for near in _nearer(src, dst)]
+    targets = [(total_sent(far, _path(far, dst)), far) for far in _farther(src, dst)]
     ways = [
         (a + b, near, far)
         for (a, near), (b, far) in itertools.product(sources, targets)
@@ -151,7 +171,7 @@ def _between(src: TensorSpec, dst: TensorSpec) -> tuple[Step, ...]:
         if best is not None and least > best[0][0]:
             break
         middle = exchange(near, far)
-        moves = (*plan(src, near), middle, *plan(far, dst))
+        moves = (*_path(src, near), middle, *_path(far, dst))
         cost = least + middle.total, round(plan_cost(moves) * 1e12), len(moves)
         if best is None or cost < best[0]:
             best = cost, moves
@@ -173,7 +193,7 @@ def total_sent(src: TensorSpec, moves: Sequence[Step]) -> int:
 
 
 def _nearer(src: TensorSpec, dst: TensorSpec) -> Iterator[TensorSpec]:
-    """Before the exchange: P may be reduced, and B be cut first where that saves reducing."""
+    """Specs before the exchange: P may be reduced, and B sliced first where that saves reducing."""
     splits = _cuts(src, dst)
     reduces = any(entry.is_partial for entry in src.sbp)
     entries = [
@@ -187,7 +207,7 @@ def _nearer(src: TensorSpec, dst: TensorSpec) -> Iterator[TensorSpec]:
 
 
 def _farther(src: TensorSpec, dst: TensorSpec) -> Iterator[TensorSpec]:
-    """What may arrive on the target: pieces that it then gathers to B, or pads to P."""
+    """Specs after the exchange: the target may receive pieces that it gathers to B or pads to P."""
     splits = _cuts(dst, src)
     for sbp in itertools.product(*([e] if e.is_split else [e, *splits] for e in dst.sbp)):
         far = dst.with_sbp(sbp)
@@ -196,7 +216,7 @@ def _farther(src: TensorSpec, dst: TensorSpec) -> Iterator[TensorSpec]:
 
 
 def _cuts(spec: TensorSpec, other: TensorSpec) -> list[Sbp]:
-    """Splits worth a try for P and B: of the largest dim, and those of the other end."""
+    """Splits worth trying for P and B: of the largest dim, and those of the other spec."""
     dims = {entry.dim for entry in other.sbp if isinstance(entry, Split)}
     dims.add(max(range(spec.ndim), key=lambda dim: (spec.shape[dim], -dim), default=0))
     return [Split(dim) for dim in sorted(dims) if dim < spec.ndim and spec.shape[dim] > 1]
@@ -205,7 +225,7 @@ def _cuts(spec: TensorSpec, other: TensorSpec) -> list[Sbp]:
 def _is_direct(src: TensorSpec, dst: TensorSpec) -> bool:
     """Whether each axis that differs takes one move, so that nothing larger is held on the way."""
     differing = sum(a is not b for a, b in zip(src.sbp, dst.sbp))
-    return len(plan(src, dst)) == differing
+    return len(_path(src, dst)) == differing
 
 
 def _check(src: TensorSpec, dst: TensorSpec) -> None:

@@ -1,7 +1,7 @@
-"""The documents' own API over this library, a thin face: ``import consistent.flow as flow``.
+"""The documents' own API over this library, a thin layer: ``import consistent.flow as flow``.
 
-What is not named here is torch's: ``flow.matmul`` is ``torch.matmul``, ``flow.float`` is
-``torch.float``.
+Every name that is not defined here is torch's: ``flow.matmul`` is ``torch.matmul``, ``flow.float``
+is ``torch.float``.
 """
 
 from typing import Any
@@ -23,19 +23,10 @@ from . import (
     train,
     typing,
 )
-from .function_config import FunctionConfig, function_config
-from .initializers import (
-    constant_initializer,
-    ones_initializer,
-    random_normal_initializer,
-    random_uniform_initializer,
-    truncated_normal,
-    zeros_initializer,
-)
-from .job import Job, global_function
-from .ops import MicroBatches, pack, unpack
-from .session import clear_default_session
-from .tensors import (
+from .jobs.function_config import FunctionConfig, function_config
+from .jobs.job import Job, global_function
+from .ops.micro_batches import MicroBatches, pack, unpack
+from .ops.tensors import (
     arange,
     empty,
     full,
@@ -48,8 +39,17 @@ from .tensors import (
     to_global,
     zeros,
 )
+from .session import clear_default_session
 from .typing import FixedTensorDef, MirroredTensorDef
-from .variables import get_variable
+from .variables.initializers import (
+    constant_initializer,
+    ones_initializer,
+    random_normal_initializer,
+    random_uniform_initializer,
+    truncated_normal,
+    zeros_initializer,
+)
+from .variables.variable import get_variable
 
 __all__ = [
     "FixedTensorDef",

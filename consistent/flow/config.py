@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mirrored import comm
+from mirrored.transports.default import current
 
 from ..spec import Placement
 
@@ -49,7 +49,7 @@ def reset() -> None:
 
 def world_size() -> int:
     """Ranks in the world. Under a launcher the first call starts torch.distributed."""
-    return comm.current().size
+    return current().size
 
 
 def ranks_per_machine() -> int:
@@ -63,7 +63,7 @@ def machines() -> int:
 
 
 def devices() -> Placement:
-    """Where a job runs that names no placement: the first ranks of each machine, on one axis."""
+    """Where a job that names no placement runs: the first ranks of each machine, on one axis."""
     here = ranks_per_machine()
     count = _config.per_machine or here
     ranks = [machine * here + k for machine in range(machines()) for k in range(count)]

@@ -91,7 +91,7 @@ def load_mnist(
 
 def _batches(images: Tensor, labels: Tensor, size: int, repeats: int, limit: int | None) -> Part:
     rng, count = np.random.default_rng(0), len(labels)
-    orders = [np.arange(count)]  # as they lie in the files
+    orders = [np.arange(count)]  # in the order of the files
     orders += [rng.permutation(count) for _ in range(repeats - 1)]
     order = np.concatenate(orders)
     return (

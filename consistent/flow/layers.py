@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from ..spec import B, Sbp
 from ..tensor.global_tensor import GlobalTensor
 from . import session
-from .initializers import Initializer
-from .ops import op
-from .variables import get_variable
-from .windows import pair, same
+from .ops.micro_batches import op
+from .ops.padding import pair, same
+from .variables.initializers import Initializer
+from .variables.variable import get_variable
 
 Activation = Callable[[Any], Any]
 
@@ -68,7 +68,7 @@ def conv2d(
 def _maker(
     kind: str, name: str | None, inputs: Any, trainable: bool, sbp: Sbp
 ) -> Callable[[str, Sequence[int], Initializer | None], Any]:
-    """Makes the layer's variables, where its input is.
+    """Make the layer's variables on the placement of its input.
 
     Without a name it is the k-th layer of its kind in its job.
     """

@@ -12,8 +12,8 @@ from torch.nn import Module, Parameter
 from mirrored.mirrored_tensor import MirroredTensor
 
 from ..spec import S
-from .ops import op
-from .windows import pair, same
+from .ops.micro_batches import op
+from .ops.padding import pair, same
 
 __all__ = [
     "Graph",
@@ -55,7 +55,7 @@ def max_pool2d(
 
 @op
 def dropout(x: Any, rate: float, name: str | None = None) -> Any:
-    """Zeros with probability ``rate``, the rest scaled up.
+    """Elements become zero with probability ``rate``; the rest is divided by 1 - rate.
 
     The mask depends on the logical element only: it is the same under both views and on any number
     of devices.
@@ -76,7 +76,7 @@ def sparse_softmax_cross_entropy_with_logits(
 
 
 class Graph:
-    """The place of the static graph, which comes with stages."""
+    """Stands for the static graph, which is not implemented yet."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         raise NotImplementedError(

@@ -1,4 +1,4 @@
-"""optimizer: what a job's step does with the gradients. torch's optimizers do it."""
+"""optimizer: which of torch's optimizers takes a job's step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PiecewiseConstantScheduler:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """An optimizer in words; the job that minimises with it makes torch's and keeps its state."""
+    """A description; the job that minimises with it makes torch's optimizer and keeps its state."""
 
     lr_scheduler: Schedule
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Literal
 
 from ..spec import Placement
-from ..tensor.scope import placement_scope
+from ..tensor.making.scope import placement_scope
 from . import config
 
 ViewName = Literal["consistent", "mirrored"]
@@ -52,12 +52,12 @@ class View:
 
 
 def consistent_view() -> View:
-    """A job takes and gives whole batches; placement and SBP say how they lie."""
+    """A job takes and gives whole batches; placement and SBP say how ranks hold them."""
     return View("consistent")
 
 
 def mirrored_view() -> View:
-    """A job takes and gives lists with one part a device; the model has a copy on each."""
+    """A job takes and gives lists with one part per device; the model has a copy on each."""
     return View("mirrored")
 
 

@@ -1,13 +1,13 @@
-"""What the jobs of a program share, and what one call of a job gathers while it runs."""
+"""State that the jobs of a program share, and state that one call of a job collects."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
@@ -15,9 +15,14 @@ from ..spec import Placement
 from . import config
 from .scope import ViewName, current_placement
 
-if TYPE_CHECKING:
-    from .optimizer import Optimizer
-    from .variables import Variable
+
+class Minimizer(Protocol):
+    """A description that makes torch's optimizer, see ``flow.optimizer``."""
+
+    @property
+    def lr_scheduler(self) -> Callable[[int], float]: ...
+
+    def make(self, parameters: Iterable[Any]) -> torch.optim.Optimizer: ...
 
 
 @dataclass
@@ -29,11 +34,11 @@ class Run:
     placement: Placement
     dtype: torch.dtype
     names: Counter[str] = field(default_factory=Counter)  # unnamed layers so far, by kind
-    used: dict[str, Variable] = field(default_factory=dict)
+    used: dict[str, Any] = field(default_factory=dict)  # variables by name
     losses: list[Any] = field(default_factory=list)
-    optimizer: Optimizer | None = None
+    optimizer: Minimizer | None = None
 
-    def add_loss(self, loss: Any, optimizer: Optimizer | None = None) -> None:
+    def add_loss(self, loss: Any, optimizer: Minimizer | None = None) -> None:
         """Minimise the mean of ``loss`` when the job's function has returned."""
         if optimizer is not None and self.optimizer not in (None, optimizer):
             raise ValueError(
@@ -46,7 +51,7 @@ class Run:
         self.optimizer = optimizer or self.optimizer
 
 
-variables: dict[str, Variable] = {}
+variables: dict[str, Any] = {}  # by name, see variables/
 loaded: dict[str, Path] = {}  # values that variables take when they are made
 _runs: list[Run] = []
 
@@ -78,13 +83,15 @@ def start(run: Run) -> Iterator[Run]:
 
 
 def place() -> Placement:
-    """Where something new goes: the innermost scope, else where the job runs, else all devices."""
+    """The placement of a new variable or tensor: the innermost scope, else where the job runs, else
+    all devices."""
     run = running()
     return current_placement() or (run.placement if run else config.devices())
 
 
 def clear_default_session() -> None:
-    """Forget all variables and ``config``, as at the start of a program; jobs are made anew."""
+    """Forget all variables and ``config``, as at the start of a program; jobs have to be made
+    again."""
     variables.clear()
     loaded.clear()
     config.reset()

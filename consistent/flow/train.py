@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote
 
 import torch
 
-from mirrored import comm
+from mirrored.transports.default import current
 
 from . import session
 
@@ -16,7 +16,8 @@ from . import session
 class CheckPoint:
     """Initial values for all variables, or those in a folder.
 
-    One file a variable, whole, so that a program on other devices can load it.
+    Each variable is saved whole, in a file of its own, so that a program on other devices can load
+    it.
     """
 
     def init(self) -> None:
@@ -27,7 +28,7 @@ class CheckPoint:
 
     def save(self, path: str | os.PathLike) -> None:
         """Write all variables into a folder that holds none. A collective; one rank writes."""
-        folder, writes = Path(path), comm.current().rank == 0
+        folder, writes = Path(path), current().rank == 0
         fault = ""
         if writes and list(folder.glob("*.pt")):
             fault = f"{folder} holds variables already; name another folder"
@@ -62,7 +63,7 @@ def _file(folder: Path, name: str) -> Path:
 
 def _agree(what: str, fault: str) -> None:
     """Wait for all ranks, and raise on all of them if one has a fault."""
-    ranks = tuple(range(comm.current().size))
-    for rank, text in zip(ranks, comm.current().gather_objects(fault, ranks)):
+    ranks = tuple(range(current().size))
+    for rank, text in zip(ranks, current().gather_objects(fault, ranks)):
         if text:
             raise OSError(f"CheckPoint.{what}: on rank {rank}: {text}.")

@@ -1,7 +1,7 @@
 """typing: what a job takes (placeholders) and gives (results).
 
-``Numpy`` stands for a whole batch, ``ListNumpy`` for a list with one part a device. As annotations
-they say which of the two a job returns; the values it returns are of these classes.
+``Numpy`` stands for a whole batch, ``ListNumpy`` for a list with one part per device. As
+annotations they say which of the two a job returns; the values it returns are of these classes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Numpy(np.ndarray):
 
 
 class ListNumpy(list):
-    """A result with one array a device."""
+    """A result with one array per device."""
 
     @staticmethod
     def Placeholder(  # noqa: N802

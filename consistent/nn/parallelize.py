@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
+from torch.nn.parameter import is_lazy
 
-from ..spec import B, NdSbp, Placement, SbpLike, resolve_sbp
-from ..tensor.create import distribute
+from ..spec import B, NdSbp, Placement, SbpLike, Split, as_nd_sbp, resolve_sbp
 from ..tensor.global_tensor import GlobalTensor
-from ..tensor.scope import chosen
+from ..tensor.making.create import distribute
+from ..tensor.making.scope import chosen
+
+_ALL_ELSE = "*"
+
+
+class _Slot(NamedTuple):
+    """A place in a module that holds a tensor; a tied tensor is in several."""
+
+    owner: torch.nn.Module
+    key: str
+    name: str
+    value: torch.Tensor
 
 
 def parallelize(
@@ -30,72 +42,98 @@ def parallelize(
         placement: where all of it goes; without it, where the ``placement_scope`` says.
         plan: name pattern -> SBP, such as ``{"*.fc1.weight": S(0), "lm_head.*": S(0)}``. A pattern
             matches whole parameter or buffer names as in ``fnmatch``; the first that matches
-            counts; names that no pattern
-            matches are B (data parallel).
+            counts; names that no pattern matches are B (data parallel). A tied tensor matches by
+            any of its names, and ``"*"`` applies where no other pattern matches. 0-d tensors that a
+            pattern with wildcards would split are B.
         check: verify that the values are equal on all ranks. A collective per tensor.
 
     Returns:
         ``module``.
 
     Raises:
-        ValueError: a pattern matches nothing, or an SBP does not fit the tensor it is for.
+        ValueError: a pattern matches nothing, an SBP does not fit the tensor it is for, or a lazy
+            module has not seen its first input.
     """
     placement, _ = chosen("parallelize", placement, B)
     patterns = dict(plan or {})
-    entries = _entries(module)
-    unused = [
-        p for p in patterns if not any(fnmatch.fnmatchcase(name, p) for _, _, name, _ in entries)
-    ]
-    if unused:
-        names = ", ".join(sorted({name for _, _, name, _ in entries})[:8])
-        raise ValueError(
-            f"parallelize: pattern {unused[0]!r} matches no parameter or buffer of "
-            f"{type(module).__name__}. "
-            f"Names are such as {names}; list them with module.named_parameters()."
-        )
+    slots = _slots(module)
+    _check_names(module, slots, patterns)
+    tensors: dict[int, list[_Slot]] = {}
+    for slot in slots:
+        tensors.setdefault(id(slot.value), []).append(slot)
+    sbps = {key: _sbp_of(places, placement, patterns) for key, places in tensors.items()}
     # All are made before any is put in place, so that an error leaves the module as it was.
-    made: dict[int, torch.Tensor] = {}
-    first: dict[int, tuple[str, NdSbp]] = {}
-    for _, _, name, value in entries:
-        sbp = _sbp_for(name, value, placement, patterns)
-        other = first.setdefault(id(value), (name, sbp))
-        if other[1] != sbp:
-            raise ValueError(
-                f"parallelize: {other[0]!r} and {name!r} are one tensor (tied), and the plan "
-                f"gives it {other[1]} and {sbp}. "
-                "Give both names the same SBP."
-            )
-    for _, _, _, value in entries:
-        if id(value) not in made:
-            made[id(value)] = _made_global(value, placement, first[id(value)][1], check)
-    for owner, key, _, value in entries:
+    made = {
+        key: _made_global(places[0].value, placement, sbps[key], check)
+        for key, places in tensors.items()
+    }
+    for owner, key, _, value in slots:
         store: Any = owner._parameters if key in owner._parameters else owner._buffers
         store[key] = made[id(value)]
     return module
 
 
-def _entries(module: torch.nn.Module) -> list[tuple[torch.nn.Module, str, str, torch.Tensor]]:
-    """(owner, key, full name, tensor) of every plain parameter and buffer."""
+def _slots(module: torch.nn.Module) -> list[_Slot]:
+    """The places of plain parameters and buffers, under every name that leads there."""
     found = []
-    for prefix, owner in module.named_modules():
+    for prefix, owner in module.named_modules(remove_duplicate=False):
         for key, value in [*owner._parameters.items(), *owner._buffers.items()]:
-            if value is not None and not isinstance(value, GlobalTensor):
-                found.append((owner, key, f"{prefix}.{key}" if prefix else key, value))
+            name = f"{prefix}.{key}" if prefix else key
+            if value is None or isinstance(value, GlobalTensor):
+                continue
+            if is_lazy(value):
+                raise ValueError(
+                    f"parallelize: {name!r} has no shape yet, for {type(owner).__name__} takes its "
+                    "sizes from its first input. Show it one first, on every rank with the same "
+                    "seed: module(sample), and then call parallelize."
+                )
+            found.append(_Slot(owner, key, name, value))
     return found
 
 
-def _sbp_for(
-    name: str, value: torch.Tensor, placement: Placement, patterns: Mapping[str, SbpLike]
+def _check_names(
+    module: torch.nn.Module, slots: Sequence[_Slot], patterns: Mapping[str, SbpLike]
+) -> None:
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(slot.name, pattern) for slot in slots):
+            names = ", ".join(sorted({slot.name for slot in slots})[:8])
+            raise ValueError(
+                f"parallelize: pattern {pattern!r} matches no parameter or buffer of "
+                f"{type(module).__name__}. "
+                f"Names are such as {names}; list them with "
+                "module.named_parameters(remove_duplicate=False)."
+            )
+
+
+def _sbp_of(
+    places: Sequence[_Slot], placement: Placement, patterns: Mapping[str, SbpLike]
 ) -> NdSbp:
-    for pattern, sbp in patterns.items():
-        if fnmatch.fnmatchcase(name, pattern):
-            try:
-                return resolve_sbp(sbp, placement, value.shape)
-            except ValueError as error:
-                raise ValueError(
-                    f"parallelize: pattern {pattern!r} for {name!r}: {error}"
-                ) from None
-    return (B,) * placement.ndim
+    """The SBP that the plan gives a tensor by any of its names."""
+    named = [(slot, _pattern_for(slot.name, patterns)) for slot in places]
+    said = [(slot, pattern) for slot, pattern in named if pattern not in (None, _ALL_ELSE)]
+    said = said or [(slot, pattern) for slot, pattern in named if pattern is not None]
+    given = [(slot.name, _resolved(slot, p, patterns[p], placement)) for slot, p in said if p]
+    for name, sbp in given:
+        if sbp != given[0][1]:
+            raise ValueError(
+                f"parallelize: {given[0][0]!r} and {name!r} are one tensor (tied), and the plan "
+                f"gives it {given[0][1]} and {sbp}. Give both names the same SBP, or one of them "
+                "only."
+            )
+    return given[0][1] if given else (B,) * placement.ndim
+
+
+def _pattern_for(name: str, patterns: Mapping[str, SbpLike]) -> str | None:
+    return next((p for p in patterns if fnmatch.fnmatchcase(name, p)), None)
+
+
+def _resolved(slot: _Slot, pattern: str, sbp: SbpLike, placement: Placement) -> NdSbp:
+    try:
+        if slot.value.ndim == 0 and pattern != slot.name:  # such as a counter among weights
+            sbp = tuple(B if isinstance(entry, Split) else entry for entry in as_nd_sbp(sbp))
+        return resolve_sbp(sbp, placement, slot.value.shape)
+    except ValueError as error:
+        raise ValueError(f"parallelize: pattern {pattern!r} for {slot.name!r}: {error}") from None
 
 
 def _made_global(

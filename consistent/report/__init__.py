@@ -1,4 +1,5 @@
-"""What ran: ops, boxings, bytes, ops that ran whole; as text and HTML. And why an op runs so."""
+"""What ran: ops, boxings, bytes, ops that ran whole; as text and HTML. Also why an op runs as it
+does."""
 
 from .explain import Candidate, Explained, Explanation, explain
 from .report import Line, Report, report

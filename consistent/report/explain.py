@@ -1,6 +1,6 @@
 """explain(): the layouts an op could run under, what each would cost, and the one that is taken.
 
-The call is planned as a rank outside every placement would: on ``meta`` stand-ins, without
+The call is planned as a rank outside every placement would plan it: on ``meta`` stand-ins, without
 communication, leaving the arguments, the plans and the random state as they are.
 """
 
@@ -13,30 +13,33 @@ from typing import Any
 
 import torch
 
-from mirrored import comm
-from mirrored.transports.checked import CheckedTransport
+from mirrored.comm import Transport
+from mirrored.transports.base.checked import CheckedTransport
+from mirrored.transports.default import current, use
 
-from ..boxing.choose import cut_elsewhere, seconds
 from ..boxing.plan import boxing_bytes
-from ..local import generator
+from ..dispatch import _C
+from ..dispatch.plans.arguments import collect, replace
+from ..dispatch.plans.plan import OtherCall, Plan, watchers
+from ..dispatch.plans.shards import attach, is_global
+from ..dispatch.running.on_lists import OnLists
+from ..dispatch.running.on_shards import OnShards
+from ..forms.random import generator
 from ..rules import table
+from ..rules.candidates import candidates
+from ..rules.choose import cut_elsewhere, seconds
 from ..rules.signature import Signature
 from ..spec import TensorSpec
-from ..tensor import _C
-from ..tensor.arguments import collect, replace
-from ..tensor.candidates import candidates
-from ..tensor.plan import Plan, choices, dtypes, exact_plans, watchers
-from ..tensor.shards import attach, is_global
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One signature on one axis: what it would box, send and take."""
+    """One signature on one axis: what it would box and send, and how long that would take."""
 
     signature: Signature
     boxes: tuple[str, ...]
     nbytes: int  # that the busiest rank sends to box the operands and in the local form
-    seconds: float  # what the choice goes by: a P result counts the reduction that it will need
+    seconds: float  # what the choice compares; a P result includes its later reduction
     chosen: bool
 
 
@@ -83,13 +86,16 @@ class Explanation:
 
 
 def explain(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
-    """Why ``func(*args, **kwargs)`` on global tensors runs under the layout it does.
+    """Explain why ``func(*args, **kwargs)`` on global tensors runs under the layout it does.
 
     ``print(consistent.explain(torch.matmul, x, w))`` shows for each axis the signatures that hold,
     what each boxes and sends, the estimated time and the choice. A composition such as
-    ``F.cross_entropy`` shows the ops inside it; ``func`` may also be a function of one's own.
-    Nothing is computed and nothing sent, so one rank may ask alone; what reads values or makes
-    shapes from values is planned up to there.
+    ``F.cross_entropy`` shows the ops inside it; ``func`` may also be a function of the user's.
+    Nothing is computed and nothing sent, so one rank may ask alone. A function that reads values,
+    or makes shapes from values, is planned up to that point.
+
+    Raises:
+        TypeError: no argument is a global tensor.
     """
     given: list[Any] = []
     collect((args, kwargs), given)
@@ -114,10 +120,14 @@ def explain(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanati
 
 
 class _Outside(CheckedTransport):
-    """That of a rank which is in no placement and never communicates."""
+    """The transport of a rank that is in no placement and never communicates."""
 
     rank: Any = -1
     size: Any = 1
+
+    def __init__(self, inside: Transport) -> None:
+        # Messages are priced as they are for the ranks inside, so that the choices are theirs.
+        self.link: Any = inside.link
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise RuntimeError("explain sends nothing, and here a value is needed")
@@ -133,22 +143,15 @@ class _Outside(CheckedTransport):
 @contextmanager
 def _outside() -> Iterator[list[Plan]]:
     """Plans made inside are for a rank outside all placements, and are forgotten after."""
-    caches: tuple[dict, ...] = (exact_plans, choices, dtypes)
-    kept = [dict(cache) for cache in caches]
-    for cache in caches:
-        cache.clear()
     met: list[Plan] = []
-    others = _C.use(_C.PlanTable())
+    others = _C.use(_C.PlanTable(True))
     watchers.append(met.append)
     try:
-        with comm.use(_Outside()), generator.separate(generator.get_state()):
+        with use(_Outside(current())), generator.separate(generator.get_state()):
             yield met
     finally:
         watchers.remove(met.append)
         _C.use(others)
-        for cache, before in zip(caches, kept, strict=True):
-            cache.clear()
-            cache.update(before)
 
 
 def _stand_in(x: torch.Tensor) -> Any:
@@ -162,12 +165,18 @@ def _stand_in(x: torch.Tensor) -> Any:
 
 
 def _explain(plan: Plan) -> Explained | None:
-    if plan.kind in ("constant", "list", "handler", "open"):
-        how = _OTHER.get(plan.kind)
-        return Explained(plan.name, how, (), "", 0) if how else None
+    if isinstance(plan, OnLists):
+        return Explained(plan.name, "runs on lists of shards", (), "", 0)
+    if isinstance(plan, OtherCall) and plan.opens:
+        return Explained(plan.name, "opened, the ops inside it follow", (), "", 0)
+    if not isinstance(plan, OnShards):
+        return None
     operands = tuple(operand.spec for operand in plan.call.operands)
-    nbytes = sum(boxing_bytes(operands[i], target) for i, target in plan.boxes)
-    nbytes += sum(boxing_bytes(target, operands[i]) for i, target in plan.put_back)
+    nbytes = 0
+    for i, layout in plan.boxes:
+        boxed = operands[i].with_layout(layout)
+        nbytes += boxing_bytes(operands[i], boxed)
+        nbytes += boxing_bytes(boxed, operands[i]) if i in plan.writes else 0
     if plan.choice is None:
         return Explained(plan.name, _why_whole(plan), operands, "B", nbytes)
     row = table.find(plan.name)
@@ -176,15 +185,12 @@ def _explain(plan: Plan) -> Explained | None:
     assert axes is not None
     found = tuple(_on_axis(plan, operands, options, axis) for axis, options in enumerate(axes))
     nbytes += sum(_chosen(options).signature.nbytes for options in found)
-    result = ", ".join(str(s.sbp[0] if len(s.sbp) == 1 else s.sbp) for s in plan.outs)
+    result = ", ".join(str(s[0] if len(s) == 1 else s) for s in plan.choice.outs)
     how = f"runs by {plan.choice.form}" if plan.choice.form else "runs on the shards"
     return Explained(plan.name, f"{how} -> {result}", operands, result, nbytes, found)
 
 
-_OTHER = {"open": "opened, the ops inside it follow", "list": "runs on lists of shards"}
-
-
-def _why_whole(plan: Plan) -> str:
+def _why_whole(plan: OnShards) -> str:
     if table.find(plan.name) is None:
         return "runs whole on every rank, for it has no row"
     if plan.inplace:
@@ -197,7 +203,7 @@ def _chosen(options: Sequence[Candidate]) -> Candidate:
 
 
 def _on_axis(
-    plan: Plan, operands: Sequence[TensorSpec], options: Sequence[Signature], axis: int
+    plan: OnShards, operands: Sequence[TensorSpec], options: Sequence[Signature], axis: int
 ) -> tuple[Candidate, ...]:
     """The candidates on one axis, the cheapest first."""
     choice = plan.choice
@@ -205,8 +211,8 @@ def _on_axis(
     ins, outs = ([sbp[axis] for sbp in side] for side in (choice.ins, choice.outs))
     form = choice.form if axis in choice.form_axes else None
     made: list[Candidate] = []
-    cuts = [cut_elsewhere(spec, axis) for spec in plan.outs]
-    keeps = operands[0].sbp[axis] if plan.inplace else None  # in place, the target stays as it lies
+    cuts = [cut_elsewhere(operands[0].placement, sbp, axis) for sbp in choice.outs]
+    keeps = operands[0].sbp[axis] if plan.inplace else None  # in place, the target keeps its SBP
     for option in dict.fromkeys(options):
         if keeps is not None and (option.ins[0] is not keeps or option.outs[0] is not keeps):
             continue

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..boxing import check
-from ..boxing import run as boxing_run
+from ..autograd import backward
 from ..boxing.plan import plan_bytes
 from ..boxing.steps import Step
+from ..dispatch.plans import plan as plans
+from ..movement import check_mode
+from ..movement import run as boxing_run
 from ..spec import TensorSpec
-from ..tensor import autograd
-from ..tensor import plan as plans
 
 
 @dataclass(slots=True)
@@ -65,19 +65,20 @@ class Report:
         return self._lines.setdefault((op, site), Line(op, site))
 
     def _op(self, plan: plans.Plan, ins: Sequence[TensorSpec], outs: Sequence[TensorSpec]) -> None:
-        line = self._line(plan.name, check.call_site())
+        line = self._line(plan.name, check_mode.call_site())
         line.count += 1
         # An op whose inputs are all B anyway loses nothing by running whole.
         moved = any(any(not e.is_broadcast for e in spec.sbp) for spec in ins)
-        line.whole = line.whole or (plan.kind == "whole" and moved)
+        line.whole = line.whole or (plan.is_whole and moved)
         line.layouts[f"{_sbps(ins)} -> {_sbps(outs)}"] += 1
 
     def _boxing(self, src: TensorSpec, dst: TensorSpec, moves: tuple[Step, ...]) -> None:
         if not moves:
             return
-        backward = autograd.in_backward()
+        in_backward = backward.in_backward()
         line = self._line(
-            "backward" if backward else check.current(), "" if backward else check.call_site()
+            "backward" if in_backward else check_mode.current(),
+            "" if in_backward else check_mode.call_site(),
         )
         line.boxings[f"{', '.join(map(str, moves))}"] += 1
         line.nbytes += plan_bytes(moves)
@@ -172,5 +173,5 @@ def _fit(text: str, width: int) -> str:
 
 
 def _fit_end(text: str, width: int) -> str:
-    """A path's end says more than its start."""
+    """The last ``width`` characters: a path's end says more than its start."""
     return text if len(text) <= width else "..." + text[3 - width :]

@@ -1,62 +1,25 @@
-"""Which SBPs an op accepts and what comes out: one row an op, families in files of their own."""
+"""Which SBPs an op accepts and what comes out: one row per op.
 
-from . import (
-    attention,
-    bags,
-    conv,
-    count,
-    counted,
-    ctc,
-    elementwise,
-    fft,
-    flat,
-    index,
-    join,
-    linalg,
-    lookup,
-    loss,
-    matrices,
-    norm,
-    order,
-    random,
-    recurrent,
-    reduce,
-    shape,
-    special,
-    view,
-)
-from .signature import Call, Operand, Out, Signature
+Read `signature.py` (one correct combination of SBPs of an op's operands and outputs), `notation/`
+(rules as mathematics), `table.py` (op name -> row), then the rows in `families/` and `layout/`;
+`halo/` says which neighbours a rank needs. `candidates.py` and `choose.py` pick a signature for a
+call.
+"""
+
+from . import families, halo, layout
+from .signature import Call, DoesNotFit, Operand, Out, Signature
 from .table import ROWS, Row, find
 
 __all__ = [
     "ROWS",
     "Call",
+    "DoesNotFit",
     "Operand",
     "Out",
     "Row",
     "Signature",
-    "attention",
-    "bags",
-    "conv",
-    "count",
-    "counted",
-    "ctc",
-    "elementwise",
-    "fft",
-    "flat",
+    "families",
     "find",
-    "index",
-    "join",
-    "linalg",
-    "lookup",
-    "loss",
-    "matrices",
-    "norm",
-    "order",
-    "random",
-    "recurrent",
-    "reduce",
-    "shape",
-    "special",
-    "view",
+    "halo",
+    "layout",
 ]

@@ -1,4 +1,4 @@
-"""Call and Signature: one op as the rules see it, and one right way to lay it out on one
+"""Call and Signature: one op as the rules see it, and one correct combination of SBPs for it on one
 placement axis."""
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ from typing import Any
 import torch
 
 from ..spec import B, NdSbp, P, S, Sbp, Split, TensorSpec
+
+
+class DoesNotFit(Exception):
+    """A row's rule does not apply to this call, which then runs whole on every rank."""
 
 
 class Operand:
@@ -37,13 +41,15 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Out:
-    """Logical shape and dtype of one output. Of a counted one the data decides the first size:
-    ``shape`` has the largest that it can be, and the form tells the true one. ``fixed``: torch
-    does not differentiate it."""
+    """Logical shape and dtype of one output.
+
+    For a ``data_dependent`` output the data decides the first size: ``shape`` has the largest
+    possible one, and the form returns the true one. Torch has no gradient of a ``fixed`` output.
+    """
 
     shape: torch.Size
     dtype: torch.dtype
-    counted: bool = False
+    data_dependent: bool = False
     fixed: bool = False
 
     @property
@@ -56,27 +62,42 @@ class Out:
 class Signature:
     """On one axis: SBPs of the tensor operands -> SBPs of the tensor outputs.
 
-    ``form`` names the function in ``local/`` that computes it where running the op on the shards
-    does not; ``nbytes`` is what that function itself sends per rank.
+    ``form`` names the function in ``forms/`` that computes it where running the op on the shards
+    does not; ``nbytes`` is what that function itself sends per rank. ``by_size`` says that it
+    holds for these sizes and perhaps not for others of the same pattern of ones.
     """
 
     ins: NdSbp
     outs: NdSbp
     form: str | None = None
     nbytes: int = 0
+    by_size: bool = False
 
     def __repr__(self) -> str:
         text = f"{', '.join(map(str, self.ins))} -> {', '.join(map(str, self.outs))}"
         return f"{text} by {self.form}" if self.form else text
 
 
-# torch takes numpy's names for some keywords as well.
-NUMPY_NAMES = {"dim": "axis", "keepdim": "keepdims", "input": "x", "other": "x2"}
+# Other names that torch has for an argument: numpy's, and those of aten.
+ALIASES: dict[str, tuple[str, ...]] = {
+    "dim": ("axis",),
+    "keepdim": ("keepdims",),
+    "input": ("self", "x"),
+    "other": ("x2", "tensor2"),
+}
 
 
 @dataclass(slots=True)
 class Call:
-    """One op call with an ``Operand`` in place of each tensor, and its logical outputs."""
+    """One op call with an ``Operand`` in place of each tensor, and its logical outputs.
+
+    Args:
+        params: names of the positional parameters, from the row.
+        defaults: values of those that a call may leave out.
+        tracked: whether gradients are asked for, which P(max) and P(min) do not have.
+        axis: the placement axis that signatures are asked for; only regrouped dims depend on it.
+        subscript: the subscript in the brackets of ``x[...]``, once it has been read.
+    """
 
     name: str
     args: tuple
@@ -84,35 +105,40 @@ class Call:
     operands: tuple[Operand, ...]
     outs: tuple[Out, ...] = ()
     params: tuple[str, ...] = field(default=())
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     inplace: bool = False
-    tracked: bool = False  # whether gradients are asked for, which P(max) and P(min) have not
-    axis: int = (
-        0  # the placement axis that signatures are asked for; only regrouped dims depend on it
-    )
-    index: Any = field(default=None, init=False, repr=False, compare=False)  # read once, `indexing`
+    tracked: bool = False
+    axis: int = 0
+    subscript: Any = field(default=None, init=False, repr=False, compare=False)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The argument called ``name``, given by position or by keyword."""
-        for known in (name, NUMPY_NAMES.get(name, name)):
-            if known in self.kwargs:
-                return self.kwargs[known]
-        position = self.params.index(name)
-        return self.args[position] if position < len(self.args) else default
+        """The argument called ``name``, given by position or by keyword; else ``default``, else
+        the row's default."""
+        return argument(self, self.args, self.kwargs, name, default)
 
     def dim(self, name: str = "dim", default: int | None = None, ndim: int | None = None) -> int:
         """The argument ``name`` as a dim counted from the front of the first operand."""
         value = self.get(name, default)
         n = self.operands[0].ndim if ndim is None else ndim
+        if n and value is None:
+            raise DoesNotFit  # torch chooses a dim: softmax(x)
         return value % n if n else 0
 
     def dims(self, name: str = "dim", default: Any = None) -> tuple[int, ...]:
         """The argument ``name`` as dims of the first operand; None and () mean all of them."""
-        value = self.get(name, default)
+        value = dims_given(self.get(name, default))
         n = self.operands[0].ndim
-        if value is None or (isinstance(value, Sequence) and len(value) == 0):
-            return tuple(range(n))
-        values = value if isinstance(value, Sequence) else (value,)
-        return tuple(v % n if n else 0 for v in values)
+        return tuple(range(n)) if value is None else tuple(v % n if n else 0 for v in value)
+
+    def take(self, count: int) -> tuple[Operand, ...]:
+        """The operands, if there are ``count`` of them.
+
+        Raises:
+            DoesNotFit: there are not.
+        """
+        if len(self.operands) != count:
+            raise DoesNotFit(f"{self.name} of {len(self.operands)} tensors, and not of {count}")
+        return self.operands
 
     def make(
         self,
@@ -120,16 +146,17 @@ class Call:
         outs: Sbp | Sequence[Sbp],
         form: str | None = None,
         nbytes: int = 0,
+        by_size: bool = False,
     ) -> Signature:
         """A signature with ``ins`` by operand index (B elsewhere); one SBP for ``outs`` serves
         all outputs."""
         entries = tuple(ins.get(i, B) for i in range(len(self.operands)))
         if isinstance(outs, Sbp):
             outs = (outs,) * len(self.outs)
-        return Signature(entries, tuple(outs), form, nbytes)
+        return Signature(entries, tuple(outs), form, nbytes, by_size)
 
     def whole(self) -> Signature:
-        """Every tensor B: always right."""
+        """Every tensor B: always correct."""
         return self.make({}, B)
 
     def same(self, dims: Iterable[int], partial: bool = False) -> list[Signature]:
@@ -139,6 +166,32 @@ class Call:
         if partial:
             made.append(self.make({0: P}, P))
         return made
+
+
+def argument(
+    call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], name: str, default: Any = None
+) -> Any:
+    """The argument of ``call`` named ``name``, from ``args`` and ``kwargs``, which may hold
+    shards."""
+    if name in kwargs:
+        return kwargs[name]
+    for alias in ALIASES.get(name, ()):
+        if alias in kwargs:
+            return kwargs[alias]
+    position = call.params.index(name)
+    if position < len(args):
+        return args[position]
+    return call.defaults.get(name) if default is None else default
+
+
+def dims_given(value: Any) -> tuple[int, ...] | None:
+    """An argument that names dims, as a tuple; None where it means all of them. ``True`` in the
+    place of a dim says something else (``var(x, unbiased)``)."""
+    if value is None or isinstance(value, bool):
+        return None
+    if isinstance(value, Sequence):
+        return tuple(value) or None
+    return (value,)
 
 
 RuleFunction = Callable[[Call, int], list[Signature]]

@@ -6,12 +6,22 @@ An op's name is what torch calls its function, without a trailing underscore (``
 
 from __future__ import annotations
 
+import ast
+import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from ..spec import EXTREMES, NdSbp, P, Sbp
+from ..spec import NdSbp
 from . import notation
-from .signature import Call, Localize, Out, RuleFunction, Signature
+from .signature import ALIASES, Call, DoesNotFit, Localize, Operand, Out, RuleFunction, Signature
+
+
+class Sizing(enum.IntEnum):
+    """How sizes among an op's arguments become those of the shard."""
+
+    VIEW = 1
+    EXPAND = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,94 +30,149 @@ class Row:
 
     Args:
         names: space-separated op names.
-        rule: the notation, or a function (call, parts) -> signatures for one axis of ``parts``
-            ranks.
-        params: names of the op's positional parameters, where the rule or a local form reads them.
-        partial: see ``notation.signatures``.
+        rule: the notation; several, of which the first that fits a call is taken; or a function
+            (call, parts) -> signatures for one axis of ``parts`` ranks.
+        params: names of the op's positional parameters, where the rule or a form reads them; with
+            the values of those that may be left out: "input dim=-1".
+        along: the argument that names the dims of the rule's capital letters, or a function of the
+            call.
+        extremes: (call) -> signatures for P(max) and P(min) in addition to those of the rule.
         localize: (call, local input shapes, local output shapes) -> (args, kwargs) with sizes
             rewritten for the shard, for ops that take sizes.
-        shape: (call) -> logical shapes of the outputs, or None to ask torch by a run on meta
-            tensors. Rows in the notation know it from their letters.
-        outs: (call) -> the outputs, where torch has no run on meta tensors or the data decides on
-            shapes; None to ask torch all the same.
+        outs: (call) -> the outputs, where torch has no meta kernel or shapes depend on data; it
+            returns None to ask torch all the same.
         composite: the op is a Python function of torch whose body reads no shape, so that it may
             run on shards as it is; other Python functions are opened and their inner ops looked up.
         by_value: the values of float arguments decide about shapes or the rule (other plans serve
             all values).
         forward: some signatures make P(max) or P(min) of other layouts, where no gradient is asked.
-        moves: elements are moved, repeated or dropped and none is changed, so that what passes P
-            passes P(max) and P(min) as well.
+        moves: elements are moved, repeated or dropped and none is changed, so that signatures that
+            pass P pass P(max) and P(min) as well. Rules in the notation say so themselves.
+        numbers: names of parameters whose integers decide nothing about layouts (a factor, an
+            offset along a dim that is whole), or "*" for all of them. For an elementwise rule in
+            the notation it is "*".
+        any_size: for a rule that is a function: its signatures do not depend on sizes, except for
+            which of them are 0 or 1; or a function (call, layouts of the operands) that says so for
+            one call. Signatures of a rule in the notation do not depend on sizes unless they are
+            ``by_size``.
+        sizing: which computation gives the local sizes among the arguments for any sizes, see
+            csrc/bindings/dispatch/lookup/sizes.h.
         writes: (call) -> indices of the operands that the op updates beside its result, such as
             running statistics.
     """
 
     names: str
-    rule: str | RuleFunction
+    rule: str | tuple[str, ...] | RuleFunction
     params: str = ""
-    partial: notation.Partial = None
+    along: notation.Along = "dim"
+    extremes: Callable[[Call], list[Signature]] | None = None
     localize: Localize | None = None
-    shape: Callable[[Call], list[tuple[int, ...]] | None] | None = None
     outs: Callable[[Call], Sequence[Out] | None] | None = None
     composite: bool = False
     by_value: bool = False
     forward: bool = False
     moves: bool = False
+    numbers: str = ""
+    any_size: bool | Callable[[Call, Sequence[NdSbp]], bool] = False
+    sizing: Sizing | None = None
     writes: Callable[[Call], tuple[int, ...]] | None = None
+    rules: tuple[notation.Rule, ...] = field(default=(), repr=False)
     _params: tuple[str, ...] = field(default=(), repr=False)
+    _defaults: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_params", tuple(self.params.split()))
-        if isinstance(self.rule, str):
-            notation.parse(self.rule)
+        pairs = [entry.partition("=") for entry in self.params.split()]
+        defaults = {name: ast.literal_eval(value) for name, sign, value in pairs if sign}
+        object.__setattr__(self, "_params", tuple(name for name, _, _ in pairs))
+        object.__setattr__(self, "_defaults", defaults)
+        if not callable(self.rule):
+            texts = (self.rule,) if isinstance(self.rule, str) else self.rule
+            object.__setattr__(self, "rules", tuple(map(notation.parse, texts)))
+            object.__setattr__(self, "forward", self.forward or _bounds(self.rules))
+            if all(rule.is_elementwise for rule in self.rules):
+                object.__setattr__(self, "numbers", "*")
+
+    @property
+    def is_notation(self) -> bool:
+        """Whether the rule is written in the notation."""
+        return bool(self.rules)
 
     def signatures(self, call: Call, parts: int) -> list[Signature]:
         """Every signature that is right for ``call`` on an axis of ``parts`` ranks; the whole
-        one is first."""
-        call.params = self._params
-        if isinstance(self.rule, str):
-            shapes = tuple(tuple(operand.shape) for operand in call.operands)
-            made = list(notation.signatures(self.rule, shapes, self.partial))
-        else:
+        one is first.
+
+        Raises:
+            DoesNotFit: the row's rule does not apply to such a call.
+        """
+        self._name_arguments(call)
+        if not _in_order(call):
+            raise DoesNotFit(
+                f"{self.names.split()[0]}: tensors named in another order than torch's"
+            )
+        if callable(self.rule):
             made = self.rule(call, parts)
-        return made + _twins(made) if self.moves else made
+            return made + notation.extreme_twins(made) if self.moves else made
+        made = notation.signatures_of(self.rules, call, parts, self.along)
+        return made if self.extremes is None else made + self.extremes(call)
+
+    def position(self, name: str) -> int:
+        """The position of the parameter ``name``."""
+        return self._params.index(name)
+
+    def serves_any_size(self, call: Call, ins: Sequence[NdSbp]) -> bool:
+        """Whether ``call`` with operands of SBPs ``ins`` has the same signature at all sizes."""
+        if self.is_notation:
+            return True
+        return self.any_size if isinstance(self.any_size, bool) else self.any_size(call, ins)
 
     def written(self, call: Call) -> tuple[int, ...]:
         """Indices of the operands that the op updates beside its result."""
-        call.params = self._params
+        self._name_arguments(call)
         return () if self.writes is None else self.writes(call)
 
-    def told_outs(self, call: Call) -> tuple[Out, ...] | None:
-        """The outputs, where torch cannot tell them from meta tensors."""
-        call.params = self._params
-        made = None if self.outs is None else self.outs(call)
+    def known_outs(self, call: Call) -> tuple[Out, ...] | None:
+        """The outputs, where torch cannot infer them from meta tensors."""
+        self._name_arguments(call)
+        try:
+            made = None if self.outs is None else self.outs(call)
+        except DoesNotFit:
+            return None
         return None if made is None else tuple(made)
 
-    def out_shapes(self, call: Call) -> list[tuple[int, ...]] | None:
-        """Logical shapes of the outputs, where the rule itself says them."""
-        if isinstance(self.rule, str):
-            return notation.out_shapes(self.rule, [operand.shape for operand in call.operands])
-        return None if self.shape is None else self.shape(call)
+    def _name_arguments(self, call: Call) -> None:
+        call.params, call.defaults = self._params, self._defaults
 
 
-def _twins(made: Iterable[Signature]) -> list[Signature]:
-    """The signatures from P, with P(max) and with P(min) in its place."""
+def _in_order(call: Call) -> bool:
+    """Whether tensors that are given by name come in the order of the parameters, as rules and
+    forms count them."""
+    names = [name for name, value in call.kwargs.items() if isinstance(value, Operand)]
+    if not names:
+        return True
+    canonical = {alias: name for name, aliases in ALIASES.items() for alias in aliases}
+    known = [canonical.get(name, name) for name in names]
+    if not any(isinstance(value, Operand) for value in call.args) and call.params:
+        if known[0] != canonical.get(call.params[0], call.params[0]):
+            return isinstance(call.args[0] if call.args else None, list | tuple)
+    places = [call.params.index(name) for name in known if name in call.params]
+    return places == sorted(places)
 
-    def put(kind: Sbp, entries: NdSbp) -> NdSbp:
-        return tuple(kind if e is P else e for e in entries)
 
-    return [
-        Signature(put(kind, s.ins), put(kind, s.outs))
-        for s in made
-        if P in s.ins and s.form is None
-        for kind in EXTREMES
-    ]
+def _bounds(rules: Iterable[notation.Rule]) -> bool:
+    """Whether a rule makes P(max) or P(min) of a split dim that is reduced."""
+    return any(
+        head in ("max", "min") and any(name not in kept for name in pattern.names)
+        for rule in rules
+        for kept in [{name for out in rule.outs for p in out.patterns for name in p.names}]
+        for _, head, pattern in rule.operands
+    )
 
 
 ROWS: dict[str, Row] = {}
 
 
 def add_rows(rows: Iterable[Row]) -> None:
-    """Enter ``rows`` into the table; a name may stand once."""
+    """Enter ``rows`` into the table; each name may occur once."""
     for row in rows:
         for name in row.names.split():
             if name in ROWS:

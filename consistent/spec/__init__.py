@@ -1,4 +1,4 @@
-"""The words: placement, sbp and the spec of a tensor. No tensor data, no communication."""
+"""Placement, SBP and the spec of a tensor. No tensor data, no communication."""
 
 from . import sbp
 from .placement import Placement
@@ -19,12 +19,13 @@ from .sbp import (
     may_be,
     partial_of,
 )
-from .tensor_spec import Coordinate, TensorSpec, misfit, piece, resolve_sbp
+from .tensor_spec import Coordinate, Layout, TensorSpec, misfit, piece, resolve_sbp
 
 __all__ = [
     "B",
     "Coordinate",
     "EXTREMES",
+    "Layout",
     "NdSbp",
     "P",
     "Partial",

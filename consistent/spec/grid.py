@@ -1,4 +1,4 @@
-"""Grids of ranks: from what a user gives, as start and strides where they are regular, and back."""
+"""Grids of ranks: read from what a user gives, and kept as start and strides where regular."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def as_grid(ranks: Any) -> range | np.ndarray:
     except ValueError as error:
         raise ValueError(
             f"placement: ranks={short(ranks)} is not a grid: its rows have different lengths. "
-            "Give every row as many ranks."
+            "Give every row the same number of ranks."
         ) from error
     if grid.ndim == 0:
         grid = grid.reshape(1)

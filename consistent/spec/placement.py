@@ -30,10 +30,10 @@ class Placement:
         axes: optional names, one per axis of the grid.
 
     Raises:
-        ValueError: a rank stands twice or lies outside the world, or the list is empty or ragged.
+        ValueError: a rank occurs twice or lies outside the world, or the list is empty or ragged.
         RuntimeError: ``type`` is "cuda" and there is no GPU.
 
-    Equality and hash go by type, grid and axis names.
+    Placements are equal, and hash alike, if type, grid and axis names are equal.
     """
 
     __slots__ = ("type", "shape", "axes", "_start", "_strides", "_table", "__dict__")
@@ -66,7 +66,7 @@ class Placement:
 
     @property
     def ranks(self) -> np.ndarray:
-        """The grid as an int64 array; made anew at each call."""
+        """The grid as an int64 array; a new array at each call."""
         if self._table is not None:
             return np.array(self._table, dtype=np.int64).reshape(self.shape)
         grid = np.full(self.shape, self._start, dtype=np.int64)
@@ -82,7 +82,7 @@ class Placement:
         return self._start + sum(c * s for c, s in zip(coordinate, self._strides, strict=True))
 
     def coordinate_of(self, rank: int) -> tuple[int, ...] | None:
-        """Where ``rank`` stands in the grid; None if it is not part of it."""
+        """The coordinate of ``rank`` in the grid; None if it is not part of it."""
         if self._table is not None:
             index = self._index.get(rank)
             return None if index is None else unravel(index, self.shape)

@@ -2,9 +2,10 @@
 
 ``S(d)`` cuts tensor dim ``d`` over the ranks of the axis, ``B`` gives every rank the whole tensor,
 ``P`` gives every rank an addend of it. ``P(max)`` and ``P(min)``, the *extremes*, give every rank a
-tensor of which the elementwise largest, or smallest, is meant; they have no gradient. An *nd-sbp*
-is a tuple with one entry per placement axis; axes that split the same dim split it in axis order,
-outer axis first, and axes that are partial are so in one way, for sums and maxima do not swap.
+tensor, and the value is the elementwise largest, or smallest, of these; they have no gradient. An
+*nd-sbp* is a tuple with one entry per placement axis; axes that split the same dim split it in axis
+order, outer axis first, and all partial axes are partial in one way, because sums and maxima do not
+commute.
 
 Values print as they are typed and parse from what they print: ``parse(str(x)) == x``.
 """
@@ -107,7 +108,7 @@ class Partial(Sbp):
         return self.op != "sum"
 
     def __call__(self, op: Any = None) -> Partial:
-        """``P(max)``, ``P("max")``; of an extreme without an argument, itself."""
+        """``P(max)``, ``P("max")``; without an argument, itself."""
         if op is None:
             return self
         name = op if isinstance(op, str) else getattr(op, "__name__", None)
@@ -161,7 +162,7 @@ def dual(value: Sbp) -> Sbp:
         ValueError: ``value`` is P(max) or P(min), where the gradient belongs to the winner, and no
             rank knows alone who wins.
 
-    Source: spmd_types, docs/design.md (Meta), where R and P are what is B and P here.
+    Source: spmd_types, docs/design.md (Meta), whose R and P are B and P here.
     """
     if value.is_extreme:
         raise ValueError(
@@ -188,8 +189,8 @@ def is_one_way(values: NdSbp) -> bool:
 
 
 def may_be(entry: Sbp, dtype: torch.dtype) -> bool:
-    """Whether tensors of ``dtype`` have what ``entry`` needs: numbers a sum, all but complex
-    ones an order."""
+    """Whether tensors of ``dtype`` may be ``entry``: P needs a sum, which bools do not have; P(max)
+    and P(min) need an order, which complex numbers do not have."""
     if entry.is_extreme:
         return not dtype.is_complex
     return entry is not partial_sum or dtype is not torch.bool

@@ -1,7 +1,8 @@
 """TensorSpec: everything about a global tensor but its data, and what each rank holds of it.
 
-A spec is (placement, sbp, logical shape, dtype). Specs are interned: equal specs are the same
-object, so the dispatch cache compares and hashes them by identity.
+A spec is (placement, sbp, logical shape, dtype); the first two are its ``Layout``, which says how
+ranks hold a tensor of any size. Both are interned: equal ones are the same object, so the dispatch
+cache compares and hashes them by identity.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 import torch
 
 from .placement import Placement
-from .sbp import NdSbp, P, SbpLike, Split, as_nd_sbp, dual_nd, is_one_way, may_be
+from .sbp import B, NdSbp, P, SbpLike, Split, as_nd_sbp, dual_nd, is_one_way, may_be
 
 Coordinate = tuple[int, ...]
 
@@ -26,7 +27,7 @@ _SHORT_DTYPE = {
 
 
 def piece(n: int, parts: int, index: int) -> tuple[int, int]:
-    """(start, size) of piece ``index`` of ``n`` items cut balanced into ``parts``.
+    """(start, size) of piece ``index`` of ``n`` items that are cut into ``parts`` balanced pieces.
 
     With n = q * parts + r the first r pieces hold q + 1 items and the others q, so pieces may be
     empty.
@@ -35,18 +36,65 @@ def piece(n: int, parts: int, index: int) -> tuple[int, int]:
     return index * q + min(index, r), q + (index < r)
 
 
+class Layout:
+    """(placement, sbp): how ranks hold tensors of any size. Make one with ``Layout.of``."""
+
+    __slots__ = ("placement", "sbp", "is_whole", "__weakref__")
+
+    placement: Placement
+    sbp: NdSbp
+    is_whole: bool  # every rank of the placement has the whole tensor
+
+    @staticmethod
+    def of(placement: Placement, sbp: NdSbp) -> Layout:
+        """The layout with these values; ``sbp`` is resolved (see ``resolve_sbp``)."""
+        key = (placement, sbp)
+        layout = _layouts.get(key)
+        if layout is None:
+            with _lock:
+                layout = _layouts.get(key)
+                if layout is None:
+                    layout = object.__new__(Layout)
+                    layout.placement, layout.sbp = key
+                    layout.is_whole = all(entry.is_broadcast for entry in sbp)
+                    _layouts[key] = layout
+        return layout
+
+    @staticmethod
+    def whole(placement: Placement) -> Layout:
+        """Every rank of ``placement`` has the whole tensor."""
+        return Layout.of(placement, (B,) * placement.ndim)
+
+    def __repr__(self) -> str:
+        return f"{_shown(self.sbp)} on {self.placement}"
+
+    def __reduce__(self) -> tuple:
+        return (Layout.of, (self.placement, self.sbp))
+
+    def __copy__(self) -> Layout:
+        return self
+
+    def __deepcopy__(self, memo: dict) -> Layout:
+        return self
+
+
 class TensorSpec:
     """(placement, sbp, shape, dtype) of one global tensor. Make one with ``TensorSpec.of``."""
 
-    __slots__ = ("placement", "sbp", "shape", "dtype", "ndim", "_dual", "_boxes", "__weakref__")
+    __slots__ = (
+        "layout", "placement", "sbp", "shape", "dtype", "ndim",
+        "_dual", "_settled", "_regions", "__weakref__",
+    )  # fmt: skip
 
+    layout: Layout
     placement: Placement
     sbp: NdSbp
     shape: torch.Size
     dtype: torch.dtype
     ndim: int
     _dual: TensorSpec | None
-    _boxes: dict
+    _settled: TensorSpec | None
+    _regions: dict
 
     @staticmethod
     def of(
@@ -64,19 +112,28 @@ class TensorSpec:
                 f"spec: shape {tuple(size)} has a negative size, and a tensor holds 0 items or "
                 "more along a dim. Give the logical shape of the whole tensor."
             )
-        return _intern(placement, resolve_sbp(sbp, placement, size), size, dtype)
+        return _intern(Layout.of(placement, resolve_sbp(sbp, placement, size)), size, dtype)
+
+    @staticmethod
+    def laid(layout: Layout, shape: torch.Size, dtype: torch.dtype) -> TensorSpec:
+        """The spec with this layout, which must fit the shape."""
+        return _intern(layout, shape, dtype)
 
     # -- variations --------------------------------------------------------------------------------
 
     def with_sbp(self, sbp: NdSbp) -> TensorSpec:
         """The same tensor under another, already resolved, nd-sbp."""
-        return self if sbp == self.sbp else _intern(self.placement, sbp, self.shape, self.dtype)
+        return self if sbp == self.sbp else self.with_layout(Layout.of(self.placement, sbp))
+
+    def with_layout(self, layout: Layout) -> TensorSpec:
+        """The same tensor in another layout, which must fit its shape."""
+        return self if layout is self.layout else _intern(layout, self.shape, self.dtype)
 
     def with_dtype(self, dtype: torch.dtype) -> TensorSpec:
         """The same layout for another dtype."""
         if dtype == self.dtype:
             return self
-        return _intern(self.placement, self.sbp, self.shape, dtype)
+        return _intern(self.layout, self.shape, dtype)
 
     @property
     def dual(self) -> TensorSpec:
@@ -85,21 +142,29 @@ class TensorSpec:
             self._dual = self.with_sbp(dual_nd(self.sbp))
         return self._dual
 
+    @property
+    def settled(self) -> TensorSpec:
+        """The spec of a leaf's gradient once backward has ended: that of the leaf, with B where the
+        leaf is P."""
+        if self._settled is None:
+            self._settled = self.with_sbp(tuple(B if e.is_partial else e for e in self.sbp))
+        return self._settled
+
     # -- what each rank holds ----------------------------------------------------------------------
 
-    def box(self, coordinate: Coordinate | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def region(self, coordinate: Coordinate | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """(starts, sizes) of the box of the logical tensor that the rank at ``coordinate`` holds.
 
         A rank outside the placement (None) follows the program with a ``meta`` shard that has the
         shape of the shard at the grid's origin.
         """
-        made = self._boxes.get(coordinate)
+        made = self._regions.get(coordinate)
         if made is None:
             at = (0,) * self.placement.ndim if coordinate is None else coordinate
-            made = self._boxes[coordinate] = self._box(at)
+            made = self._regions[coordinate] = self._region(at)
         return made
 
-    def _box(self, coordinate: Coordinate) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _region(self, coordinate: Coordinate) -> tuple[tuple[int, ...], tuple[int, ...]]:
         starts, sizes = [0] * self.ndim, list(self.shape)
         for axis, entry in enumerate(self.sbp):
             if isinstance(entry, Split):
@@ -110,7 +175,7 @@ class TensorSpec:
 
     def local_shape(self, coordinate: Coordinate | None) -> tuple[int, ...]:
         """Shape of the shard at ``coordinate``."""
-        return self.box(coordinate)[1]
+        return self.region(coordinate)[1]
 
     @property
     def numel(self) -> int:
@@ -126,8 +191,7 @@ class TensorSpec:
 
     def __repr__(self) -> str:
         name = _SHORT_DTYPE.get(self.dtype, str(self.dtype).removeprefix("torch."))
-        shown = self.sbp[0] if len(self.sbp) == 1 else self.sbp
-        return f"{name}{list(self.shape)} {shown} on {self.placement}"
+        return f"{name}{list(self.shape)} {self.layout}"
 
     def __reduce__(self) -> tuple:
         return (TensorSpec.of, (self.placement, self.sbp, tuple(self.shape), self.dtype))
@@ -140,22 +204,23 @@ class TensorSpec:
 
 
 # Weak, so that a program that meets ever new shapes does not grow without bound.
+_layouts: weakref.WeakValueDictionary[tuple, Layout] = weakref.WeakValueDictionary()
 _interned: weakref.WeakValueDictionary[tuple, TensorSpec] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
 
-def _intern(placement: Placement, sbp: NdSbp, shape: torch.Size, dtype: torch.dtype) -> TensorSpec:
-    key = (placement, sbp, shape, dtype)
+def _intern(layout: Layout, shape: torch.Size, dtype: torch.dtype) -> TensorSpec:
+    key = (layout, shape, dtype)
     spec = _interned.get(key)
     if spec is None:
         with _lock:  # backward may make specs from an autograd thread
             spec = _interned.get(key)
             if spec is None:
                 spec = object.__new__(TensorSpec)
-                spec.placement, spec.sbp, spec.shape, spec.dtype = key
-                spec.ndim = len(shape)
-                spec._dual = None
-                spec._boxes = {}
+                spec.layout, spec.shape, spec.dtype = key
+                spec.placement, spec.sbp, spec.ndim = layout.placement, layout.sbp, len(shape)
+                spec._dual = spec._settled = None
+                spec._regions = {}
                 _interned[key] = spec
     return spec
 

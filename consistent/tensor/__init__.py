@@ -1,1 +1,1 @@
-"""The tensor users hold."""
+"""The tensor that users hold."""

@@ -1,4 +1,4 @@
-// What the bindings of the floating-point kernels share: their dtypes, their checks, the launch.
+// What the bindings of the floating-point kernels share: dtypes, checks, the launch.
 
 #pragma once
 
@@ -31,7 +31,7 @@ inline Dtype float_dtype_of(const char* op, const char* name, const at::Tensor& 
   }
 }
 
-// The dtype that sums over tensors of `dtype` are held in.
+// The dtype in which sums over tensors of `dtype` are kept.
 inline at::ScalarType wide_type(at::ScalarType dtype) {
   return dtype == at::kDouble ? at::kDouble : at::kFloat;
 }
@@ -48,7 +48,7 @@ inline void check_same_device(const char* op, const char* name, const at::Tensor
               ", and one kernel reads both; move it with .to(device).");
 }
 
-// Contiguous memory with what the tensor says, conjugations and negations carried out.
+// The tensor's values in contiguous memory, with a pending negation carried out.
 inline at::Tensor dense(const at::Tensor& x) { return x.resolve_neg().contiguous(); }
 
 // Calls on_cpu(begin, end) for parts of `count` from several threads, each worth `grain` or more;

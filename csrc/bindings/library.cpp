@@ -42,7 +42,8 @@ TORCH_LIBRARY(consistent, m) {
       "bool keep_total=False, ScalarType? dtype=None) -> (Tensor, Tensor)");
 }
 
-// Importing consistent.local._C only loads the library; its ops live in torch.ops.consistent.
+// Importing consistent.forms.native._C only loads the library; its ops live in
+// torch.ops.consistent.
 PyMODINIT_FUNC PyInit__C(void) {
   static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr};
   return PyModule_Create(&module);

@@ -1,5 +1,5 @@
-// torch's side of csrc/kernels/masked_embedding.h; autograd is in consistent/local/embedding.py,
-// which differentiates forwards and twice as well.
+// torch's side of csrc/kernels/masked_embedding.h; autograd is in
+// consistent/forms/families/layers/embedding.py, which differentiates forwards and twice as well.
 
 #include "../kernels/masked_embedding.h"
 
@@ -39,7 +39,7 @@ at::DimVector with_width(const Tensor& index, int64_t width) {
 Tensor masked_embedding(const Tensor& table, const Tensor& index, int64_t start, double scale) {
   const char* op = "masked_embedding";
   check_table(op, "table", table);
-  const bool copied = scale == 1;  // then what the bytes mean is of no account
+  const bool copied = scale == 1;  // then bytes are copied, whatever the dtype
   const Dtype dtype = copied ? Dtype::u8 : float_dtype_of(op, "table", table);
   const Tensor places = places_of(op, index, table), from = dense(table.resolve_conj());
   const RowWindow window{table.size(1) * (copied ? int64_t(table.itemsize()) : 1), start,

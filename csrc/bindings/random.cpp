@@ -1,4 +1,4 @@
-// torch's side of csrc/kernels/random.h: checks with words, the box, the device, threads, autograd.
+// torch's side of csrc/kernels/random.h: argument checks, the box, the device, threads, autograd.
 
 #include "../kernels/random.h"
 
@@ -77,7 +77,7 @@ void check_writable(const char* op, const Tensor& self) {
               "x.detach().");
 }
 
-// Dims of size 1 go, and a dim that the local tensor holds whole joins the one before it.
+// Dims of size 1 are left out, and a dim that the local tensor holds whole joins the one before it.
 Box make_box(const char* op, IntArrayRef sizes, IntArrayRef starts, IntArrayRef logical) {
   TORCH_CHECK(
       starts.size() == sizes.size() && logical.size() == sizes.size(), op,
@@ -130,7 +130,7 @@ void launch(const Tensor& out, const OnCpu& on_cpu, const OnCuda& on_cuda) {
   on_cuda(current_stream(out.device()));
 }
 
-// write(contiguous tensor), straight into self where its memory allows it.
+// Calls write(contiguous tensor): self where its memory allows it, else a buffer copied to self.
 template <class Write>
 void through_contiguous(Tensor& self, const Write& write) {
   if (self.is_contiguous() && !self.is_neg()) {
@@ -160,7 +160,7 @@ void fill(const char* op, Tensor& self, const Distribution& distribution, Draw d
   });
 }
 
-// The nearest value of T on the inner side of a bound: at least `low`, or below `high`.
+// The value of T nearest to a bound on its inner side: at least `low`, or below `high`.
 template <class T, class Bits>
 T neighbour(T value, bool up) {
   Bits bits = bits_as<Bits>(value);
@@ -235,7 +235,7 @@ void cauchy_(Tensor& self, double median, double scale, int64_t seed, int64_t co
        logical_sizes);
 }
 
-// Largest whole number that the dtype holds and double too: what a conversion may be given.
+// The largest integer that both the dtype and double represent: what may be converted to the dtype.
 double largest(Dtype dtype) {
   switch (dtype) {
     case Dtype::u8:
@@ -280,7 +280,7 @@ void geometric_(Tensor& self, double p, int64_t seed, int64_t counter, IntArrayR
   fill("geometric_", self, d, make_draw(seed, counter), starts, logical_sizes);
 }
 
-// {last word that counts, whether any does}: word <= last has probability ceil(p 2^32) / 2^32.
+// {last, whether any word counts}: word <= last has probability ceil(p 2^32) / 2^32.
 std::pair<uint32_t, bool> threshold(double p) {
   const uint64_t words = uint64_t(std::ceil(p * 0x1p32));
   return {words == 0 ? 0 : uint32_t(words - 1), words != 0};
@@ -309,11 +309,12 @@ void bernoulli_tensor_(Tensor& self, const Tensor& p, int64_t seed, int64_t coun
   const Box box = make_box(op, self.sizes(), starts, logical_sizes);
   if (self.numel() == 0) return;
   const Tensor chances = p.detach().to(at::kDouble).contiguous();
-  if (self.is_cpu()) {  // on CUDA it would have to wait for the device
+  if (self.is_cpu()) {  // on CUDA item() would wait for the device
     const auto [least, most] = at::aminmax(chances);
     const double low = least.item<double>(), high = most.item<double>();
-    TORCH_CHECK(low >= 0 && high <= 1, op, ": p reaches from ", low, " to ", high,
-                ", and a probability lies between 0 and 1; pass p.clamp(0, 1) or mend its source.");
+    TORCH_CHECK(
+        low >= 0 && high <= 1, op, ": p reaches from ", low, " to ", high,
+        ", and a probability lies between 0 and 1; pass p.clamp(0, 1) or correct its source.");
   }
   const Draw draw = make_draw(seed, counter);
   const double* from = chances.const_data_ptr<double>();
@@ -343,7 +344,7 @@ void randint_(Tensor& self, int64_t low, int64_t high, int64_t seed, int64_t cou
   fill("randint_", self, d, make_draw(seed, counter), starts, logical_sizes);
 }
 
-// Sorts indices by a 64-bit key each; equal keys keep their order.
+// Sorts the indices by one random 64-bit key each; equal keys keep their order.
 Tensor randperm(int64_t n, int64_t seed, int64_t counter, std::optional<at::Device> device) {
   TORCH_CHECK(n >= 0, "randperm: n=", n,
               " was given, and there is no permutation of that many; pass n >= 0.");

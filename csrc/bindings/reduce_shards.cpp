@@ -1,5 +1,5 @@
-// torch's side of csrc/kernels/reduce_shards.h; autograd is in consistent/local/reduce_shards.py,
-// where the parts may be other ranks' and their gradient travels.
+// torch's side of csrc/kernels/reduce_shards.h. Autograd is in consistent/forms/native/, since the
+// parts may be those of other ranks, to which their gradient is sent.
 
 #include "../kernels/reduce_shards.h"
 
@@ -50,7 +50,7 @@ std::vector<Tensor> parts_of(at::TensorList parts) {
   return made;
 }
 
-// Elements that lie side by side, as rows that threads can share.
+// Columns of the rows into which a contiguous run of elements is cut, so that threads can share it.
 int64_t shared_out(int64_t run) {
   for (int64_t columns = 8192; columns >= 1024; --columns) {
     if (run % columns == 0) return columns;
@@ -58,7 +58,7 @@ int64_t shared_out(int64_t run) {
   return run;
 }
 
-// The slice as rows of as many elements as a norm or a bias reaches over.
+// The slice as rows; with a norm or a bias a row has as many elements as it applies to.
 RowsOfSlice rows_of(at::IntArrayRef sizes, int64_t dim, int64_t start, int64_t size,
                     int64_t normalized, bool biased) {
   const int64_t ndim = int64_t(sizes.size());

@@ -1,5 +1,6 @@
-// torch's side of csrc/kernels/split_cross_entropy.h. No autograd here: between what a rank says of
-// its logits and their gradient the ranks speak, which is for Python (consistent/local/loss.py).
+// torch's side of csrc/kernels/split_cross_entropy.h. Autograd is not here: between the statistics
+// of a rank's logits and their gradient the ranks communicate, which Python does
+// (consistent/forms/families/reductions/).
 
 #include "../kernels/split_cross_entropy.h"
 

@@ -1,4 +1,4 @@
-// The stream a CUDA launcher gets; nothing where the build has no CUDA, whose launchers throw.
+// The stream for a CUDA launcher; null in a build without CUDA, whose launchers throw.
 
 #pragma once
 

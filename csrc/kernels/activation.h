@@ -1,4 +1,4 @@
-// Activations, the same lines for the CPU's vector loops and for CUDA.
+// Activations: the same code for the CPU's vector loops and for CUDA.
 
 #pragma once
 
@@ -8,7 +8,8 @@
 
 namespace consistent {
 
-// erf to a few units in the last place of float32: an odd rational function, 1 beyond 4.
+// erf, exact to a few units in the last place of float32: an odd rational function in [-4, 4], and
+// +-1 beyond.
 // Source: Eigen, generic_fast_erf_float.
 CONSISTENT_INLINE float error_function(float x) {
   x = x < -4.0f ? -4.0f : x;
@@ -48,7 +49,8 @@ CONSISTENT_INLINE R activate(R x) {
   return x;
 }
 
-// run(constant) with the activation as a type: decltype(constant)::value.
+// The activation as a type. visit_activation calls run(constant), where decltype(constant)::value
+// is the activation.
 template <Activation kind>
 struct ActivationOf {
   static constexpr Activation value = kind;

@@ -1,4 +1,4 @@
-// Reductions over the threads of a block, given to all of them.
+// Reductions over the threads of a block; every thread gets the result.
 
 #pragma once
 
@@ -6,23 +6,26 @@ namespace consistent {
 
 constexpr int kWarp = 32;
 
-// combine(a, b) over the block, in one fixed order. `shared` has a slot for each warp. All threads
-// call; blockDim.x is a multiple of 32.
+// Reduces `value` over the block by combine(a, b), in one fixed order. `shared` has a slot for each
+// warp. All threads must call it; blockDim.x is a multiple of 32.
 template <class V, class Combine>
 __device__ __forceinline__ V block_reduce(V value, V* shared, const Combine& combine) {
+  // The shuffles inside `shuffled` synchronise the warp: no lane gets a value before it is made.
   for (int step = kWarp / 2; step > 0; step /= 2) {
     value = combine(value, value.shuffled(step));
   }
   const int warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
-  __syncthreads();  // of an earlier reduction everyone has read the result
+  // Threads may still read the slots of the reduction before this one, which are written next.
+  __syncthreads();
   if (threadIdx.x % kWarp == 0) shared[warp] = value;
+  // Without it a thread would read the slots of other warps before they are written.
   __syncthreads();
   value = shared[0];
   for (int w = 1; w < warps; ++w) value = combine(value, shared[w]);
   return value;
 }
 
-// A sum, for block_reduce.
+// A value that block_reduce sums.
 template <class R>
 struct Sum {
   R value;

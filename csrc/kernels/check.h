@@ -1,4 +1,4 @@
-// CUDA calls that fail throw, with the place and CUDA's own words.
+// A CUDA call that fails throws std::runtime_error with file, line and CUDA's own message.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// One functor a distribution: two words in, two values out. CPU and CUDA run these same lines.
+// One functor for each distribution: two words in, two values out. CPU and CUDA run the same code.
 
 #pragma once
 
@@ -130,7 +130,7 @@ struct Geometric {
   }
 };
 
-// The distributions of real values, for a floating T; `run` is called as run(functor, T()).
+// Calls run(functor, T()) with the functor of a distribution of real values, for a floating T.
 template <class T, class Run>
 CONSISTENT_HOST_INLINE void visit_real(const Distribution& d, const Run& run) {
   switch (d.kind) {

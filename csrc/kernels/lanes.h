@@ -1,4 +1,4 @@
-// Partial results kept side by side, as the compiler's vectors hold them.
+// Partial sums kept side by side, so that the compiler can hold them in vector registers.
 
 #pragma once
 
@@ -8,7 +8,7 @@ namespace consistent {
 
 constexpr int kLanes = 64;
 
-// Neighbours joined in halves: vectors until one number is left.
+// The sum of `kCount` lanes, by adding the upper half to the lower one until one number is left.
 template <int kCount, class R>
 CONSISTENT_HOST_INLINE R sum_of_lanes(R* lanes) {
   for (int half = kCount / 2; half > 0; half /= 2) {

@@ -1,5 +1,6 @@
-// Masked look-up on CUDA: a block a row, 16 bytes a thread. In the backward a block takes the run
-// of look-ups of one row and adds them in order, so that nothing is atomic and bits repeat.
+// Masked look-up on CUDA: one block for each row, 16 bytes for each thread. In the backward a block
+// takes the run of look-ups of one row and adds them in order, so no atomics are needed and every
+// run gives the same bits. No thread reads what another one writes, so nothing is synchronised.
 
 #include <algorithm>
 
@@ -11,7 +12,7 @@ namespace consistent {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int64_t kMostBlocks = int64_t(1) << 16;  // beyond it, blocks take several rows
+constexpr int64_t kMostBlocks = int64_t(1) << 16;  // beyond it, a block takes several rows
 
 unsigned blocks_for(int64_t rows) { return unsigned(std::min(rows, kMostBlocks)); }
 
@@ -20,7 +21,7 @@ __device__ __forceinline__ T scaled(T x, Real<T> by) {
   return Storage<T>::store(Storage<T>::load(x) * by);
 }
 
-// Rows as packs of `Unit`, copied as they are.
+// Copies rows as they are, in units of `Unit`.
 template <class Unit>
 __global__ void __launch_bounds__(kThreads)
     copy_rows(Unit* out, const Unit* table, const int64_t* index, RowWindow window, int64_t count) {

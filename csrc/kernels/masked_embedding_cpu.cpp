@@ -9,7 +9,7 @@
 namespace consistent {
 namespace {
 
-constexpr int64_t kColumns = 512;  // of a row, added up at once
+constexpr int64_t kColumns = 512;  // columns of a row that are added up at once
 
 struct Scale {
   void* out;
@@ -28,7 +28,7 @@ struct Scale {
 
 CONSISTENT_CLONES void scale_row(Dtype dtype, const Scale& row) { visit_float_type(dtype, row); }
 
-// One run of look-ups of the same row, `columns` of it.
+// One run of look-ups of the same row, for `columns` columns of it.
 struct AddRows {
   void* out;
   const void* gradient;

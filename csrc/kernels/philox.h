@@ -23,7 +23,7 @@
 
 namespace consistent {
 
-// What names one op's stream of numbers: the seed is Philox's key, the counter counts ops.
+// Identifies the stream of numbers of one op: the seed is Philox's key, the counter counts ops.
 struct Draw {
   uint64_t seed;
   uint64_t counter;
@@ -111,7 +111,7 @@ CONSISTENT_INLINE double log_unit(uint64_t word) {
   return fused(e, 6.93147180369123816490e-01, f - (half_square - tail));
 }
 
-// e^x, with 0 and infinity beyond the ends; 2^n is applied in two halves, so that neither
+// e^x, with 0 and infinity beyond the range; 2^n is applied in two halves, so that neither
 // overflows.
 CONSISTENT_INLINE float exponential(float x) {
   x = x < -104.0f ? -104.0f : x;
@@ -170,7 +170,7 @@ CONSISTENT_INLINE void sine_cosine(uint32_t turn, float& sine, float& cosine) {
   c = fused(c, z, -1.388731625493765E-3f);
   c = fused(c, z, 4.166664568298827E-2f);
   c = fused(c * z, z, fused(z, -0.5f, 1.0f));
-  const uint32_t swap = 0u - (quadrant & 1u);  // all ones when sine and cosine change places
+  const uint32_t swap = 0u - (quadrant & 1u);  // all ones if sine and cosine change places
   const uint32_t a = bits_as<uint32_t>(s), b = bits_as<uint32_t>(c);
   const uint32_t sine_sign = (quadrant & 2u) << 30;
   const uint32_t cosine_sign = ((quadrant + 1u) & 2u) << 30;

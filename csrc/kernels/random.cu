@@ -1,5 +1,6 @@
 // Random values on CUDA: one thread runs one Philox block of one run of the box and writes those of
-// its elements that lie inside the run. The mathematics is distributions.h, as on the CPU.
+// its elements that lie inside the run. Threads share nothing. The mathematics is in
+// distributions.h, as on the CPU.
 
 #include <algorithm>
 
@@ -10,9 +11,10 @@ namespace consistent {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kMostBlocks = int64_t(1) << 16;  // beyond it, threads take several turns
+constexpr int64_t kMostBlocks = int64_t(1) << 16;  // beyond it, a thread runs several Philox blocks
 
-// Where a thread's block lies: element lane l has local index `at + l`, valid in [first, last).
+// Where a thread's Philox block lies: its element l has local index `at + l`; those in [first,
+// last) lie inside the run.
 struct Place {
   uint64_t block;
   int64_t at;
@@ -20,7 +22,7 @@ struct Place {
 };
 
 __host__ __device__ inline int64_t blocks_in_run(const Box& box, int per_block) {
-  return (box.run + per_block - 2) / per_block + 1;  // however the run lies to the blocks
+  return (box.run + per_block - 2) / per_block + 1;  // enough wherever in a block the run begins
 }
 
 template <int kPerBlock>

@@ -12,8 +12,9 @@
 
 namespace consistent {
 
-// What one rank holds of the logical tensor, as `runs` stretches of `run` consecutive elements.
-// Run r begins at offset + sum of digit[d] * stride[d], r written with the digits' bases `size`.
+// What one rank holds of the logical tensor, as `runs` runs of `run` consecutive elements. Run r
+// begins at offset + sum of digit[d] * stride[d], where digit[d] are the digits of r in the mixed
+// radix `size`.
 struct Box {
   static constexpr int kMaxDims = 32;
   int64_t offset = 0;
@@ -36,7 +37,7 @@ struct Box {
 enum class Kind {
   uniform,      // [a, b), never outside [bottom, top] whatever the rounding
   normal,       // mean a, deviation b
-  log_normal,   // exp of that
+  log_normal,   // exp of a normal
   exponential,  // rate a
   cauchy,       // median a, scale b
   bernoulli,    // 1 where the word is at most `last`, times a (0 when nothing may be 1)
@@ -53,20 +54,20 @@ struct Distribution {
   uint32_t last = 0;
 };
 
-// Scale what is kept, and keep where the word is at most `last`.
+// An element is kept if its word is at most `last`; what is kept is multiplied by `scale`.
 struct Dropout {
   uint32_t last;
   double scale;
 };
 
-// CPU: local elements [begin, end) of the box, so that the caller may share them among threads.
-// CUDA: the whole box. Stream is a cudaStream_t.
+// On the CPU for local elements [begin, end) of the box, so that the caller may share them among
+// threads; on CUDA for the whole box. `stream` is a cudaStream_t.
 void fill_cpu(void* out, Dtype dtype, Distribution distribution, Draw draw, const Box& box,
               int64_t begin, int64_t end);
 void fill_cuda(void* out, Dtype dtype, Distribution distribution, Draw draw, const Box& box,
                void* stream);
 
-// One probability an element.
+// p[i] is the probability that element i is 1.
 void bernoulli_cpu(void* out, Dtype dtype, const double* p, Draw draw, const Box& box,
                    int64_t begin, int64_t end);
 void bernoulli_cuda(void* out, Dtype dtype, const double* p, Draw draw, const Box& box,

@@ -1,5 +1,5 @@
 // Random values on the CPU, a chunk of Philox blocks at a time: plain loops over short arrays that
-// the compiler turns into vector code, once for each generation of x86. Same bits in each.
+// the compiler vectorizes, once for each generation of x86. All give the same bits.
 
 #include <algorithm>
 #include <cstddef>
@@ -119,7 +119,8 @@ CONSISTENT_CLONES void dropout_blocks(void* out, Dtype dtype, const void* x, Dro
   visit_float_type(dtype, Keep{words, blocks * kWords, dropout, x, out});
 }
 
-// Elements of a chunk that belong to the box: `take` from its element `from` on, and where they go.
+// The elements of a chunk that belong to the box: `take` of them from element `from` on, and where
+// they go.
 struct Part {
   int64_t at;
   int from, take;
@@ -145,7 +146,7 @@ struct Parts {
   }
 };
 
-// Covers local elements [begin, end) of the box with chunks: run(chunk, parts) for each.
+// Covers local elements [begin, end) of the box with chunks and calls run(chunk, parts) for each.
 template <class Run>
 void for_each_chunk(const Box& box, int64_t begin, int64_t end, int per_block, const Run& run) {
   Chunk chunk;

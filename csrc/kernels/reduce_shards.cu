@@ -1,6 +1,6 @@
-// The fused sum on CUDA. Without a norm a thread takes 16 bytes of each part; with one a block
-// takes a row and keeps its activated sums in shared memory, or makes them again where they do not
-// fit.
+// The fused sum on CUDA. Without a norm a thread takes 16 bytes of each part. With a norm a block
+// takes a row and keeps its activated sums in shared memory, or computes them again if they do not
+// fit there.
 
 #include <algorithm>
 
@@ -13,12 +13,12 @@ namespace consistent {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kMostBlocks = int64_t(1) << 16;  // beyond it, threads take several turns
-constexpr int64_t kSharedBytes = 160 << 10;        // of a row, beside what the block needs else
+constexpr int64_t kMostBlocks = int64_t(1) << 16;  // beyond it, each takes several turns
+constexpr int64_t kSharedBytes = 160 << 10;        // for a row, beside what else the block needs
 
 template <class R>
 __device__ __forceinline__ R activated(Activation kind, R x) {
-  switch (kind) {  // alike for all threads
+  switch (kind) {  // the same for all threads, so no warp diverges
     case Activation::relu:
       return activate<Activation::relu>(x);
     case Activation::gelu:
@@ -47,7 +47,8 @@ __device__ __forceinline__ void store(Out* to, const R from[kCount]) {
   *reinterpret_cast<Pack<Out, kCount>*>(to) = pack;
 }
 
-// Totals of `kCount` elements from `column` of row r on; written to `total` if it is wanted.
+// The totals of `kCount` elements of a row, from `column` on: element `from` of the parts, `at` of
+// the output. They go to `sums`, and to `total` unless it is null.
 template <class T, class Out, int kCount>
 __device__ __forceinline__ void totals(Real<T> sums[kCount], Out* total, const Parts& parts,
                                        const Epilogue& epilogue, int64_t from, int64_t at,
@@ -77,7 +78,8 @@ __device__ __forceinline__ void totals(Real<T> sums[kCount], Out* total, const P
   if (total != nullptr) store<Out, kCount>(total + at, sums);
 }
 
-// {row, column} of an element; in 32 bits where they are enough, whose division is cheap.
+// The row and column of an element. In 32 bits where they are enough, since their division is
+// cheap.
 struct Place {
   int64_t row, column;
   __device__ __forceinline__ Place(int64_t at, const RowsOfSlice& slice) {
@@ -117,7 +119,7 @@ __global__ void __launch_bounds__(kThreads)
   const R count = R(slice.columns);
   for (int64_t r = blockIdx.x; r < slice.rows; r += gridDim.x) {
     const int64_t start = slice.start(r), first = r * slice.columns;
-    // visit(column, values) for each pack of this thread.
+    // Calls visit(column, values) for each pack of this thread.
     const auto each = [&](Out* seen, const auto& visit) {
       for (int64_t c = threadIdx.x * kCount; c < slice.columns; c += kThreads * kCount) {
         R values[kCount];
@@ -127,6 +129,8 @@ __global__ void __launch_bounds__(kThreads)
         visit(c, values);
       }
     };
+    // The same for the next passes. `row` needs no __syncthreads: a thread reads back only what it
+    // has written itself.
     const auto again = [&](const auto& visit) {
       if constexpr (kKept) {
         for (int64_t c = threadIdx.x * kCount; c < slice.columns; c += kThreads * kCount) {
@@ -177,7 +181,7 @@ struct Launch {
   const RowsOfSlice& slice;
   cudaStream_t stream;
 
-  // Whether every pack of every part, of the residual and of what is written is aligned.
+  // Whether every pack is aligned: of the parts, the residual and the outputs.
   bool packed(int64_t count) const {
     const int64_t in = count * int64_t(sizeof(T)), to = count * int64_t(sizeof(Out));
     bool fits = slice.columns % count == 0 && slice.stride % count == 0 && slice.first % count == 0;

@@ -1,10 +1,11 @@
-// The sum of several tensors, addends of a partial tensor, with what follows it in the same pass:
+// The sum of several tensors, the addends of a partial tensor, and the ops that follow it, in one
+// pass:
 //
 //   total = scale * (parts[0] + parts[1] + ...) + bias + residual
 //   out   = norm(activation(total))
 //
-// in float32, of float64 parts in float64, added in the order of the list; and of all that only the
-// slice that a rank keeps.
+// It is computed in float32 (float64 for float64 parts), adds in the order of the list, and makes
+// only the slice that a rank keeps.
 
 #pragma once
 
@@ -18,7 +19,7 @@ enum class Activation { none, relu, gelu, gelu_tanh, silu };
 enum class Norm { none, layer, rms };
 
 // The kept slice as `rows` of `columns`: row r begins, in each part, at element
-// (r / group) * stride + first + (r % group) * columns. In `out` rows follow each other.
+// (r / group) * stride + first + (r % group) * columns. In `out` the rows are contiguous.
 struct RowsOfSlice {
   int64_t rows, columns;
   int64_t group, stride, first;
@@ -35,8 +36,8 @@ struct Parts {
   Dtype dtype;
 };
 
-// What follows the sum. Null means absent. Vectors are [columns] of Real<T>, T the parts' type;
-// the residual lies as `out` does, in the parts' type.
+// What follows the sum. A null pointer leaves that step out. Vectors are [columns] of Real<T>,
+// where T is the parts' type; the residual has the layout of `out` and the parts' type.
 struct Epilogue {
   double scale = 1;
   const void *bias = nullptr, *residual = nullptr;
@@ -46,8 +47,8 @@ struct Epilogue {
   double eps = 0;
 };
 
-// `dtype`, of `out`, is the parts' or the one they are added in. `total` is null or takes the
-// total, in that type too. CPU: rows [begin, end).
+// `dtype`, that of `out`, is the parts' dtype or the one they are added in. `total` is null, or
+// receives the total in the same dtype. On the CPU for rows [begin, end).
 void reduce_shards_cpu(void* out, void* total, Dtype dtype, const Parts& parts,
                        const Epilogue& epilogue, const RowsOfSlice& slice, int64_t begin,
                        int64_t end);

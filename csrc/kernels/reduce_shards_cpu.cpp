@@ -1,5 +1,6 @@
-// The fused sum on the CPU: a stretch of a row at a time, small enough to stay in the nearest cache
-// while parts are added and the rest is done to it. A row that is normalized is kept whole.
+// The fused sum on the CPU, on a piece of a row at a time, small enough to stay in the L1 cache
+// while the parts are added and the ops that follow are applied. A row that is normalized is kept
+// whole.
 
 #include <algorithm>
 #include <vector>
@@ -43,7 +44,7 @@ CONSISTENT_CLONES void add_parts(void* sums, const Parts& parts, int64_t at, int
   visit_float_type(parts.dtype, AddParts{sums, parts, at, n});
 }
 
-// scale, bias and residual; `at` counts in `out`, `column` in the row.
+// Applies scale, bias and residual; `at` is an index in `out`, `column` one in the row.
 struct Shift {
   void* sums;
   const Epilogue& epilogue;
@@ -159,7 +160,7 @@ struct Reduce {
   const Epilogue& epilogue;
   const RowsOfSlice& slice;
 
-  // Activated sums of `n` elements of row r from `column` on.
+  // The activated sums of `n` elements of row r, from `column` on.
   void stretch(R* sums, int64_t r, int64_t column, int64_t n) const {
     const int64_t at = r * slice.columns + column;
     add_parts(sums, parts, slice.start(r) + column, n);

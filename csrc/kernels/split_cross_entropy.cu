@@ -1,6 +1,7 @@
-// Split-class cross-entropy on CUDA. A block reads a row once, 16 bytes a thread, and keeps the
-// largest logit and the sum of exponentials below it together, rescaling the sum where the largest
-// grows. Rows whose classes lie apart (inner > 1) go side by side, a warp's lanes on neighbours.
+// Split-class cross-entropy on CUDA. A block reads a row once, 16 bytes in each thread, and keeps
+// the largest logit so far and the sum of exponentials relative to it, which it rescales when a
+// larger logit comes. Where the classes of a row are not contiguous (inner > 1), the lanes of a
+// warp take neighbouring rows.
 
 #include <algorithm>
 
@@ -14,14 +15,14 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kGroups = kThreads / kWarp;
-constexpr int64_t kMostBlocks = int64_t(1) << 16;  // beyond it, blocks take several rows
+constexpr int64_t kMostBlocks = int64_t(1) << 16;  // beyond it, a block takes several rows
 
 template <class R>
 __device__ __forceinline__ R least() {
   return -R(INFINITY);
 }
 
-// What is known of the part of a row read so far; sums are relative to `reference()`.
+// The statistics of the part of a row read so far; sums are relative to `reference()`.
 template <class R>
 struct Row {
   R largest, total, weighted, weights;
@@ -76,7 +77,7 @@ __device__ __forceinline__ void write_row(Real<T>* statistics, int64_t row, cons
   to[4 * rows] = r.weights;
 }
 
-// A block a row, whose classes lie side by side.
+// One block for each row, whose classes are contiguous.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     forward_rows(Real<T>* statistics, const T* logits, const int64_t* target, const Real<T>* weight,
@@ -116,7 +117,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// 32 rows a block, lane by lane; its warps share out the classes.
+// A block takes 32 rows, one for each lane; its warps share the classes.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     forward_lanes(Real<T>* statistics, const T* logits, const int64_t* target,
@@ -134,8 +135,10 @@ __global__ void __launch_bounds__(kThreads)
       mine.raise(value);
       mine.add(value, weight == nullptr ? R(1) : weight[c], split.smooth);
     }
+    // The first warp may still read the statistics of the strip before, which are written next.
     __syncthreads();
     shared[group][lane] = mine;
+    // Without it the first warp would read those of other warps before they are written.
     __syncthreads();
     if (group != 0 || i >= split.inner) continue;
     for (int g = 1; g < kGroups; ++g) mine = Join()(mine, shared[g][lane]);
@@ -143,7 +146,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// One row's numbers for the backward.
+// The numbers of one row that its gradient needs.
 template <class T>
 struct RowGradient {
   using R = Real<T>;

@@ -1,8 +1,8 @@
-// Cross-entropy where each rank holds some of the classes: what a rank can say of its logits, and
-// their gradient once the ranks' sayings are joined. Each reads the logits once.
+// Cross-entropy where each rank holds some of the classes: the statistics of a rank's logits, and
+// the gradient of these logits once the ranks' statistics are joined. Each reads the logits once.
 //
-// A row's loss is (a + b W) log(sum of exp) - a x[target] - b (sum of w x), with a the weight of
-// its target, b the smoothing of one class, w the weights of classes and W their sum.
+// A row's loss is (a + b W) log(sum of exp) - a x[target] - b (sum of w x), where a is the weight
+// of its target, b the smoothing of one class, w are the weights of the classes and W is their sum.
 
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace consistent {
 
-// Logits are [outer, held, inner], rows [outer, inner]; of all classes they are those from `start`.
+// Logits are [outer, held, inner], rows are [outer, inner]; the classes are [start, start + held).
 struct ClassSplit {
   int64_t outer, held, inner;
   int64_t start;
@@ -28,7 +28,8 @@ constexpr int kPlanes = 3, kSmoothPlanes = 5;
 // and if `smooth`:
 //   3  sum of w (x - r)
 //   4  sum of w
-// `weight` is [held] of Real<T>, or null where every class weighs 1. CPU: rows [begin, end).
+// `weight` is [held] of Real<T>, or null if every class weighs 1. On the CPU for rows
+// [begin, end).
 void split_cross_entropy_cpu(void* statistics, Dtype dtype, const void* logits,
                              const int64_t* target, const void* weight, const ClassSplit& split,
                              int64_t begin, int64_t end);
@@ -36,8 +37,9 @@ void split_cross_entropy_cuda(void* statistics, Dtype dtype, const void* logits,
                               const int64_t* target, const void* weight, const ClassSplit& split,
                               void* stream);
 
-// gradient = exp(x - r) * scale - w * shift, less `pick` at the target, with r, scale, shift and
-// pick the planes of `rows`, [4, rows] of Real<T>. A row of zero scale, shift and pick gets zeros.
+// gradient = exp(x - r) * scale - w * shift, minus `pick` at the target, where r, scale, shift and
+// pick are the planes of `rows`, [4, rows] of Real<T>. A row whose scale, shift and pick are zero
+// gets zeros.
 void split_cross_entropy_backward_cpu(void* gradient, Dtype dtype, const void* logits,
                                       const int64_t* target, const void* rows, const void* weight,
                                       const ClassSplit& split, int64_t begin, int64_t end);

@@ -1,6 +1,6 @@
 // Split-class cross-entropy on the CPU: a chunk of a row at a time, small enough that its second
-// reading, for the exponentials, is from the nearest cache. Rows whose classes lie apart (inner >
-// 1) are turned in strips.
+// reading, for the exponentials, comes from the L1 cache. Rows whose classes are not contiguous
+// (inner > 1) are transposed in strips.
 
 #include <algorithm>
 #include <cmath>
@@ -14,11 +14,11 @@ namespace consistent {
 namespace {
 
 constexpr int64_t kChunk = 2048;  // classes of one row
-constexpr int kStrip = 16;        // rows turned together
+constexpr int kStrip = 16;        // rows transposed together
 constexpr int64_t kTurned = 256;  // classes of each of them
 constexpr double kLeast = -std::numeric_limits<double>::infinity();
 
-// What is known of the part of a row read so far.
+// The statistics of the part of a row read so far.
 struct Row {
   double largest = kLeast;
   double total = 0;     // of exp(x - reference)
@@ -135,7 +135,7 @@ CONSISTENT_CLONES void gradient_chunk(Dtype dtype, const GradientChunk& chunk) {
   visit_float_type(dtype, chunk);
 }
 
-// Some rows of one outer index that lie side by side: one where a row's classes do, else a strip.
+// Neighbouring rows of one outer index: a single one if its classes are contiguous, else a strip.
 struct Strip {
   int64_t row, at;  // the first row, and the place of its first class
   int count;
@@ -273,7 +273,7 @@ struct Gradient {
     gradient_chunk(dtype, {double(plane<T>(0, row)), double(scale), double(shift), to, x, w, n});
   }
 
-  // The target's own element once more, so that it is rounded once.
+  // Computes the target's own element again, with `pick`, so that it is rounded only once.
   template <class T>
   void pick(T* to, const T* x, int64_t row) const {
     using R = Real<T>;

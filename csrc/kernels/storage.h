@@ -1,4 +1,4 @@
-// The element types tensors are stored in, and how a value is rounded into each.
+// The element types that tensors are stored in, and how a value is rounded to each.
 
 #pragma once
 
@@ -35,12 +35,12 @@ struct BFloat16 {
   uint16_t bits;
 };
 
-// The type arithmetic is done in before rounding to T.
+// The type in which arithmetic on T is done, before rounding to T.
 template <class T>
 using Real = std::conditional_t<std::is_same<T, double>::value, double, float>;
 
-// Round to nearest even, as the hardware does. The sum with `base` rounds at f16's last bit, for
-// normal and subnormal results alike (Dukhan's FP16 conversion).
+// Rounds to nearest, ties to even, as the hardware does. The sum with `base` rounds at f16's last
+// bit, for normal and subnormal results alike (Dukhan's FP16 conversion).
 CONSISTENT_INLINE Half to_half(float value) {
   const uint32_t word = bits_as<uint32_t>(value);
   const uint32_t doubled = word + word;
@@ -102,7 +102,7 @@ struct Storage<BFloat16> {
   }
 };
 
-// run(T()) for the floating types only.
+// Calls run(T()) with the type of `dtype`, one of the floating types.
 template <class Run>
 CONSISTENT_HOST_INLINE void visit_float_type(Dtype dtype, const Run& run) {
   switch (dtype) {

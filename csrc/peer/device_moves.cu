@@ -1,5 +1,9 @@
 // The moves of device_moves.h as kernels, one launch each. A thread moves 16 bytes at a time where
-// all addresses allow it; peers are the second dimension of a copy's grid.
+// all addresses allow it; the second dimension of a copy's grid is the peer.
+//
+// The kernels synchronise nothing: each thread writes elements that no other thread reads or
+// writes. The caller orders them with the work of other GPUs, by a barrier before the launch (the
+// peers' slots are written) and one before the slots are written again (all have read them).
 
 #include <algorithm>
 
@@ -10,7 +14,7 @@ namespace consistent::peer {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kMostBlocks = 2048;  // a peer: beyond it, threads take several turns
+constexpr int64_t kMostBlocks = 2048;  // per peer; beyond it, a thread moves several units
 
 unsigned blocks_for(int64_t units) {
   return unsigned(std::min((units + kThreads - 1) / kThreads, kMostBlocks));

@@ -1,5 +1,6 @@
-// What a GPU does with memory that it shares with its peers: one kernel a move, whatever the number
-// of peers and the dims that are cut or joined. The forms on the CPU walk as the kernels do.
+// What a GPU does with memory that it shares with its peers: one kernel for each move, whatever the
+// number of peers and whichever dims are cut or joined. The CPU versions visit the same addresses
+// as the kernels.
 
 #pragma once
 
@@ -8,7 +9,7 @@
 
 namespace consistent::peer {
 
-constexpr int kMostPeers = 32;  // what a kernel is given has to fit in 4 KB
+constexpr int kMostPeers = 32;  // the parameters of a kernel have to fit in 4 KB
 
 // One box for each peer.
 struct Boxes {
@@ -18,12 +19,13 @@ struct Boxes {
   void add(const Rows& box);  // throws std::length_error beyond kMostPeers or 4 GB
 };
 
-// Box k of `to` becomes box k of `from`, which has as many bytes.
+// Copies box k of `from` to box k of `to`, which has as many bytes, for all k. The boxes of `to` do
+// not overlap. `stream` is a cudaStream_t; the call returns when the kernel is launched.
 void copy_boxes_cpu(const Boxes& to, const Boxes& from);
 void copy_boxes_cuda(const Boxes& to, const Boxes& from, void* stream);
 
-// Element i of `out`, which has no gaps, becomes that of box 0 op that of box 1 op ...; the boxes
-// differ in their base only. The bits of reduce().
+// out[i] = boxes[0][i] op boxes[1][i] op ..., with the same bits as reduce(). `out` is contiguous;
+// the boxes differ in their base only.
 void reduce_boxes_cpu(void* out, const Boxes& boxes, Type type, Op op);
 void reduce_boxes_cuda(void* out, const Boxes& boxes, Type type, Op op, void* stream);
 

@@ -1,4 +1,4 @@
-// What one thread of the moves of device_moves.h does, for host and device alike.
+// What one thread does in the moves of device_moves.h, for host and device alike.
 
 #pragma once
 
@@ -19,7 +19,7 @@ struct alignas(sizeof(T) * kCount) Pack {
 template <class P>
 CONSISTENT_INLINE P load_as(const char* from) {
 #ifdef __CUDA_ARCH__
-  return *reinterpret_cast<const P*>(from);  // one instruction, of an aligned address
+  return *reinterpret_cast<const P*>(from);  // one load: the address is aligned
 #else
   P value;
   memcpy(&value, from, sizeof value);
@@ -36,7 +36,8 @@ CONSISTENT_INLINE void store_as(char* to, const P& value) {
 #endif
 }
 
-// How far from the base byte `at` of a box lies. In 32 bits, whose division is cheap.
+// The offset from the base at which byte `at` of a box lies. In 32 bits, since their division is
+// cheap.
 CONSISTENT_INLINE int64_t offset_of(const Rows& box, uint32_t at) {
   const uint32_t length = uint32_t(box.row), row = at / length;
   return int64_t(row) * box.stride + (at - row * length);
@@ -49,7 +50,7 @@ CONSISTENT_INLINE void copy_unit(const Rows& to, const Rows& from, uint32_t unit
   store_as<P>(to.base + offset_of(to, at), load_as<P>(from.base + offset_of(from, at)));
 }
 
-// One step of a fold; NaN wins over all numbers, sums of integers wrap around.
+// One step of a reduction. A NaN stays or becomes the result; sums of integers wrap around.
 template <Op kOp, class W>
 CONSISTENT_INLINE W folded(W a, W b) {
   if constexpr (kOp == Op::sum && std::is_integral<W>::value) {
@@ -82,7 +83,7 @@ CONSISTENT_INLINE void reduce_unit(char* out, const Boxes& boxes, uint32_t unit)
   store_as<P>(out + at, pack);
 }
 
-// The most bytes, 16 or fewer, that divide all rows, strides and addresses.
+// The largest number of bytes, at most 16, that divides all rows, strides and addresses.
 inline int unit_of(const Boxes& boxes) {
   uint64_t bits = 16;
   for (int k = 0; k < boxes.count; ++k) {
@@ -145,7 +146,8 @@ void visit_number(Type type, const Run& run) {
   }
 }
 
-// run(number, count, op) with what is known to the compiler: 16 bytes of numbers, or one of them.
+// Calls run(number, count, op) with types that fix all three at compile time; `count` is as many
+// numbers as 16 bytes hold where `unit` is 16, else 1.
 template <class Run>
 void visit_reduction(Type type, Op op, int unit, const Run& run) {
   if (type == Type::boolean && op == Op::sum) op = Op::max;

@@ -33,9 +33,9 @@ size_t Group::segment_bytes(int members, int64_t slot_bytes) {
 }
 
 Group::Group(Segment segment, int me, std::vector<int> ranks, int64_t slot_bytes, double timeout_s,
-             std::function<bool()> interrupted)
+             Callbacks callbacks)
     : segment_(std::move(segment)),
-      meeting_(segment_.data(), me, std::move(ranks), timeout_s, std::move(interrupted)),
+      meeting_(segment_.data(), me, std::move(ranks), timeout_s, std::move(callbacks)),
       slot_bytes_(slot_bytes),
       headers_at_(headers_at(size())),
       slots_at_(slots_at(size())) {}
@@ -57,6 +57,7 @@ Group::Lock Group::begin(const Call& call, const std::vector<int64_t>& sent,
                            "them.\n  Call it after the `with` block of peers().");
   }
   Lock lock(mutex_);
+  meeting_.check_whole();
   call_ = call;
   first_ = next_step();
   Header* mine = header(me(), first_);
@@ -71,13 +72,23 @@ void Group::wait() {
   if (meeting_.steps() == first_) check_headers();
 }
 
+std::optional<Group::Waiting> Group::waiting() const {
+  std::optional<Waiting> found;
+  // A member that sleeps in one call does not begin another, so `call_` does not change while
+  // with_sleeper() keeps it asleep.
+  meeting_.with_sleeper([&](const Sleeper& sleeper) { found = {sleeper, call_.text()}; });
+  return found;
+}
+
 void Group::check_headers() {
   std::vector<const Header*> headers;
   for (int k = 0; k < size(); ++k) headers.push_back(header(k, first_));
   compare(headers, ranks());
 }
 
-// The most bytes that one member sends to another: known to all by the headers of the first step.
+// The most bytes that one member sends to another, which all members know from the headers of the
+// first step. To be called before this member arrives at the next step: once all have arrived
+// there, another member may begin a call whose header overwrites these.
 int64_t Group::longest_between() const {
   int64_t longest = 0;
   for (int from = 0; from < size(); ++from) {
@@ -96,7 +107,7 @@ void Group::all_gather(const Call& call, const Rows& mine, const std::vector<Row
     const int64_t begin = r * slot_bytes_, end = begin + slot_bytes_;
     pack(slot(me(), step), mine, begin, std::min(end, mine.bytes()));
     arrive();
-    wait();
+    wait();  // without it the others' slots and headers are read before they are written
     if (r == 0) count = rounds(longest_between(), slot_bytes_);
     for (int k = 0; k < size(); ++k) {
       const int64_t stop = std::min(end, outs[k].bytes());
@@ -117,7 +128,7 @@ std::vector<std::string> Group::gather_objects(const std::string& mine) {
     const int64_t begin = r * slot_bytes_, end = begin + slot_bytes_;
     pack(slot(me(), step), joined(mine.data(), bytes), begin, std::min(end, bytes));
     arrive();
-    wait();
+    wait();  // as in all_gather: the headers tell the sizes, the slots hold the bytes
     if (r == 0) {
       count = rounds(longest_between(), slot_bytes_);
       for (int k = 0; k < size(); ++k) outs[k].resize(header(k, first_)->sizes[me()]);
@@ -142,7 +153,7 @@ void Group::all_to_all(const Call& call, const std::vector<Rows>& ins,
       pack(slot(me(), step) + part(me(), k), ins[k], begin, std::min(end, ins[k].bytes()));
     }
     arrive();
-    wait();
+    wait();  // without it the parts are read before the others have written them
     if (r == 0) {
       count = rounds(longest_between(), part_bytes());
       copy(outs[me()], ins[me()], 0, ins[me()].bytes());
@@ -165,7 +176,7 @@ void Group::broadcast(const Call& call, int source, const void* x, void* out, in
     const int64_t begin = r * slot_bytes_, end = std::min(begin + slot_bytes_, bytes);
     if (me() == source) pack(slot(source, step), joined(x, bytes), begin, end);
     arrive();
-    wait();
+    wait();  // without it the source's slot is read before it is written
     if (r == 0) count = rounds(bytes, slot_bytes_);
     unpack(joined(out, bytes), begin, end, slot(source, step));
   }
@@ -175,13 +186,15 @@ void Group::check(const Call& call, const std::vector<int64_t>& sent,
                   const std::vector<int64_t>& due) {
   const Lock lock = begin(call, sent, due);
   arrive();
-  wait();
+  wait();  // it compares the headers, which are complete only now
 }
 
 std::vector<void*> Group::stage(const Call& call, const void* x, int64_t bytes) {
   Lock lock = begin(call, std::vector<int64_t>(size(), bytes), std::vector<int64_t>(size(), bytes));
   const bool fits = bytes <= slot_bytes_;
-  if (!fits) {  // the one bulk place is free only when all have come here
+  // A member has one bulk place and not two. It may still be read, as staged by the call before,
+  // until all members have come here.
+  if (!fits) {
     arrive();
     wait();
   }
@@ -192,7 +205,7 @@ std::vector<void*> Group::stage(const Call& call, const void* x, int64_t bytes) 
   }
   if (bytes > 0) memcpy(places[me()], x, bytes);
   arrive();
-  wait();
+  wait();  // without it the caller reads the others' places before they are written
   staged_ = std::move(lock);
   stager_ = std::this_thread::get_id();
   return places;

@@ -1,9 +1,10 @@
 // Moves between the members of a group, through slots of a shared segment.
 //
 // Each member has two slots. In step s it writes to slot s % 2, meets the others, and reads theirs.
-// Who arrives at step s + 1 has read all of step s, so after that meeting slot s % 2 may be written
-// again: one meeting a step, and the next write overlaps with the others' reading. Messages longer
-// than a slot take several steps. Every move is a call that all members make in the same order.
+// A member that arrives at step s + 1 has read everything of step s, so after that meeting slot
+// s % 2 may be written again. So one meeting a step is enough, and the next write overlaps with the
+// others' reading. Messages longer than a slot take several steps. Every move is a call that all
+// members make in the same order.
 
 #pragma once
 
@@ -30,40 +31,50 @@ class Group {
 
   // `slot_bytes` is a multiple of 64 * members. `ranks` are the members' names, in order.
   Group(Segment segment, int me, std::vector<int> ranks, int64_t slot_bytes, double timeout_s,
-        std::function<bool()> interrupted);
+        Callbacks callbacks = {});
 
   // out = x op x' op ... over the members, in their order. `out` may be `x`.
   void all_reduce(const Call& call, const void* x, void* out, int64_t elements, Type type, Op op);
-  // Part k of every member's x, `ins[k]`, is combined on member k into `out`.
+  // Member k combines part k of every member's x, their `ins[k]`, into its `out`.
   void reduce_scatter(const Call& call, const std::vector<Rows>& ins, void* out, Type type, Op op);
-  // Every member's `mine` goes to `outs[k]` of all.
+  // The `mine` of member k goes to `outs[k]` of every member.
   void all_gather(const Call& call, const Rows& mine, const std::vector<Rows>& outs);
-  // The same where nobody knows the others' sizes.
+  // The `mine` of every member, in their order. Members need not know each other's sizes.
   std::vector<std::string> gather_objects(const std::string& mine);
   // `ins[k]` goes to member k, `outs[k]` comes from it.
   void all_to_all(const Call& call, const std::vector<Rows>& ins, const std::vector<Rows>& outs);
-  // The x of member `source`, which alone gives one, to the `out` of all.
+  // The x of member `source` goes to the `out` of all. Only that member reads its x.
   void broadcast(const Call& call, int source, const void* x, void* out, int64_t bytes);
 
-  // Compares the calls and the sizes given by all, and moves nothing.
+  // Compares the calls and sizes that all members give, and moves nothing. `sent[k]` are the bytes
+  // for member k, `due[k]` those expected from it.
   void check(const Call& call, const std::vector<int64_t>& sent, const std::vector<int64_t>& due);
 
-  // Copies x into shared memory; the places where every member's x can be read until `unstage`.
-  // No other call may come between. Needs `room() >= bytes`.
+  // Copies x into shared memory and returns where every member's x can be read until `unstage`. No
+  // other call may come between the two. Needs `room() >= bytes`.
   std::vector<void*> stage(const Call& call, const void* x, int64_t bytes);
   void unstage();
-  // For x that does not fit in a slot: a segment of size() * bytes that all members map, or none.
+  // `set_bulk` gives stage() a segment of size() * bytes, mapped by all members, for an x that does
+  // not fit in a slot; or takes it away. room(): the most bytes that stage() accepts.
   int64_t room() const { return bulk_ ? bulk_bytes_ : slot_bytes_; }
   void set_bulk(std::optional<Segment> segment, int64_t bytes);
-  // Forgets the names of the segments, once all members have mapped them.
+  // Removes the names of the segments. To be called once all members have mapped them.
   void unlink();
 
-  // All-reduces up to so many bytes send all of x to all; longer ones reduce it in parts first.
-  // `narrow` is for floats of two bytes, which cost more to add. All members give the same.
+  // In an all-reduce of at most `bytes` every member sends all of x to all; a longer one reduces x
+  // in parts first. `narrow` is the limit for floats of two bytes, which cost more to add. All
+  // members must set the same limits.
   void set_one_shot(int64_t bytes, int64_t narrow) {
     one_shot_bytes_ = bytes;
     one_shot_narrow_ = narrow;
   }
+  // A member that sleeps in a call, and the text of that call.
+  struct Waiting {
+    Sleeper sleeper;
+    std::string call;
+  };
+  std::optional<Waiting> waiting() const;
+
   int size() const { return meeting_.size(); }
   int me() const { return meeting_.me(); }
   const std::vector<int>& ranks() const { return meeting_.ranks(); }
@@ -74,7 +85,8 @@ class Group {
 
   char* slot(int member, uint64_t step) const;
   Header* header(int member, uint64_t step) const;
-  // Where in a slot that is cut for all others the part between `from` and `to` lies.
+  // The offset of the part that goes from `from` to `to`, in a slot that is cut into one part for
+  // each of the other members.
   int64_t part(int from, int to) const { return part_bytes() * (to < from ? to : to - 1); }
   int64_t part_bytes() const { return slot_bytes_ / (size() - 1) / 64 * 64; }
 
@@ -94,10 +106,13 @@ class Group {
   size_t headers_at_, slots_at_;
   std::optional<Segment> bulk_;
   int64_t bulk_bytes_ = 0;
-  Call call_{};         // under way
+  Call call_{};         // the call under way
   uint64_t first_ = 0;  // its first step
   std::mutex mutex_;    // one call at a time
   Lock staged_;
+  // The thread that has staged, so that a call of the same thread raises and does not deadlock.
+  // Atomic only because other threads compare it meanwhile: a thread finds its own id here only if
+  // it stored it itself, so no order with other memory is needed.
   std::atomic<std::thread::id> stager_{};
 };
 

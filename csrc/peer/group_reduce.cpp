@@ -9,10 +9,10 @@
 namespace consistent::peer {
 namespace {
 
-constexpr int64_t kBlock = 16384;  // bytes
+constexpr int64_t kBlock = 16384;  // bytes that are combined at once
 
-// Combines bytes [begin, end) of the members' parts: others' lie joined in `shared`, from `begin`
-// on, this member's is cut out of its own tensor.
+// Combines bytes [begin, end) of the members' parts into `out`. Those of the others lie without
+// gaps in `shared`, which starts at `begin`; this member's own is cut out of its tensor.
 void combine(char* out, const std::vector<const char*>& shared, int me, const Rows& own,
              int64_t begin, int64_t end, Type type, Op op) {
   alignas(64) char packed[kBlock];
@@ -48,7 +48,7 @@ void Group::reduce_scatter(const Call& call, const std::vector<Rows>& ins, void*
       shared[k] = slot(k, step) + part(k, me());
     }
     arrive();
-    wait();
+    wait();  // without it the others' parts are added before they are written
     if (r == 0) count = (std::max<int64_t>(1, longest_between()) + part_bytes() - 1) / part_bytes();
     const int64_t stop = std::min(end, own.bytes());
     if (begin < stop) combine(static_cast<char*>(out), shared, me(), own, begin, stop, type, op);
@@ -70,7 +70,7 @@ void Group::all_reduce(const Call& call, const void* x, void* out, int64_t eleme
   }
 }
 
-// Every member sends all of x to all, and each adds up all of it.
+// Every member sends all of x to all others, and each combines all of it.
 void Group::one_shot(const char* x, char* out, int64_t elements, Type type, Op op) {
   const int64_t bytes = elements * size_of(type);
   std::vector<const char*> shared(size());
@@ -80,13 +80,14 @@ void Group::one_shot(const char* x, char* out, int64_t elements, Type type, Op o
     pack(slot(me(), step), joined(x, bytes), begin, end);
     for (int k = 0; k < size(); ++k) shared[k] = slot(k, step);
     arrive();
-    wait();
+    wait();  // without it the others' slots are added before they are written
     if (begin < end) combine(out, shared, me(), joined(x, bytes), begin, end, type, op);
   }
 }
 
-// A chunk of x is cut into a part for each member. In round r a member sends the others their parts
-// of chunk r, and the sum of its own part of chunk r - 1, made of what it got in the round before:
+// Each chunk of x is cut into one part for each member. In round r a member sends the others their
+// parts of chunk r, and also the sum of its own part of chunk r - 1, which it makes from what it
+// got in the round before:
 //
 //   round        0            1            2
 //   sends   parts of 0   parts of 1   parts of 2 ...
@@ -118,6 +119,9 @@ void Group::two_shot(const char* x, char* out, int64_t elements, Type type, Op o
       combine(out, shared, me(), joined(x, bytes), begin, end, type, op);
       if (begin < end) memcpy(slot(me(), step) + sums_at, out + begin, end - begin);
     }
+    // Without the meeting the others' sums, and in the next round their parts, would be read before
+    // they are written. After it all have read the slots of step - 1 (above), which the next round
+    // overwrites.
     arrive();
     wait();
     for (int k = 0; k < size() && r > 0; ++k) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <stdexcept>
 
 namespace consistent::peer {
 namespace {
@@ -27,7 +26,7 @@ bool same(const Call& a, const Call& b) {
 }
 
 [[noreturn]] void fail_calls(const Header& a, const Header& b, int rank_a, int rank_b) {
-  throw std::runtime_error(
+  throw Mismatch(
       rank(rank_a) + " calls " + a.call.text() + " while " + rank(rank_b) + " calls " +
       b.call.text() +
       ".\n  Ranks of one group must make the same calls in the same order, with shapes that fit.\n"
@@ -36,11 +35,10 @@ bool same(const Call& a, const Call& b) {
 
 [[noreturn]] void fail_sizes(const Header& from, const Header& to, int sender, int receiver,
                              int64_t sent, int64_t expected) {
-  throw std::runtime_error(
-      rank(sender) + " sends " + std::to_string(sent) + " bytes to " + rank(receiver) + " in " +
-      from.call.text() + ", and " + rank(receiver) + " expects " + std::to_string(expected) +
-      " in " + to.call.text() +
-      ".\n  Nothing was moved.\n  Pass the sizes that the sending rank's piece has.");
+  throw Mismatch(rank(sender) + " sends " + std::to_string(sent) + " bytes to " + rank(receiver) +
+                 " in " + from.call.text() + ", and " + rank(receiver) + " expects " +
+                 std::to_string(expected) + " in " + to.call.text() +
+                 ".\n  Nothing was moved.\n  Pass the sizes that the sending rank's piece has.");
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -21,22 +22,22 @@ enum class Kind : int32_t {
   peers,
 };
 
-constexpr int kMaxDims = 12;  // of a shape in a header; later dims are not compared
+constexpr int kMaxDims = 12;  // dims of a shape in a header; later ones are not compared
 constexpr int64_t kUnknown = -1;
 
 // A call, as one member sees it.
 struct Call {
   Kind kind;
-  int32_t op = -1;      // of a reduction
-  int32_t source = -1;  // of a broadcast
-  int32_t dim = -1;     // that is joined or cut
-  int32_t split = -1;   // the dim an all-to-all cuts
+  int32_t op = -1;      // how a reduction combines: an Op
+  int32_t source = -1;  // the member that a broadcast sends from
+  int32_t dim = -1;     // the dim that is joined or cut
+  int32_t split = -1;   // the dim that an all-to-all cuts
   int32_t free = -1;    // the dim whose size differs between members
   int32_t ndim = -1;    // -1: the shapes are not compared
   char dtype[20] = {};
   int64_t shape[kMaxDims] = {};
 
-  std::string text() const;  // all_gather of float32[2, 3] along dim 0
+  std::string text() const;  // for example: all_gather of float32[2, 3] along dim 0
 };
 
 struct Header {
@@ -46,7 +47,12 @@ struct Header {
   static size_t bytes(int members);
 };
 
-// Throws std::runtime_error if members make different calls, or sizes do not fit together.
+struct Mismatch : std::runtime_error {
+  using runtime_error::runtime_error;
+};
+
+// Throws Mismatch if members make different calls, or if a member expects another number of bytes
+// than it is sent.
 void compare(const std::vector<const Header*>& headers, const std::vector<int>& ranks);
 
 }  // namespace consistent::peer

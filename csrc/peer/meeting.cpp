@@ -1,6 +1,7 @@
 #include "meeting.h"
 
 #include <linux/futex.h>
+#include <pthread.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -8,6 +9,7 @@
 #include <algorithm>
 #include <chrono>
 #include <climits>
+#include <cstdio>
 #include <cstring>
 #include <ctime>
 #include <utility>
@@ -17,18 +19,18 @@
 namespace consistent::peer {
 namespace {
 
-constexpr double kSlice_s = 0.05;  // between two looks at who lives
-constexpr size_t kMessage = 2048;
+constexpr double kSlice_s = 0.05;   // between two checks of which members are alive
+constexpr size_t kMessage = 16384;  // bytes of the message in a broken group
 
-// Looks before the sleep, and the processor is offered between two. Ranks are often on one
-// processor, also where there are enough: without the offer, who spins keeps those away who are
-// waited for. Measured for 1 KB between two ranks on two busy cores: 1 to 2 µs; with 40 µs of
-// spinning in place of it 85 µs, with no looks at all 4 µs.
+// How often a member polls before it sleeps. Between two polls it yields the processor: ranks often
+// share one, even where there are enough, and a member that spins would keep the ranks that it
+// waits for from running. Measured for 1 KB between two ranks on two busy cores: 1 to 2 µs; 85 µs
+// with 40 µs of spinning instead, 4 µs with no polls at all.
 constexpr int kLooks = 100;
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == 4);
 
-// Sleeps while `word` is `value`, for a slice at most.
+// Sleeps while `word` is `value`, for kSlice_s at most.
 void futex_wait(std::atomic<uint32_t>& word, uint32_t value) {
   const timespec slice = {0, long(kSlice_s * 1e9)};
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, value, &slice, nullptr, 0);
@@ -43,18 +45,24 @@ double now_s() {
   return duration<double>(steady_clock::now().time_since_epoch()).count();
 }
 
+std::string in_seconds(double seconds) {
+  char text[32];
+  snprintf(text, sizeof text, "%.1f s", seconds);
+  return text;
+}
+
 }  // namespace
 
 struct Meeting::Control {
   alignas(64) std::atomic<uint64_t> arrivals;
   alignas(64) std::atomic<uint32_t> met;  // the number of the last step that all arrived at
   std::atomic<uint32_t> sleepers;
-  alignas(64) std::atomic<uint32_t> broken;  // 0 whole, 1 being broken, 2 broken: `why` can be read
+  alignas(64) std::atomic<uint32_t> broken;  // 0 whole, 1 `why` is written, 2 `why` can be read
   char why[kMessage];
 };
 
 struct Meeting::Member {
-  alignas(64) std::atomic<uint64_t> step;  // it has arrived at
+  alignas(64) std::atomic<uint64_t> step;  // the last one that it has arrived at
   std::atomic<long> pid;
   std::atomic<unsigned long long> start;
 };
@@ -62,30 +70,41 @@ struct Meeting::Member {
 size_t Meeting::bytes(int members) { return sizeof(Control) + sizeof(Member) * size_t(members); }
 
 Meeting::Meeting(char* memory, int me, std::vector<int> ranks, double timeout_s,
-                 std::function<bool()> interrupted)
+                 Callbacks callbacks)
     : control_(reinterpret_cast<Control*>(memory)),
       members_(reinterpret_cast<Member*>(memory + sizeof(Control))),
       me_(me),
       ranks_(std::move(ranks)),
       timeout_s_(timeout_s),
-      interrupted_(std::move(interrupted)) {
+      callbacks_(std::move(callbacks)) {
   members_[me_].pid.store(getpid());
   members_[me_].start.store(started(getpid()));
 }
 
 void Meeting::arrive() {
   ++step_;
+  // Relaxed: it only tells who is missing, and no data is read on the strength of it.
   members_[me_].step.store(step_, std::memory_order_relaxed);
+  // Release: what this member wrote to its slot, and its reads of the step before, come first.
+  // Acquire: the last to arrive takes over what all others released, and its store of `met` passes
+  // that on. Without them a member could read a slot before it is written, or write over one that
+  // is still being read.
   if (control_->arrivals.fetch_add(1, std::memory_order_acq_rel) + 1 != step_ * ranks_.size())
     return;
-  // Either a sleeper sees the new number before it sleeps, or it is counted here and woken.
+  // Sequentially consistent, with the add in sleep(): either the sleeper sees the new number before
+  // it sleeps, or it is counted here and woken. With weaker orders both could miss each other, and
+  // the member would sleep on until its slice of 50 ms ends.
   control_->met.store(uint32_t(step_), std::memory_order_seq_cst);
   if (control_->sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(control_->met);
 }
 
+// Acquire, for the store of `met`: without it slots could be read as they were before the meeting.
 bool Meeting::met() const {
   return control_->met.load(std::memory_order_acquire) == uint32_t(step_);
 }
+
+// Relaxed: it only says that `why` will come; throw_broken() waits for it before reading it.
+bool Meeting::is_broken() const { return control_->broken.load(std::memory_order_relaxed) != 0; }
 
 void Meeting::wait(const std::function<std::string()>& what) {
   for (int k = 0; k < kLooks; ++k) {
@@ -95,36 +114,57 @@ void Meeting::wait(const std::function<std::string()>& what) {
   sleep(what);
 }
 
+// Marks this member as asleep for as long as the object lives.
+struct Meeting::Asleep {
+  explicit Asleep(Meeting& meeting) : meeting(meeting) {
+    const std::lock_guard<std::mutex> lock(meeting.sleeping_);
+    meeting.asleep_since_s_ = now_s();
+    meeting.sleeper_ = (unsigned long)pthread_self();
+  }
+  ~Asleep() {
+    const std::lock_guard<std::mutex> lock(meeting.sleeping_);
+    meeting.asleep_since_s_ = 0;
+  }
+  Meeting& meeting;
+};
+
 void Meeting::sleep(const std::function<std::string()>& what) {
-  const double begin = now_s();
+  const Asleep asleep(*this);
+  const double begin = asleep_since_s_;
   while (!met()) {
+    // Before `met` is looked at, which the kernel does: see arrive().
     control_->sleepers.fetch_add(1, std::memory_order_seq_cst);
     futex_wait(control_->met, uint32_t(step_ - 1));
+    // Any order would do: a count that falls late only costs a needless call that wakes nobody.
     control_->sleepers.fetch_sub(1, std::memory_order_seq_cst);
     if (!met()) look_around(now_s() - begin, what);
   }
 }
 
+void Meeting::with_sleeper(const std::function<void(const Sleeper&)>& look) const {
+  const std::lock_guard<std::mutex> lock(sleeping_);
+  if (asleep_since_s_ != 0) look({now_s() - asleep_since_s_, sleeper_});
+}
+
 void Meeting::look_around(double waited_s, const std::function<std::string()>& what) {
-  if (control_->broken.load(std::memory_order_acquire) != 0) throw_broken();
-  if (waited_s < kSlice_s * 0.5) return;  // woken for a step that was not ours to wait for
+  check_whole();
+  if (waited_s < kSlice_s * 0.5) return;  // woken early: it is too soon to look for the dead
   for (int k = 0; k < size(); ++k) {
     const long pid = members_[k].pid.load();
     const bool gone = pid != 0 && started(pid) != members_[k].start.load();
-    // Looked at last: who arrived before it ended owes nothing.
+    // The step is read after the process was seen to have ended, so it is final: a member that
+    // arrived before it ended is not missing.
     if (gone && members_[k].step.load() < step_ && !met()) {
-      break_up("rank " + std::to_string(ranks_[k]) + " (process " + std::to_string(pid) +
-               ") has ended while rank " + std::to_string(ranks_[me_]) + " waits for it in " +
-               what() + ".\n  What it held is lost.\n  Look at its own output for the reason.");
+      give_up("rank " + std::to_string(ranks_[k]) + " (process " + std::to_string(pid) +
+              ") has ended while rank " + std::to_string(ranks_[me_]) + " waits for it in " +
+              what());
     }
   }
-  if (interrupted_())
-    break_up("rank " + std::to_string(ranks_[me_]) + " was interrupted in " + what() + ".");
+  if (callbacks_.interrupted())
+    give_up("rank " + std::to_string(ranks_[me_]) + " was interrupted in " + what());
   if (waited_s < timeout_s_) return;
-  break_up("rank " + std::to_string(ranks_[me_]) + " has waited " + std::to_string(int(waited_s)) +
-           " s for " + missing() + " in " + what() +
-           ".\n  Ranks of one group must make the same calls in the same order.\n  Look for a "
-           "branch that only some ranks take, or give init_process_group a longer timeout.");
+  give_up("rank " + std::to_string(ranks_[me_]) + " has waited " + in_seconds(waited_s) + " for " +
+          missing() + " in " + what());
 }
 
 std::string Meeting::missing() const {
@@ -136,26 +176,34 @@ std::string Meeting::missing() const {
   return text;
 }
 
-void Meeting::break_up(std::string why) {
-  why += "\n  The group stays broken: end its processes and start them again.";
+void Meeting::give_up(const std::string& why) { break_up(callbacks_.give_up(why)); }
+
+void Meeting::break_up(const std::string& words) {
+  callbacks_.alarm->set_off(words);
   uint32_t whole = 0;
+  // Only one member writes `why`, the one that takes `broken` from 0 to 1.
   if (control_->broken.compare_exchange_strong(whole, 1)) {
-    const size_t length = std::min(why.size(), kMessage - 1);
-    memcpy(control_->why, why.data(), length);
+    const size_t length = std::min(words.size(), kMessage - 1);
+    memcpy(control_->why, words.data(), length);
     control_->why[length] = 0;
+    // Release: a member that sees 2 must see all of `why`.
     control_->broken.store(2, std::memory_order_release);
-    futex_wake_all(control_->met);
+    futex_wake_all(control_->met);  // `met` is unchanged, but those who wake look at `broken`
   }
   throw_broken();
 }
 
 void Meeting::throw_broken() const {
+  if (callbacks_.alarm->is_on()) throw Broken(callbacks_.alarm->words());
   const double begin = now_s();
+  // Acquire, for the store of 2: before it `why` may be half written. The wait ends after a second,
+  // for the member that writes may have been killed.
   while (control_->broken.load(std::memory_order_acquire) != 2 && now_s() - begin < 1)
     sched_yield();
-  throw Broken(control_->broken.load(std::memory_order_acquire) == 2
-                   ? control_->why
-                   : "the group was broken by a rank that then ended");
+  const bool said = control_->broken.load(std::memory_order_acquire) == 2;
+  callbacks_.alarm->set_off(said ? control_->why
+                                 : "the group was broken by a rank that then ended");
+  throw Broken(callbacks_.alarm->words());
 }
 
 }  // namespace consistent::peer

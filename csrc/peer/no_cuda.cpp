@@ -1,4 +1,4 @@
-// The CUDA names of a build without CUDA.
+// The CUDA functions in a build without CUDA: each throws.
 
 #include <stdexcept>
 

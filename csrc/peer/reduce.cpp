@@ -4,7 +4,7 @@
 #include <cstring>
 #include <type_traits>
 
-#if defined(CONSISTENT_CLONES)  // sanitizers run before the choice of a clone can be made
+#if defined(CONSISTENT_CLONES)  // empty under sanitizers, which start before a clone is chosen
 #elif defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
 #define CONSISTENT_CLONES \
   __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default"), noinline))
@@ -15,7 +15,7 @@
 namespace consistent::peer {
 namespace {
 
-constexpr int64_t kBlock = 8192;  // bytes of an accumulator: stays in the nearest cache
+constexpr int64_t kBlock = 8192;  // bytes of the accumulator, which stays in the L1 cache
 
 struct Half {
   uint16_t bits;
@@ -45,7 +45,7 @@ inline float load(Brain x) { return as_float(uint32_t(x.bits) << 16); }
 
 inline float load(Half x) {
   const uint32_t sign = uint32_t(x.bits & 0x8000) << 16, rest = uint32_t(x.bits & 0x7FFF) << 13;
-  const uint32_t normal = rest + 0x38000000u;  // another exponent bias
+  const uint32_t normal = rest + 0x38000000u;  // changes the exponent's bias
   const uint32_t special = rest | 0x7F800000u;
   const uint32_t tiny = as_bits(as_float(rest + 0x38800000u) - as_float(0x38800000u));
   const uint32_t value = rest >= 0x0F800000u ? special : rest < 0x00800000u ? tiny : normal;
@@ -76,7 +76,7 @@ inline Half store<Half, float>(float x) {
 
 template <typename T>
 inline T sum(T a, T b) {
-  if constexpr (std::is_integral_v<T>) {  // wraps around, as torch's does
+  if constexpr (std::is_integral_v<T>) {  // wraps around, as in torch
     using U = std::make_unsigned_t<T>;
     return T(U(U(a) + U(b)));
   } else {
@@ -97,11 +97,11 @@ inline T min(T a, T b) {
 using Function = void (*)(void*, const void*, int64_t);
 
 struct Functions {
-  int size, wide;  // bytes of an element, and of its accumulator
+  int size, wide;  // bytes of an element, and of an element of the accumulator
   Function load, fold[3], store;
 };
 
-// The loops over one type: load and store move between it and the wide one.
+// The loops over one type; load and store convert from and to the accumulator's type.
 #define LOOP(NAME, TO, FROM, VALUE)                                          \
   CONSISTENT_CLONES void NAME(void* to_, const void* from_, int64_t count) { \
     TO* __restrict to = static_cast<TO*>(to_);                               \

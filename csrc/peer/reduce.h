@@ -1,5 +1,5 @@
-// Combining the members' numbers, first to last, in an accumulator that is wide enough to keep the
-// sum of short floats until the end: the same bits on every member and from run to run.
+// Combines the members' numbers, from the first member to the last. Floats of two bytes are added
+// in float32 and rounded once, at the end. The bits are the same on every member and in every run.
 
 #pragma once
 
@@ -21,14 +21,14 @@ enum class Type {
   float16,
   bfloat16,
   boolean,
-};  // one byte and up; complex numbers are summed as pairs of floats
+};  // complex numbers are summed as pairs of floats
 
 enum class Op { sum, max, min };
 
 int size_of(Type type);
 
-// out[i] = pieces[0][i] op pieces[1][i] op ...; `out` may be one of the pieces. NaN wins over all
-// numbers. For booleans sum and max are or, min is and.
+// out[i] = pieces[0][i] op pieces[1][i] op ...; `out` may be one of the pieces. A NaN in any
+// piece makes the result NaN. For booleans sum and max are "or", min is "and".
 void reduce(void* out, const void* const* pieces, int count, int64_t elements, Type type, Op op);
 
 }  // namespace consistent::peer

@@ -1,5 +1,5 @@
-// A box of a contiguous tensor as equal rows, a stride apart, and copies from one such box to
-// another of as many bytes: the split dim is handled here, in the copy.
+// A box of a contiguous tensor, as rows of equal length that lie a stride apart, and copies from
+// one such box to another of as many bytes. The split dim is handled here, in the copy.
 
 #pragma once
 
@@ -23,14 +23,14 @@ inline Rows joined(const void* base, int64_t bytes) {
   return {static_cast<char*>(const_cast<void*>(base)), bytes, bytes, 1};
 }
 
-// `size` indices from `start` of the middle dim of a contiguous (outer, all, inner) tensor.
+// Indices [start, start + size) of the middle dim of a contiguous (outer, all, inner) tensor.
 inline Rows cut(void* base, int64_t outer, int64_t all, int64_t inner_bytes, int64_t start,
                 int64_t size) {
   return {static_cast<char*>(base) + start * inner_bytes, size * inner_bytes, all * inner_bytes,
           outer};
 }
 
-// Rows of `Row` bytes: known to the compiler, so that short rows cost a move and not a call.
+// Copies rows of `Row` bytes. The compiler knows `Row`, so a short row is a move and not a call.
 template <int Row>
 void copy_short_rows(char* to, int64_t to_stride, const char* from, int64_t from_stride,
                      int64_t count) {
@@ -64,7 +64,7 @@ inline void copy_rows(char* to, int64_t to_stride, const char* from, int64_t fro
   for (int64_t i = 0; i < count; ++i) memcpy(to + i * to_stride, from + i * from_stride, row);
 }
 
-// Bytes [begin, end) of a box, counted row after row, to memory without gaps.
+// Copies bytes [begin, end) of a box, counted row after row, to contiguous memory.
 inline void pack(char* to, const Rows& from, int64_t begin, int64_t end) {
   if (begin >= end) return;
   if (from.joined()) {
@@ -83,7 +83,7 @@ inline void pack(char* to, const Rows& from, int64_t begin, int64_t end) {
   if (begin < end) memcpy(to, from.base + row * from.stride, end - begin);
 }
 
-// The way back.
+// The reverse of pack: copies contiguous memory to bytes [begin, end) of a box.
 inline void unpack(const Rows& to, int64_t begin, int64_t end, const char* from) {
   if (begin >= end) return;
   if (to.joined()) {
@@ -102,12 +102,12 @@ inline void unpack(const Rows& to, int64_t begin, int64_t end, const char* from)
   if (begin < end) memcpy(to.base + row * to.stride, from, end - begin);
 }
 
-// Bytes [begin, end) of a box to the same bytes of another.
+// Copies bytes [begin, end) of a box to the same bytes of another.
 inline void copy(const Rows& to, const Rows& from, int64_t begin, int64_t end) {
   if (begin >= end) return;
   if (from.joined()) return unpack(to, begin, end, from.base + begin);
   if (to.joined()) return pack(to.base + begin, from, begin, end);
-  alignas(64) char block[16384];  // stays in the nearest cache
+  alignas(64) char block[16384];  // stays in the L1 cache
   for (; begin < end; begin += int64_t(sizeof block)) {
     const int64_t stop = std::min(end, begin + int64_t(sizeof block));
     pack(block, from, begin, stop);

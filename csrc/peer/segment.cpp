@@ -31,7 +31,8 @@ unsigned long long inode(const char* path) {
   return stat(path, &found) == 0 ? found.st_ino : 0;
 }
 
-// consistent-<namespace of pids>-<pid>-<start>-<random>: enough to see whether its creator lives.
+// consistent-<namespace of pids>-<pid>-<start>-<random>: this tells whether the creator still
+// lives.
 std::string fresh_name() {
   std::random_device random;
   char name[160];
@@ -48,7 +49,7 @@ bool abandoned(const char* name) {
   return space == inode("/proc/self/ns/pid") && started(pid) != start;
 }
 
-// As shm_open would have it, which older systems keep in a library of its own.
+// The path that shm_open would open. It is not called, since older systems have it in librt only.
 std::string path_of(const std::string& name) { return kFolder + name; }
 
 bool belongs_to_us(const struct stat& found) { return found.st_uid == geteuid(); }
@@ -70,7 +71,7 @@ unsigned long long started(long pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string line;
   if (!std::getline(file, line)) return 0;
-  // The name of the program, in brackets, may hold anything: count from the last bracket.
+  // The name of the program, in brackets, may contain anything: count from the last bracket.
   const size_t end = line.rfind(')');
   if (end == std::string::npos) return 0;
   std::istringstream fields(line.substr(end + 1));
@@ -100,8 +101,8 @@ Segment Segment::create(size_t bytes) {
   made.name_ = fresh_name();
   const int file = open(path_of(made.name_).c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (file < 0) fail("creating the shared memory " + made.name_);
-  made.named_ = true;
-  // Not ftruncate alone: where /dev/shm is full, that would end in SIGBUS at the first touch.
+  made.named_by_ = getpid();
+  // Not ftruncate alone: with /dev/shm full, the first access would end the process with SIGBUS.
   const int error = posix_fallocate(file, 0, off_t(bytes));
   void* data =
       error ? MAP_FAILED : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
@@ -139,7 +140,7 @@ Segment& Segment::operator=(Segment&& other) noexcept {
   std::swap(name_, other.name_);
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
-  std::swap(named_, other.named_);
+  std::swap(named_by_, other.named_by_);
   return *this;
 }
 
@@ -149,8 +150,8 @@ Segment::~Segment() {
 }
 
 void Segment::unlink() {
-  if (named_) ::unlink(path_of(name_).c_str());
-  named_ = false;
+  if (named_by_ == getpid()) ::unlink(path_of(name_).c_str());
+  named_by_ = 0;
 }
 
 }  // namespace consistent::peer

@@ -8,28 +8,32 @@
 namespace consistent::peer {
 
 // What must be equal for two processes to share memory: the boot, the user, /dev/shm itself, and
-// the namespaces of process numbers and of the network (one of its own is a host of its own).
+// the namespaces of process numbers and of the network. A process in another network namespace
+// counts as one on another host.
 std::string host_identity();
 
-// When process `pid` started, in clock ticks since boot; 0 if it has ended, also as a zombie.
+// When process `pid` started, in clock ticks since boot; 0 if it has ended or is a zombie.
 unsigned long long started(long pid);
 
 // Unlinks the segments that dead processes of this user and host created and did not unlink.
 void remove_abandoned();
 
-// A mapped segment; unmapped at the end, and unlinked by its creator if that was not done before.
+// A mapped segment. The destructor unmaps it, and in the process that created it also unlinks it if
+// that was not done before. A forked child does not count as the creator: what it unmaps is only
+// its own mapping, and it never unlinks its parent's segment.
 class Segment {
  public:
-  // A new one of `bytes` zeros. Throws std::system_error, also where the memory does not suffice.
+  // A new segment of `bytes` zeros. Throws std::system_error, also if there is not enough memory.
   static Segment create(size_t bytes);
-  // Maps that of another process. Throws if it is another user's, or smaller than `bytes`.
+  // Maps the segment `name` of another process. Throws std::runtime_error if it is another user's
+  // or smaller than `bytes`, and std::system_error if it cannot be opened or mapped.
   static Segment attach(const std::string& name, size_t bytes);
 
   Segment(Segment&& other) noexcept;
   Segment& operator=(Segment&& other) noexcept;
   ~Segment();
 
-  // Forgets the name: the memory lives on until the last process has unmapped it.
+  // Removes the name: the memory lives on until the last process has unmapped it.
   void unlink();
 
   char* data() const { return data_; }
@@ -42,7 +46,7 @@ class Segment {
   std::string name_;
   char* data_ = nullptr;
   size_t bytes_ = 0;
-  bool named_ = false;  // by us, and still
+  long named_by_ = 0;  // the process that created it; 0 in others, and once it is unlinked
 };
 
 }  // namespace consistent::peer

@@ -1,4 +1,4 @@
-// What the programs in this folder try: boxes of several shapes, and a distribution of each kind.
+// The cases of the programs in this folder: boxes of several shapes, a distribution of each kind.
 
 #pragma once
 

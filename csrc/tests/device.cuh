@@ -1,4 +1,4 @@
-// Memory on the device and the time of what runs there, for the programs in this folder.
+// Device memory and the timing of kernels, for the programs in this folder.
 
 #pragma once
 
@@ -26,7 +26,7 @@ struct DeviceBytes {
   }
 };
 
-// Prints the fastest of several runs and the bandwidth it comes to; returns the bandwidth, in GB/s.
+// Prints the time of the fastest of several runs and its bandwidth; returns the bandwidth in GB/s.
 template <class Run>
 double time_of(const char* name, int64_t bytes, const Run& run) {
   cudaEvent_t start, stop;
@@ -47,7 +47,7 @@ double time_of(const char* name, int64_t bytes, const Run& run) {
   return speed;
 }
 
-// The same beside a copy of as many bytes (half of them read, half written).
+// The same, and beside it a copy of as many bytes (half of them read, half written).
 template <class Run>
 void time_beside_copy(const char* name, int64_t bytes, const Run& run) {
   const DeviceBytes from{size_t(bytes / 2)}, to{size_t(bytes / 2)};

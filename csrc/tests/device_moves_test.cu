@@ -1,6 +1,6 @@
-// The moves between devices, with memory of one device in the place of its peers', against the same
-// on the CPU; then time: 8 peers, 64 MB of each.
-// Any argument leaves the time out, as under compute-sanitizer.
+// Compares the moves between devices, on the memory of one device in place of its peers', with the
+// same on the CPU. Then it times them: 8 peers, 64 MB from each. With any argument it times
+// nothing, for runs under compute-sanitizer.
 //
 //   nvcc -std=c++17 -O3 -arch=native -fmad=false -Xcompiler -ffp-contract=off
 //       csrc/tests/device_moves_test.cu csrc/peer/device_moves.cu csrc/peer/device_moves_cpu.cpp

@@ -1,5 +1,5 @@
-// What the programs in this folder run the fused kernels on: sizes around the edges of chunks,
-// strips and packs, and references in plain double loops.
+// The cases on which the programs in this folder run the fused kernels: sizes around the edges of
+// chunks, strips and packs, and references in plain double loops.
 
 #pragma once
 
@@ -17,7 +17,7 @@ namespace consistent {
 
 using Bytes = std::vector<char>;
 
-// Numbers in (-3, 3) that repeat from run to run, stored as `dtype`.
+// Numbers in (-3, 3), the same in every run, stored as `dtype`.
 struct StoreNumbers {
   Bytes& out;
   uint64_t state;
@@ -120,7 +120,7 @@ inline std::vector<int64_t> indices(const Look& look) {
   return made;
 }
 
-// The look-ups in order of their row, those of other ranks last.
+// The look-ups sorted by row, those of other ranks last.
 inline void sort_rows(const Look& look, const std::vector<int64_t>& index,
                       std::vector<int64_t>& row, std::vector<int64_t>& order) {
   for (int64_t r = 0; r <= look.window.held; ++r) {
@@ -134,11 +134,11 @@ inline void sort_rows(const Look& look, const std::vector<int64_t>& index,
 
 struct Fused {
   RowsOfSlice slice;
-  int64_t elements;  // of a part
+  int64_t elements;  // elements of a part
   int parts;
   Activation activation;
   Norm norm;
-  bool beside;  // scale, bias, residual, weight and the norm's bias as well
+  bool beside;  // with scale, bias, residual, weight and the norm's bias
 };
 
 inline std::vector<Fused> fused_cases() {
@@ -155,7 +155,7 @@ inline std::vector<Fused> fused_cases() {
           {whole(1, 60000), 60000, 2, Activation::relu, Norm::layer, true}};
 }
 
-// What a fused case reads, in memory of the host.
+// The inputs of a fused case, in host memory.
 struct FusedInputs {
   std::vector<Bytes> parts;
   Bytes bias, residual, weight, norm_bias;
@@ -171,7 +171,7 @@ struct FusedInputs {
   }
 };
 
-// `place` says where the bytes lie: on the host, or a copy on the device.
+// `place` returns where the bytes are: on the host, or in a copy on the device.
 template <class Place>
 Epilogue epilogue_of(const Fused& it, const FusedInputs& given, const Place& place) {
   Epilogue made;

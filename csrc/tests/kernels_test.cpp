@@ -1,5 +1,5 @@
-// The fused kernels on the CPU against plain double loops, from several threads at once: to be
-// built with sanitizers.
+// Compares the fused kernels on the CPU with plain double loops, from several threads at once. To
+// be built with sanitizers.
 //
 //   c++ -std=c++17 -g -fsanitize=address,undefined -DCONSISTENT_CLONES= csrc/tests/kernels_test.cpp
 //       csrc/kernels/{split_cross_entropy,masked_embedding,reduce_shards}_cpu.cpp -lpthread
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kThreads = 3;
 
-// run(begin, end) over parts of `count` from several threads.
+// Calls run(begin, end) for parts of `count` from several threads.
 template <class Run>
 void share(int64_t count, const Run& run) {
   std::vector<std::thread> threads;

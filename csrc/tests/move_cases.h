@@ -1,5 +1,5 @@
-// The moves of peer/device_moves.h that the programs in this folder try: boxes in the memory of
-// some peers, aligned and not, and what must come of them.
+// The cases of the moves of peer/device_moves.h for the programs in this folder: boxes in the
+// memory of some peers, aligned and not, and the results they must give.
 
 #pragma once
 
@@ -12,12 +12,12 @@ namespace consistent::peer {
 
 using Bytes = std::vector<char>;
 
-// Tensors of (outer, whole, inner bytes) of several peers, of which (outer, size, inner) from
-// `start` on is joined with those of the others, along the same or the next dim.
+// Each of several peers has a tensor of (outer, whole, inner bytes). Its part (outer, size, inner)
+// from `start` on is joined with those of the others, along the same or the next dim.
 struct MoveCase {
   int peers;
   int64_t outer, whole, inner, start, size;
-  int64_t skew;  // bytes by which all memory is out of line
+  int64_t skew;  // bytes by which all memory is off its alignment
 };
 
 inline std::vector<MoveCase> move_cases() {
@@ -25,7 +25,7 @@ inline std::vector<MoveCase> move_cases() {
   for (const int peers : {1, 2, 5}) {
     for (const int64_t inner : {1, 2, 8, 12, 16, 48}) {
       for (const int64_t skew : {0, 4, 16}) {
-        if (inner % 4 != 0 && skew == 4) continue;  // elements are aligned by themselves
+        if (inner % 4 != 0 && skew == 4) continue;  // elements are always aligned to their own size
         cases.push_back({peers, 1, 40, inner, 0, 40, skew});
         cases.push_back({peers, 7, 33, inner, 5, 9, skew});
         cases.push_back({peers, 3, 16, inner, 16, 0, skew});
@@ -49,12 +49,12 @@ inline Rows taken(const MoveCase& it, char* memory) {
   return cut(memory + it.skew, it.outer, it.whole, it.inner, it.start, it.size);
 }
 
-// Each peer's part, where the parts are joined along the dim that was cut.
+// The size of each peer's part, if the parts are joined along the dim that was cut.
 inline Rows placed(const MoveCase& it, char* memory, int peer) {
   return cut(memory + it.skew, it.outer, it.size * it.peers, it.inner, it.size * peer, it.size);
 }
 
-// The boxes of a case, of which peer k has `from[k]`; all into `to`.
+// The boxes of a case: `from[k]` is in the memory of peer k, and all go to `to`.
 inline void boxes_of(const MoveCase& it, const std::vector<char*>& from, char* to, Boxes& taking,
                      Boxes& placing) {
   for (int k = 0; k < it.peers; ++k) {

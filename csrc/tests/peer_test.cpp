@@ -33,7 +33,7 @@ void check(bool fact, const char* what) {
 
 std::vector<int64_t> all(int n, int64_t size) { return std::vector<int64_t>(n, size); }
 
-// What rank r holds: sums of these are exact.
+// The numbers that rank r holds. Their sums are exact.
 double value(int rank, int64_t index) { return double((index * 7 + rank * 13) % 64) - 20; }
 
 template <typename T>
@@ -114,7 +114,7 @@ void test_all_gather(Group& g, int64_t outer, const std::vector<int64_t>& sizes,
   }
 }
 
-// x is (a, b): held in parts of b, wanted in parts of a.
+// x is (a, b); ranks hold parts of b and need parts of a.
 void test_all_to_all(Group& g, const std::vector<int64_t>& a, const std::vector<int64_t>& b) {
   const int64_t mine_a = a[g.me()], mine_b = b[g.me()], all_b = sum_of(b);
   int64_t before_a = 0, before_b = 0;
@@ -161,7 +161,7 @@ void test_peers(Group& g, int64_t count) {
   g.unstage();
 }
 
-// A fault is found by all, in the same words, and the next call works.
+// All members find a fault and throw the same message, and the next call works.
 void test_faults(Group& g) {
   float x[8] = {}, out[8];
   Call call{g.me() == 1 ? Kind::all_gather : Kind::all_reduce, g.me() == 1 ? -1 : 0};
@@ -187,7 +187,7 @@ void test_faults(Group& g) {
   test_all_reduce<float>(g, Type::float32, 8, Op::sum, 1024, false);
 }
 
-// Short floats: each is read, added up in float32 and rounded once.
+// Floats of two bytes are added up in float32 and rounded once.
 void test_short_floats(Group& g) {
   const uint16_t halves[] = {0x3C00, 0x0001, 0x7BFF, 0x7C00, 0x8001, 0x83FF, 0x0400, 0xFBFF};
   uint16_t out[8];
@@ -196,8 +196,8 @@ void test_short_floats(Group& g) {
   const uint16_t brains[] = {0x3F80, 0x0001, 0x7F7F, 0x7F80, 0x8001, 0xFF80, 0x0080, 0x8000};
   g.all_reduce({Kind::all_reduce, 1}, brains, out, 8, Type::bfloat16, Op::max);
   check(memcmp(out, brains, sizeof out) == 0, "bfloat16 there and back");
-  // 256 + 1 is a tie in bfloat16, which goes to the even 256; 256 + 3 one that goes to 260. Adding
-  // up in bfloat16 would lose every 1.
+  // In bfloat16 256 + 1 is a tie, which rounds to the even 256, and 256 + 3 one that rounds to 260.
+  // Adding up in bfloat16 would lose every 1.
   const uint16_t one_more = g.me() == 0 ? 0x4380 : 0x3F80;
   uint16_t sum;
   g.all_reduce({Kind::all_reduce, 0}, &one_more, &sum, 1, Type::bfloat16, Op::sum);
@@ -249,18 +249,69 @@ void test_every_move(Group& g) {
   test_faults(g);
 }
 
-void run(int me, int n, Segment segment, Segment bulk) {
+std::string said_by(Group& g) {
+  float x = 1, out = 0;
+  try {
+    g.all_reduce({Kind::all_reduce, 0}, &x, &out, 1, Type::float32, Op::sum);
+  } catch (const Broken& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// A group that one member gave up is broken on all members, at once and for good: the last member
+// calls when the others have given up, and these call again.
+void give_up(int me, int n, Segment segment, Segment) {
+  std::vector<int> ranks(n);
+  for (int k = 0; k < n; ++k) ranks[k] = 10 + k;
+  Callbacks callbacks;
+  callbacks.give_up = [](const std::string& why) { return why + ": all stop"; };
+  Group group(std::move(segment), me, ranks, kSlot, me == 0 ? 0.2 : 60, callbacks);
+  check(!group.waiting(), "nobody waits");
+  const bool last = me == n - 1;
+  if (last) usleep(600 * 1000);
+  const std::string said = said_by(group);
+  check(said.find("rank 10 has waited 0.2 s for rank ") == 0, "who gave up");
+  check(said.find(": all stop") == said.size() - 10, "the words of the callback");
+  check(said_by(group) == said && callbacks.alarm->words() == said, "it stays broken");
+  check(!group.waiting(), "nobody waits any more");
+}
+
+// A member that waits throws the message of its alarm, which something else sets off.
+void alarmed(int me, int n, Segment segment, Segment) {
+  Callbacks callbacks;
+  Group group(std::move(segment), me, std::vector<int>(n, me), kSlot, 60, callbacks);
+  const auto elsewhere = [&] {
+    std::optional<Group::Waiting> waiting;
+    while (!waiting) waiting = group.waiting();
+    check(waiting->call == "all_reduce(sum)" && waiting->sleeper.seconds < 60, "who waits");
+    callbacks.alarm->set_off("rank 7 gave up");
+    callbacks.alarm->set_off("rank 8 gave up");
+  };
+  if (me == n - 1) {  // never comes
+    callbacks.alarm->set_off("rank 7 gave up");
+  } else {
+    std::thread thread(elsewhere);
+    check(said_by(group) == "rank 7 gave up", "the first words");
+    thread.join();
+  }
+  check(said_by(group) == "rank 7 gave up", "in the next call");
+}
+
+void every_move(int me, int n, Segment segment, Segment bulk) {
   std::vector<int> ranks;
   for (int k = 0; k < n; ++k) ranks.push_back(10 + k);
-  Group group(std::move(segment), me, ranks, kSlot, 60, [] { return false; });
+  Group group(std::move(segment), me, ranks, kSlot, 60);
   group.set_bulk(std::move(bulk), 4096);
-  // Who has joined may be waited for: the first meeting comes after all have.
+  // A member may be waited for only once it has joined: the first meeting comes after all have.
   test_every_move(group);
   test_peers(group, 1000);
   test_peers(group, 1024);
 }
 
-void with_threads(int n) {
+using Body = void (*)(int me, int n, Segment segment, Segment bulk);
+
+void with_threads(int n, Body body) {
   Segment first = Segment::create(Group::segment_bytes(n, kSlot)), bulk = Segment::create(4096 * n);
   std::vector<Segment> segments, bulks;
   for (int k = 0; k < n; ++k) {
@@ -269,19 +320,19 @@ void with_threads(int n) {
   }
   std::vector<std::thread> threads;
   for (int k = 0; k < n; ++k) {
-    threads.emplace_back(run, k, n, std::move(segments[k]), std::move(bulks[k]));
+    threads.emplace_back(body, k, n, std::move(segments[k]), std::move(bulks[k]));
   }
   for (std::thread& thread : threads) thread.join();
 }
 
-void with_processes(int n) {
+void with_processes(int n, Body body) {
   Segment first = Segment::create(Group::segment_bytes(n, kSlot)), bulk = Segment::create(4096 * n);
   std::vector<pid_t> children;
   for (int k = 0; k < n; ++k) {
     children.push_back(fork());
     if (children.back() != 0) continue;
-    run(k, n, Segment::attach(first.name(), first.bytes()),
-        Segment::attach(bulk.name(), bulk.bytes()));
+    body(k, n, Segment::attach(first.name(), first.bytes()),
+         Segment::attach(bulk.name(), bulk.bytes()));
     _exit(0);
   }
   for (const pid_t child : children) {
@@ -295,6 +346,10 @@ void with_processes(int n) {
 
 int main(int count, char** arguments) {
   const bool threads = count > 1 && strcmp(arguments[1], "threads") == 0;
-  for (const int n : {2, 3, 4, 5}) threads ? with_threads(n) : with_processes(n);
+  for (const int n : {2, 3, 4, 5}) {
+    for (const Body body : {every_move, give_up, alarmed}) {
+      threads ? with_threads(n, body) : with_processes(n, body);
+    }
+  }
   printf("every move is right\n");
 }

@@ -2,9 +2,9 @@
 // csrc/tests/random_test.cu
 //   csrc/kernels/random.cu csrc/kernels/random_cpu.cpp -o random_test && ./random_test
 //
-// Every distribution, dtype and cut: the bytes that CUDA writes against those that the CPU writes.
-// Then the time of 2^28 float32 values beside the time of setting as many bytes; any argument
-// leaves it out, as under compute-sanitizer.
+// Compares the bytes that CUDA and the CPU write for every distribution, dtype and cut. Then it
+// times 2^28 float32 values beside setting as many bytes. With any argument it times nothing, for
+// runs under compute-sanitizer.
 
 #include <cstdint>
 #include <cstdio>

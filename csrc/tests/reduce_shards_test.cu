@@ -1,5 +1,5 @@
-// The fused sum on CUDA against the CPU; then time: 8 parts of 64 MB and each epilogue, bf16.
-// Any argument leaves the time out, as under compute-sanitizer.
+// Compares the fused sum on CUDA with the CPU. Then it times it: 8 parts of 64 MB and each
+// epilogue, bf16. With any argument it times nothing, for runs under compute-sanitizer.
 //
 //   nvcc -std=c++17 -O3 -arch=native -fmad=false -Xcompiler -ffp-contract=off
 //       csrc/tests/reduce_shards_test.cu csrc/kernels/reduce_shards.cu

@@ -1,1 +1,1 @@
-"""The ways bytes travel: torch.distributed between processes, or threads of one process."""
+"""The ways in which tensors travel between ranks; `default.py` says which one is in use."""

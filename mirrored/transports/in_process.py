@@ -1,11 +1,11 @@
 """Simulated ranks: threads of one process that pass each other copies of tensors.
 
 Every ordered pair of ranks has a queue; a collective is a round of messages. Autograd's backward on
-CPU runs in the thread that calls it, so differentiable code works too. Not for CUDA backward, which
-runs in threads of the engine that belong to no rank.
+CPU runs in the thread that calls it, so differentiable code works too. Backward on CUDA does not
+work here, because it runs in threads of the engine that belong to no rank.
 
 What would hang between processes raises here: a rank that fails ends all others with `RankAborted`,
-ranks that wait for each other in a circle (or for one that has returned) raise, and so do ranks
+ranks that wait for each other in a circle (or for a rank that has returned) raise, and so do ranks
 whose calls do not match.
 """
 
@@ -20,9 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..comm import Done, Handle, Ranks, use
-from ..ordered import ordered_reduce
-from .checked import CheckedTransport
+from ..comm import Done, Handle, Ranks
+from ..reduction import ordered_reduce
+from .base.checked import CheckedTransport
+from .default import use
+from .faults.place import place_of
 
 
 class RankAborted(RuntimeError):
@@ -30,7 +32,7 @@ class RankAborted(RuntimeError):
 
 
 class World:
-    """What the simulated ranks share: the queues, who waits for whom, and the first failure."""
+    """What the simulated ranks share: the queues, which rank waits for which, the first failure."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -39,6 +41,7 @@ class World:
             (a, b): deque() for a in range(size) for b in range(size)
         }
         self.waiting: dict[int, tuple[int, str]] = {}
+        self.threads: dict[int, int] = {}
         self.finished: set[int] = set()
         self.failure: BaseException | None = None
 
@@ -62,23 +65,33 @@ class World:
         if sent != what:
             raise RuntimeError(
                 f"rank {to} calls {what} while rank {source} calls {sent}.\n"
+                f"{self._places()}"
                 "  Ranks of one group must make the same calls in the same order.\n"
                 "  Look for a branch that only some of the ranks take."
             )
         return message
 
     def _check_progress(self) -> None:
-        """Raise if no rank can ever move again. Called with the lock held, on the last to wait."""
+        """Raise if no rank can ever go on. Called with the lock held, by each rank that waits."""
         stuck = {to for to, (source, _) in self.waiting.items() if not self.queues[source, to]}
         if len(stuck | self.finished) < self.size:
             return
-        lines = [f"    rank {to} waits for rank {s} in {w}" for to, (s, w) in self.waiting.items()]
-        lines += [f"    rank {rank} has returned" for rank in sorted(self.finished)]
         raise RuntimeError(
             "simulated ranks wait for messages that nobody will send.\n"
-            + "\n".join(lines)
-            + "\n  Let every rank of a group make the same calls in the same order."
+            f"{self._places()}"
+            "  Let every rank of a group make the same calls in the same order."
         )
+
+    def _places(self) -> str:
+        """Where each rank is, one line for each."""
+        lines = []
+        for rank, thread in sorted(self.threads.items()):
+            said = "has returned" if rank in self.finished else place_of(thread)
+            if rank in self.waiting:
+                source, what = self.waiting[rank]
+                said = f"waits for rank {source} in {what}: {said}"
+            lines.append(f"    rank {rank}: {said}\n")
+        return "".join(lines)
 
     def fail(self, error: BaseException) -> None:
         with self.changed:
@@ -107,14 +120,14 @@ class InProcess(CheckedTransport):
         return self.world.size
 
     def _round(self, what: str, ranks: Ranks, messages: Sequence[Any]) -> list[Any]:
-        """Send `messages[k]` to `ranks[k]`; what each rank of `ranks` sent here."""
+        """Send `messages[k]` to `ranks[k]`; returns what each rank of `ranks` sent here."""
         what = f"{what} over ranks {tuple(ranks)}"
         for to, message in zip(ranks, messages, strict=True):
             self.world.send(self._rank, to, what, message)
         return [self.world.receive(source, self._rank, what) for source in ranks]
 
     def _reduce(self, x: Tensor, ranks: Ranks, op: str) -> Handle:
-        # One copy serves all receivers: they only read it.
+        # All receivers may share one copy, since they only read it.
         what = f"all_reduce({op}) of {tuple(x.shape)}"
         pieces = self._round(what, ranks, [x.clone()] * len(ranks))
         return Done(ordered_reduce(pieces, op))
@@ -159,14 +172,16 @@ def _fill(out: Sequence[Tensor], pieces: Sequence[Tensor]) -> None:
 
 
 def run_ranks(fn: Callable[[int], Any], size: int) -> list[Any]:
-    """Run `fn(rank)` on `size` simulated ranks; the results in order of rank.
+    """Run `fn(rank)` on `size` simulated ranks; returns the results in order of rank.
 
-    Re-raises the first error. The ranks share torch's global random state: seed generators instead.
+    Re-raises the first error. The ranks share torch's global random state, so draw random numbers
+    from generators of your own.
     """
     world = World(size)
     results: list[Any] = [None] * size
 
     def main(rank: int) -> None:
+        world.threads[rank] = threading.get_ident()
         try:
             with use(InProcess(world, rank)):
                 results[rank] = fn(rank)

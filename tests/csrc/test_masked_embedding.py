@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consistent.local import _native as native
+from consistent.forms.native import load as native
 
 ops = torch.ops.consistent
 FLOATING = [torch.float32, torch.float64, torch.float16, torch.bfloat16]

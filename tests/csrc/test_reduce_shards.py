@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consistent.local import _native as native
+from consistent.forms.native import load as native
 
 op = torch.ops.consistent.reduce_shards
 FLOATING = [torch.float32, torch.float64, torch.float16, torch.bfloat16]

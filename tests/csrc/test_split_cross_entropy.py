@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consistent.local import _native as native
+from consistent.forms.native import load as native
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 ops = torch.ops.consistent

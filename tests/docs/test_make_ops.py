@@ -3,27 +3,13 @@ does not know."""
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
 from consistent.rules import table
+from tests.generated import DOCS, generator
 
-DOCS = Path(__file__).parents[2] / "docs"
-
-
-def _generator() -> Any:
-    spec = importlib.util.spec_from_file_location("make_ops", DOCS / "make_ops.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-MAKE = _generator()
+MAKE = generator("make_ops")
 
 
 @pytest.mark.filterwarnings("ignore")

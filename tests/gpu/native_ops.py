@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from benchmarks.kernels import Sizes, cases
-from consistent.local import _native as native
+from consistent.forms.native import load as native
 from tests.gpu.world import World, start
 
 SIZES = (Sizes(64, 512, 33, 700, 40), Sizes(3, 1000, 5, 9, 1024))

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import consistent
-from consistent.local.symmetric_matmul import fused_over
+from consistent.overlap.symmetric_matmul import fused_over
 from consistent.spec import B, NdSbp, P, Placement, S, TensorSpec
 from tests.gpu.world import World, start
 

@@ -23,8 +23,8 @@ import torch
 import torch.distributed as dist
 
 from benchmarks import process_group
-from mirrored import comm
-from mirrored.transports import table
+from mirrored.transports.default import current
+from mirrored.transports.tuning import table
 
 SHOWN = 20  # faults a rank
 
@@ -96,7 +96,7 @@ def start(description: str | None) -> World:
     _use_built_in_tables(world.size, where)
     world.say(f"torch {torch.__version__}, {where}, {world.size} rank(s), {_transports()}")
     wanted = world.size > 1 and os.environ.get("CONSISTENT_SHARED_MEMORY", "1") != "0"
-    shared = comm.current().shares(tuple(range(world.size)), device)
+    shared = current().shares(tuple(range(world.size)), device)
     world.expect(shared == wanted, f"ranks read each other's memory: {shared}, not {wanted}")
     return world
 
@@ -112,7 +112,7 @@ def _use_built_in_tables(ranks: int, device: str) -> None:
 
 def _transports() -> str:
     """The layers that a move passes, outermost first."""
-    names, layer = [], comm.current()
+    names, layer = [], current()
     while layer is not None:
         names.append(type(layer).__name__)
         layer = getattr(layer, "inner", None)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import mirrored
-from tests.mirrored.where import SIZES, everywhere, run
+from tests.mirrored.kinds import SIZES, everywhere, run
 
 
 def world(n: int) -> tuple[int, ...]:

@@ -7,16 +7,20 @@ import torch
 from torch import Tensor
 
 import mirrored
-from mirrored.comm import current, use
+from mirrored.transports.default import current, use
 from mirrored.transports.in_process import InProcess, World
-from tests.mirrored.where import SIZES, everywhere, run
+from tests.mirrored.kinds import SIZES, everywhere, run
 from tests.ranks import simulate
 
 
 def ring(rank: int, n: int) -> list[Tensor]:
     """Sends two tensors to the right, one to itself, and nothing to itself once more."""
     right, left = (rank + 1) % n, (rank - 1) % n
-    sends = [(right, torch.full((2,), rank)), (rank, torch.tensor(rank)), (right, torch.ones(0, 3))]
+    sends = [
+        (right, torch.full((2,), rank)),
+        (rank, torch.tensor(rank)),
+        (right, torch.ones(0, 3)),
+    ]
     sends += [(right, torch.tensor([rank > 0]))]
     receives = [
         (left, (2,), torch.int64),

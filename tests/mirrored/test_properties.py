@@ -11,7 +11,7 @@ from torch import Tensor
 
 import mirrored
 from mirrored import current
-from tests.mirrored.where import everywhere, run
+from tests.mirrored.kinds import everywhere, run
 
 N = 3
 orders = st.permutations(range(N)).map(tuple)

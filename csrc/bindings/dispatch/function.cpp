@@ -7,7 +7,8 @@
 namespace consistent::dispatch {
 namespace {
 
-// torch gives its functions this form, and no vectorcall: CPython makes a tuple and a dict.
+// torch's functions have this calling convention and no vectorcall: CPython makes a tuple and a
+// dict.
 constexpr int kForm = METH_VARARGS | METH_KEYWORDS;
 
 bool is_global(PyObject* x) { return Py_TYPE(x) == global_class(); }

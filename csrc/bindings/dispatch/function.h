@@ -1,4 +1,4 @@
-// Functions of torch that go straight to the hook.
+// Makes functions of torch go straight to the hook.
 
 #pragma once
 
@@ -6,10 +6,10 @@
 
 namespace consistent::dispatch {
 
-// From now on `function`, a builtin of torch that asks for hooks, does not parse the arguments
-// first to find out that there is one: where the first of them is a global tensor, or a list that
-// begins with one, it calls the hook. It stays the same object, so that all who know it by identity
-// or by name still do. False where it has another form, and is left as it is.
+// From now on `function`, a builtin of torch that asks for hooks, calls the hook without parsing
+// its arguments if the first one is a global tensor or a list that begins with one. It stays the
+// same object, so whatever refers to it by identity or name still works. Returns false, and changes
+// nothing, if `function` has another calling convention.
 bool enter_function(PyObject* function);
 
 }  // namespace consistent::dispatch

@@ -1,22 +1,34 @@
 #include "hook.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include "key.h"
-#include "plans.h"
+#include <utility>
+#include <vector>
+
+#include "aside.h"
+#include "gradients/leaf.h"
+#include "lookup/functions.h"
+#include "lookup/key.h"
+#include "lookup/plans.h"
+#include "lookup/sizes.h"
+#include "lookup/spec.h"
 
 namespace consistent::dispatch {
 
 Python python;
-PlanTable* plans = nullptr;
+Tables* tables = nullptr;
 
 namespace {
 
 using at::impl::PythonTorchFunctionTLS;
 using at::impl::TorchFunctionDisabledState;
 
-// torch.no_grad's kin for hooks: inside, global tensors are their shards. In this thread only.
+// Switches the hook off in this thread for as long as the object lives: global tensors are then
+// their shards.
 class HookOff {
  public:
   HookOff() : before_(PythonTorchFunctionTLS::get_disabled_state()) {
@@ -32,10 +44,12 @@ class HookOff {
   TorchFunctionDisabledState before_;
 };
 
-// Keeps an entry while its plan runs: the table may be cleared meanwhile.
+// Holds an entry until the scope ends: the tables may be cleared while it is in use.
+template <typename T>
 class Held {
  public:
-  explicit Held(Entry* entry) : entry_(entry) {}
+  explicit Held(T* entry) : entry_(entry) {}
+  T* get() const { return entry_; }
   ~Held() {
     if (entry_ != nullptr) entry_->drop();
   }
@@ -43,39 +57,38 @@ class Held {
   Held& operator=(const Held&) = delete;
 
  private:
-  Entry* entry_;
+  T* entry_;
 };
 
 bool is_exactly(PyObject* x, PyObject* type) {
   return reinterpret_cast<PyObject*>(Py_TYPE(x)) == type;
 }
 
-// Gives the plain `tensor` the spec at `position` of the plan's outs.
+// Gives the plain `tensor` the spec of output `position` of the plan.
 bool retype_one(PyObject* tensor, const Entry& entry, size_t position) {
   if (position >= entry.outs.size()) {
-    PyErr_Format(PyExc_IndexError, "%R returned more tensors than planned for", entry.run);
+    PyErr_Format(PyExc_IndexError, "%R returned more tensors than planned for", entry.function);
     return false;
   }
-  PyObject* spec = entry.outs[position];
-  if (THPVariable_Unpack(tensor).scalar_type() == entry.dtypes[position]) {
-    return attach(tensor, spec);
-  }
-  // Autocast and its kin decide about dtypes when the op runs.
+  const Out& out = entry.outs[position];
+  if (THPVariable_Unpack(tensor).scalar_type() == out.dtype) return attach(tensor, out.spec);
+  // Autocast and similar modes decide on the dtype only when the op runs.
   PyObject* dtype = PyObject_GetAttrString(tensor, "dtype");
   if (dtype == nullptr) return false;
-  PyObject* other = PyObject_CallMethod(spec, "with_dtype", "O", dtype);
+  PyObject* other = PyObject_CallMethod(out.spec, "with_dtype", "O", dtype);
   Py_DECREF(dtype);
   const bool done = other != nullptr && attach(tensor, other);
   Py_XDECREF(other);
   return done;
 }
 
-// The same for all tensors in `out`, in order.
-bool retype(PyObject* out, const Entry& entry, size_t* position) {
-  if (is_exactly(out, THPVariableClass)) return retype_one(out, entry, (*position)++);
+// Calls give(tensor, position) for all tensors in `out`, in order; stops when it returns false.
+template <typename Give>
+bool each_output(PyObject* out, size_t* position, const Give& give) {
+  if (is_exactly(out, THPVariableClass)) return give(out, (*position)++);
   if (PyTuple_Check(out) || PyList_Check(out)) {
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(out); ++i) {
-      if (!retype(PySequence_Fast_GET_ITEM(out, i), entry, position)) return false;
+      if (!each_output(PySequence_Fast_GET_ITEM(out, i), position, give)) return false;
     }
   } else if (THPVariable_Check(out)) {
     ++*position;
@@ -83,13 +96,20 @@ bool retype(PyObject* out, const Entry& entry, size_t* position) {
   return true;
 }
 
-PyObject* run_on_shards(const Entry& entry, const Arguments& given) {
+bool retype(PyObject* out, const Entry& entry) {
+  size_t position = 0;
+  return each_output(out, &position,
+                     [&](PyObject* tensor, size_t at) { return retype_one(tensor, entry, at); });
+}
+
+// Runs torch's function on the shards. `sizes`, if given, replace those after the first argument.
+PyObject* run_on_shards(const Entry& entry, PyObject* sizes, const Arguments& given) {
   HookOff off;
-  if (entry.sizes == nullptr) return given.pass_to(entry.run);
-  const Py_ssize_t count = PyTuple_GET_SIZE(entry.sizes);
+  if (sizes == nullptr) return given.pass_to(entry.function);
+  const Py_ssize_t count = PyTuple_GET_SIZE(sizes);
   c10::SmallVector<PyObject*, 8> values{given.values[0]};
-  for (Py_ssize_t i = 0; i < count; ++i) values.push_back(PyTuple_GET_ITEM(entry.sizes, i));
-  return PyObject_Vectorcall(entry.run, values.data(), values.size(), nullptr);
+  for (Py_ssize_t i = 0; i < count; ++i) values.push_back(PyTuple_GET_ITEM(sizes, i));
+  return PyObject_Vectorcall(entry.function, values.data(), values.size(), nullptr);
 }
 
 bool check_not_moved(const Entry& entry, PyObject* target) {
@@ -103,108 +123,249 @@ bool check_not_moved(const Entry& entry, PyObject* target) {
   return false;
 }
 
-// A plan that is one torch call on the shards as they lie.
+// Runs a plan that is one torch call on the shards as they are.
 PyObject* run_fast(const Entry& entry, const Arguments& given) {
   if (entry.inplace && !check_not_moved(entry, given.values[0])) return nullptr;
-  PyObject* out = run_on_shards(entry, given);
+  PyObject* out = run_on_shards(entry, entry.sizes, given);
   if (out == nullptr) return nullptr;
-  size_t position = 0;
   if (is_exactly(out, THPVariableClass) ? retype_one(out, entry, 0)
-                                        : entry.inplace || retype(out, entry, &position)) {
+                                        : entry.inplace || retype(out, entry)) {
     return out;
   }
   Py_DECREF(out);
   return nullptr;
 }
 
-// Keeps `entry` in the table; false with a Python error set.
-bool keep(const Key& key, Entry* entry) {
-  if (plans->size() >= kMaxPlans) {
-    PyObject* done = PyObject_CallNoArgs(python.clear_plans);
-    if (done == nullptr) return false;
-    Py_DECREF(done);
+// Specs of outputs, as owned references.
+struct Specs {
+  std::vector<PyObject*> found;
+  Specs() = default;
+  ~Specs() {
+    for (PyObject* spec : found) Py_DECREF(spec);
   }
-  plans->insert(key, entry);
-  return true;
-}
+  Specs(const Specs&) = delete;
+  Specs& operator=(const Specs&) = delete;
+};
 
-// Plans a call met for the first time. A new reference.
-Entry* plan(Key& key, PyObject* func, const Arguments& given) {
-  key.hold();
-  PyObject *args = nullptr, *kwargs = nullptr;
-  if (!given.as_tuple_and_dict(&args, &kwargs)) return nullptr;
-  PyObject* made = PyObject_CallFunctionObjArgs(python.make_plan, func, args, kwargs, nullptr);
-  Py_DECREF(args);
-  Py_DECREF(kwargs);
-  if (made == nullptr) return nullptr;
-  Entry* entry = Entry::of(made);
-  Py_DECREF(made);
-  if (entry == nullptr || !entry->kept || keep(key, entry)) return entry;
-  entry->drop();
+// The same for a plan that serves all sizes; `specs` receives the specs of the outputs.
+PyObject* run_fast_any_size(const Entry& entry, PyObject* local_sizes, const Sizes* whole,
+                            const Key& key, const Arguments& given, Specs* specs) {
+  if (entry.inplace && !check_not_moved(entry, given.values[0])) return nullptr;
+  PyObject* out = run_on_shards(entry, local_sizes, given);
+  if (out == nullptr || entry.inplace) return out;
+  size_t position = 0;
+  const bool done = each_output(out, &position, [&](PyObject* tensor, size_t at) {
+    const Out& rule = entry.outs[std::min(at, entry.outs.size() - 1)];
+    PyObject* spec = spec_of_output(tensor, rule, key, whole);
+    if (spec == nullptr) return false;
+    specs->found.push_back(spec);
+    return attach(tensor, spec);
+  });
+  if (done) return out;
+  Py_DECREF(out);
   return nullptr;
 }
 
-PyObject* run_in_python(const Entry& entry, const Arguments& given) {
+PyObject* as_list(const Key& key) {
+  const auto count = static_cast<Py_ssize_t>(key.tensors.size());
+  PyObject* list = PyList_New(count);
+  for (Py_ssize_t i = 0; list != nullptr && i < count; ++i) {
+    PyList_SET_ITEM(list, i, Py_NewRef(key.tensors[i]));
+  }
+  return list;
+}
+
+// plan.run(args, kwargs, tensors)
+PyObject* run_in_python(const Entry& entry, const Key& key, const Arguments& given) {
+  static PyObject* const run = PyUnicode_InternFromString("run");
   PyObject *args = nullptr, *kwargs = nullptr;
   if (!given.as_tuple_and_dict(&args, &kwargs)) return nullptr;
-  PyObject* out = PyObject_CallFunctionObjArgs(python.execute, entry.plan, args, kwargs, nullptr);
+  PyObject* tensors = as_list(key);
+  PyObject* out = tensors == nullptr
+                      ? nullptr
+                      : PyObject_CallMethodObjArgs(entry.plan, run, args, kwargs, tensors, nullptr);
+  Py_XDECREF(tensors);
   Py_DECREF(args);
   Py_DECREF(kwargs);
   return out;
 }
 
-}  // namespace
+// Plans a call that is met for the first time. With `for_any_size` the plan serves all sizes, if
+// such a plan is possible. A new reference.
+Entry* plan(const Function& function, const Arguments& given, bool by_facts, bool for_any_size) {
+  PyObject *args = nullptr, *kwargs = nullptr;
+  if (!given.as_tuple_and_dict(&args, &kwargs)) return nullptr;
+  PyObject* made = PyObject_CallFunctionObjArgs(python.make_plan, function.resolved, args, kwargs,
+                                                by_facts ? Py_True : Py_False,
+                                                for_any_size ? Py_True : Py_False, nullptr);
+  Py_DECREF(args);
+  Py_DECREF(kwargs);
+  if (made == nullptr) return nullptr;
+  Entry* entry = Entry::of(made);
+  Py_DECREF(made);
+  return entry;
+}
 
-bool attach(PyObject* local, PyObject* spec) {
-  static PyObject* const spec_name = PyUnicode_InternFromString("_spec");
-#if PY_VERSION_HEX < 0x030D0000
-  // What assigning to __class__ does once the types are known to fit: torch.Tensor and its subclass
-  // have the same layout. With its dict in place, the object keeps no values by its type's order.
-  PyObject* dict = PyObject_GenericGetDict(local, nullptr);
-  if (dict == nullptr) return false;
-  PyTypeObject* type = Py_TYPE(local);
-  if (type != global_class()) {
-    Py_INCREF(global_class());
-    Py_SET_TYPE(local, global_class());
-    Py_DECREF(type);
+// Whether a key with this hash was met before. It may have been forgotten: then false.
+bool met_before(uint64_t hash) {
+  constexpr size_t kMet = 4096;
+  static uint64_t met[kMet] = {};
+  uint64_t& last = met[hash % kMet];
+  const bool again = last == hash;
+  last = hash;
+  return again;
+}
+
+// A call under way: its key, and what is known about its function.
+struct Call {
+  PyObject* func;
+  const Function& function;
+  const Arguments& given;
+  Key& key;
+  bool found_exactly = true;  // the plan was found, or will be, by the exact key
+  bool facts = false;         // the key includes facts
+
+  // The plan of the call, a new reference.
+  Entry* find();
+  Entry* find_by_facts(Entry* by, Key& general);
+  Entry* find_any_size(const Key& general, bool* failed);
+  Entry* make(Key& general, bool by_facts);
+  PyObject* run(const Entry& entry);
+  PyObject* run_this_size();
+  PyObject* run_copy(const Entry& entry);
+  PyObject* run_any_size(const Entry& entry, PyObject* local_sizes, const Sizes* whole);
+  void remember(const Entry& entry, const Specs& specs, PyObject* local_sizes);
+};
+
+Entry* Call::find() {
+  bool failed = false;
+  Entry* found = tables->exact.find(key, &failed);
+  if (failed) return nullptr;
+  if (found != nullptr && found->way != Way::kFacts) {
+    found->hold();
+    return found;
   }
-  const int done = PyDict_SetItem(dict, spec_name, spec);
-  Py_DECREF(dict);
-  return done == 0;
-#else
-  static PyObject* const class_name = PyUnicode_InternFromString("__class__");
-  return PyObject_GenericSetAttr(local, class_name, reinterpret_cast<PyObject*>(global_class())) ==
-             0 &&
-         PyObject_GenericSetAttr(local, spec_name, spec) == 0;
-#endif
+  const bool known_facts = found != nullptr;
+  if (known_facts) found->hold();
+  Key general;
+  if (!general.of_any_size(func, function, given, key)) {
+    if (known_facts) found->drop();
+    return nullptr;
+  }
+  if (!known_facts) {
+    found = find_any_size(general, &failed);
+    if (failed) return nullptr;
+    if (found == nullptr) found = make(general, false);
+    if (found == nullptr || found->way != Way::kFacts) return found;
+    if (met_before(key.hash) && key.lasting) tables->exact.insert(key, found);
+  }
+  return find_by_facts(found, general);
 }
 
-PyObject* of_shard(PyObject* descriptor, PyObject* tensor) {
-  HookOff off;
-  return Py_TYPE(descriptor)
-      ->tp_descr_get(descriptor, tensor, reinterpret_cast<PyObject*>(Py_TYPE(tensor)));
+Entry* Call::find_any_size(const Key& general, bool* failed) {
+  Entry* found = tables->any_size.find(general, failed);
+  if (*failed || found == nullptr) return nullptr;
+  found->hold();
+  found_exactly = false;
+  return found;
 }
 
-PyObject* gradient(PyObject* leaf) {
-  const at::Tensor& found = THPVariable_Unpack(leaf).grad();
-  if (!found.defined()) Py_RETURN_NONE;
-  PyObject* grad = THPVariable_Wrap(found);
-  if (grad == nullptr || Py_TYPE(grad) == global_class()) return grad;
-  PyObject* typed = PyObject_CallFunctionObjArgs(python.type_gradient, leaf, grad, nullptr);
-  Py_DECREF(grad);
-  return typed;
+// Finds the plan by a key that includes facts; takes over the reference to `by`.
+Entry* Call::find_by_facts(Entry* by, Key& general) {
+  const bool added = key.add_facts(given, by->by_value, by->by_grad) &&
+                     general.add_facts(given, by->by_value, by->by_grad);
+  by->drop();
+  if (!added) return nullptr;
+  facts = true;
+  bool failed = false;
+  Entry* found = tables->exact.find(key, &failed);
+  if (failed) return nullptr;
+  if (found != nullptr) {
+    found->hold();
+    found_exactly = true;
+    return found;
+  }
+  found = find_any_size(general, &failed);
+  return failed || found != nullptr ? found : make(general, true);
 }
 
-bool hook_is_on() {
-  return PythonTorchFunctionTLS::get_disabled_state() == TorchFunctionDisabledState::ENABLED &&
-         !at::impl::torch_function_mode_enabled();
+Entry* Call::make(Key& general, bool by_facts) {
+  key.hold();
+  general.hold();
+  Entry* entry = plan(function, given, by_facts, !tables->plan_each);
+  if (entry == nullptr) return nullptr;
+  found_exactly = !entry->any_size || tables->plan_each;
+  const Key& mine = found_exactly ? key : general;
+  PlanTable& table = found_exactly ? tables->exact : tables->any_size;
+  if (entry->kept && mine.lasting) table.insert(mine, entry);
+  return entry;
 }
 
-namespace {
+PyObject* Call::run(const Entry& entry) {
+  if (entry.way == Way::kAnswer) return Py_NewRef(entry.constant);
+  if (entry.way == Way::kCall) return given.pass_to(entry.function);
+  const bool watched = PyList_GET_SIZE(python.observers) != 0;
+  const bool fast = entry.way == Way::kFast && !watched && !key.moved;
+  const bool sized = entry.any_size && function.sizing != Sizing::kNone && !entry.outs.empty() &&
+                     !entry.outs[0].sources.empty();
+  if (!sized) {
+    if (!fast && entry.is_copy && entry.sizes != nullptr) return run_copy(entry);
+    if (!fast) return run_in_python(entry, key, given);
+    return entry.any_size ? run_any_size(entry, nullptr, nullptr) : run_fast(entry, given);
+  }
+  SizeArguments sizes;
+  if (!fast || !read_sizes(function.sizing, entry.outs[0], key, given, &sizes)) {
+    return run_this_size();
+  }
+  PyObject* local_sizes = local_arguments(sizes);
+  if (local_sizes == nullptr) return nullptr;
+  PyObject* out = run_any_size(entry, local_sizes, &sizes.whole);
+  Py_DECREF(local_sizes);
+  return out;
+}
+
+// Runs the call by a plan made for its sizes.
+PyObject* Call::run_this_size() {
+  key.hold();
+  Entry* entry = plan(function, given, facts, false);
+  if (entry == nullptr) return nullptr;
+  const Held<Entry> held(entry);
+  if (entry->kept && key.lasting) tables->exact.insert(key, entry);
+  found_exactly = true;
+  return run(*entry);
+}
+
+// Runs a copy in Python. A copy got its sizes from the hook, and its plan has none, so Python needs
+// a plan of its own for these sizes.
+PyObject* Call::run_copy(const Entry& entry) {
+  if (entry.exact == nullptr) {
+    Entry* made = plan(function, given, facts, false);
+    if (made == nullptr) return nullptr;
+    if (entry.exact != nullptr) entry.exact->drop();  // planning may have set it meanwhile
+    entry.exact = made;
+  }
+  entry.exact->hold();
+  const Held<Entry> held(entry.exact);
+  return run(*held.get());
+}
+
+PyObject* Call::run_any_size(const Entry& entry, PyObject* local_sizes, const Sizes* whole) {
+  Specs specs;
+  PyObject* out = run_fast_any_size(entry, local_sizes, whole, key, given, &specs);
+  if (out != nullptr && !found_exactly && entry.known_shapes) remember(entry, specs, local_sizes);
+  return out;
+}
+
+// Gives a call that is met a second time an entry of its own, which is found faster.
+void Call::remember(const Entry& entry, const Specs& specs, PyObject* local_sizes) {
+  if (!met_before(key.hash) || !key.lasting) return;
+  const Held<Entry> made(entry.with(specs.found, local_sizes));
+  tables->exact.insert(key, made.get());
+}
 
 PyObject* call_with(PyObject* func, const Arguments& given, bool fresh);
 
-// The call with moved views taken again where their sources were written meanwhile.
+// Runs the call with moved views taken again if their sources were written meanwhile.
 PyObject* call_freshened(PyObject* func, const Arguments& given) {
   PyObject *args = nullptr, *kwargs = nullptr;
   if (!given.as_tuple_and_dict(&args, &kwargs)) return nullptr;
@@ -221,28 +382,125 @@ PyObject* call_freshened(PyObject* func, const Arguments& given) {
 }
 
 PyObject* call_with(PyObject* func, const Arguments& given, bool fresh) {
-  Key key(PyList_GET_SIZE(python.ties) != 0);
-  if (!key.of_call(func, given)) return nullptr;
-  if (key.tied && !fresh) return call_freshened(func, given);
-  bool failed = false;
-  Entry* found = plans->find(key, &failed);
-  if (failed) return nullptr;
-  if (found != nullptr) {
-    found->hold();
-  } else {
-    found = plan(key, func, given);
-    if (found == nullptr) return nullptr;
+  // The getter of a property is a new object each time.
+  const bool lasting = Py_TYPE(func) != &_PyMethodWrapper_Type;
+  Function* function = function_of(func, lasting);
+  if (function == nullptr) return nullptr;
+  const Held<Function> held(function);
+  const bool may_be_moved = PyList_GET_SIZE(python.moved_views) != 0 && !fresh;
+  if (function->call != nullptr && !tables->plan_each) {
+    return may_be_moved ? call_freshened(func, given) : given.pass_to(function->call);
   }
-  const Held entry(found);
-  if (found->constant != nullptr) return Py_NewRef(found->constant);
-  if (found->as_called) return given.pass_to(found->run);
-  const bool watched = PyList_GET_SIZE(python.observers) != 0;
-  const bool fast = found->fast && !watched && !key.tied;
-  return fast ? run_fast(*found, given) : run_in_python(*found, given);
+  Key key(may_be_moved || fresh);
+  if (!key.of_call(func, given)) return nullptr;
+  if (key.moved && !fresh) return call_freshened(func, given);
+  Call call{func, *function, given, key};
+  Entry* entry = call.find();
+  if (entry == nullptr) return nullptr;
+  const Held<Entry> held_entry(entry);
+  return call.run(*entry);
+}
+
+PyObject* first = nullptr;  // called before the first global tensor is made
+
+bool call_first() {
+  PyObject* callable = std::exchange(first, nullptr);
+  PyObject* done = PyObject_CallNoArgs(callable);
+  if (done == nullptr) {
+    first = callable;  // it must succeed before any tensor is made
+    return false;
+  }
+  Py_DECREF(callable);
+  Py_DECREF(done);
+  return true;
+}
+
+// Whether this is an op of backward that a dispatch mode of the user passes on. Below autograd
+// there are only shards, even where torch has kept the Python objects of global tensors.
+bool below_autograd() {
+  return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality) &&
+         torch::autograd::get_current_graph_task_id() != -1;
+}
+
+void refuse_recorded(PyObject* func, const char* by) {
+  PyObject* name = PyObject_GetAttrString(func, "__name__");
+  if (name == nullptr) PyErr_Clear();
+  PyErr_Format(
+      PyExc_RuntimeError,
+      "%S: it was given a global tensor while %s records ops, which would be those of this "
+      "rank's shard. Use it eagerly, or record it on plain tensors: x.full() or "
+      "x.to_local().",
+      name != nullptr ? name : func, by);
+  Py_XDECREF(name);
 }
 
 }  // namespace
 
-PyObject* call(PyObject* func, const Arguments& given) { return call_with(func, given, false); }
+PyObject* on_first_tensor(PyObject*, PyObject* callable) {
+  Py_XSETREF(first, Py_NewRef(callable));
+  Py_RETURN_NONE;
+}
+
+bool attach(PyObject* local, PyObject* spec) {
+  if (first != nullptr && !call_first()) return false;
+  static PyObject* const spec_name = PyUnicode_InternFromString("_spec");
+#if PY_VERSION_HEX < 0x030D0000
+  // The same as assigning to __class__ after its check that the types fit: torch.Tensor and its
+  // subclass have the same memory layout. The dict is made first, so that the object does not store
+  // its attributes inline, in an order that belongs to its old type.
+  PyObject* dict = PyObject_GenericGetDict(local, nullptr);
+  if (dict == nullptr) return false;
+  PyTypeObject* type = Py_TYPE(local);
+  if (type != global_class()) {
+    Py_INCREF(global_class());
+    Py_SET_TYPE(local, global_class());
+    Py_DECREF(type);
+  }
+  const int done = PyDict_SetItem(dict, spec_name, spec);
+  Py_DECREF(dict);
+  return done == 0 && watch_if_leaf(local);
+#else
+  static PyObject* const class_name = PyUnicode_InternFromString("__class__");
+  return PyObject_GenericSetAttr(local, class_name, reinterpret_cast<PyObject*>(global_class())) ==
+             0 &&
+         PyObject_GenericSetAttr(local, spec_name, spec) == 0 && watch_if_leaf(local);
+#endif
+}
+
+PyObject* of_shard(PyObject* descriptor, PyObject* tensor) {
+  HookOff off;
+  return Py_TYPE(descriptor)
+      ->tp_descr_get(descriptor, tensor, reinterpret_cast<PyObject*>(Py_TYPE(tensor)));
+}
+
+bool hook_is_on() {
+  return PythonTorchFunctionTLS::get_disabled_state() == TorchFunctionDisabledState::ENABLED &&
+         !at::impl::torch_function_mode_enabled();
+}
+
+bool asks_for_gradients(c10::ArrayRef<PyObject*> tensors) {
+  PyObject* level = PyObject_GetAttrString(python.forward_ad, "_current_level");
+  const bool forward = level != nullptr && PyLong_AsLong(level) >= 0;
+  Py_XDECREF(level);
+  if (forward || PyErr_Occurred()) return true;
+  if (!at::GradMode::is_enabled()) return false;
+  for (PyObject* tensor : tensors) {
+    if (THPVariable_Unpack(tensor).requires_grad()) return true;
+  }
+  return false;
+}
+
+PyObject* call(PyObject* func, const Arguments& given) {
+  if (below_autograd()) {
+    HookOff off;
+    return given.pass_to(func);
+  }
+  const char* by = recorder();
+  if (by != nullptr) {
+    refuse_recorded(func, by);
+    return nullptr;
+  }
+  return call_with(func, given, false);
+}
 
 }  // namespace consistent::dispatch

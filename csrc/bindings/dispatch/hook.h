@@ -4,38 +4,46 @@
 
 #include <Python.h>
 
-#include "key.h"
+#include "lookup/key.h"
+#include "lookup/plans.h"
 
 namespace consistent::dispatch {
 
-// What the hot path calls when it is not enough; entered once, from Python.
+// The Python functions that the hot path calls for what it cannot do itself; set once, from Python.
 struct Python {
-  PyObject* make_plan = nullptr;         // (func, args, kwargs) -> Plan
-  PyObject* execute = nullptr;           // (plan, args, kwargs) -> result
+  PyObject* resolve = nullptr;    // (func) -> TorchFunction
+  PyObject* make_plan = nullptr;  // (TorchFunction, args, kwargs, by_facts, for_any_size) -> Plan
   PyObject* moved_view_error = nullptr;  // (name) -> exception
-  PyObject* observers = nullptr;         // a list: while it is not empty, `execute` runs all plans
-  PyObject* clear_plans = nullptr;       // ()
-  PyObject* type_gradient = nullptr;     // (leaf, plain gradient) -> global gradient
-  PyObject* ties = nullptr;       // a list: while it is not empty, operands may be moved views
-  PyObject* freshened = nullptr;  // (args, kwargs) -> the same of fresh views, or None
+  PyObject* observers = nullptr;         // a list: while it is not empty, Python runs all plans
+  PyObject* moved_views = nullptr;  // a list: while it is not empty, operands may be moved views
+  PyObject* freshened = nullptr;    // (args, kwargs) -> the same of fresh views, or None
+  PyObject* forward_ad = nullptr;   // torch.autograd.forward_ad
 };
 extern Python python;
 
-class PlanTable;
-extern PlanTable* plans;  // where the hook looks plans up
-constexpr size_t kMaxPlans = size_t{1} << 16;
+// The tables in which the hook looks plans up: one by exact keys, one by general keys.
+struct Tables {
+  explicit Tables(size_t most) : exact(most), any_size(most) {}
+  PlanTable exact, any_size;
+  bool plan_each = false;  // plan every call, for its own sizes
+};
+extern Tables* tables;
 
 // func(*arguments) on global tensors. A new reference.
 PyObject* call(PyObject* func, const Arguments& arguments);
 
-// What a property of torch.Tensor says of the shard itself. A new reference.
+// The value of a property of torch.Tensor for the shard itself. A new reference.
 PyObject* of_shard(PyObject* descriptor, PyObject* tensor);
 
-// The gradient of a global tensor as a global tensor, or None. A new reference.
-PyObject* gradient(PyObject* leaf);
-
-// Whether torch would hand calls to the hook: it is not off, and no mode comes first.
+// Whether torch would pass calls to the hook: it is not switched off, and no mode comes first.
 bool hook_is_on();
+
+// (callable): it is called once, before the first global tensor of this process is made.
+PyObject* on_first_tensor(PyObject*, PyObject* callable);
+
+// Whether autograd, in reverse or forward mode, records an op on `tensors`. A Python error may be
+// set.
+bool asks_for_gradients(c10::ArrayRef<PyObject*> tensors);
 
 // Retypes `local`, a plain tensor that nobody else holds, as the shard of a tensor with `spec`.
 bool attach(PyObject* local, PyObject* spec);

@@ -44,7 +44,7 @@ PyObject* method_bind(PyObject* self, PyObject* instance, PyObject*) {
   return instance == nullptr ? Py_NewRef(self) : PyMethod_New(self, instance);
 }
 
-// __name__ and all else are those of the base.
+// __name__ and all other attributes are those of the base.
 PyObject* method_attribute(PyObject* self, PyObject* name) {
   PyObject* found = PyObject_GenericGetAttr(self, name);
   if (found != nullptr || !PyErr_ExceptionMatches(PyExc_AttributeError)) return found;
@@ -71,8 +71,19 @@ PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
 }  // namespace
 
+PyObject* no_sequence(PyObject*, PyObject* type) {
+  if (!PyType_Check(type) ||
+      !PyType_HasFeature(reinterpret_cast<PyTypeObject*>(type), Py_TPFLAGS_HEAPTYPE)) {
+    PyErr_Format(PyExc_TypeError, "no_sequence: a class made in Python is needed, not %R", type);
+    return nullptr;
+  }
+  reinterpret_cast<PyHeapTypeObject*>(type)->as_sequence.sq_item = nullptr;
+  PyType_Modified(reinterpret_cast<PyTypeObject*>(type));
+  Py_RETURN_NONE;
+}
+
 PyTypeObject* method_type() {
-  type.tp_name = "consistent.tensor._C.Method";
+  type.tp_name = "consistent.dispatch._C.Method";
   type.tp_basicsize = sizeof(Method);
   type.tp_vectorcall_offset = offsetof(Method, vectorcall);
   type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR;

@@ -1,52 +1,78 @@
-// The Python face of the dispatch hook: consistent.tensor._C.
+// Python bindings of the dispatch hook: the module consistent.dispatch._C.
 
+#define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include "aside.h"
 #include "function.h"
+#include "gradients/leaf.h"
 #include "hook.h"
-#include "key.h"
+#include "lookup/functions.h"
+#include "lookup/key.h"
+#include "lookup/plans.h"
+#include "lookup/spec.h"
 #include "method.h"
-#include "plans.h"
+#include "redirect/holds.h"
+#include "redirect/numbers.h"
+#include "redirect/redirect.h"
+#include "redirect/redirect_class.h"
+#include "redirect/redirect_property.h"
 
 namespace consistent::dispatch {
 namespace {
 
 struct PyPlanTable {
-  PyObject_HEAD PlanTable* table;
+  PyObject_HEAD Tables* tables;
 };
 
-PyObject* table_new(PyTypeObject* type, PyObject*, PyObject*) {
+Tables* tables_of(PyObject* self) { return reinterpret_cast<PyPlanTable*>(self)->tables; }
+
+PyObject* table_new(PyTypeObject* type, PyObject* args, PyObject*) {
+  int plan_each = 0;
+  Py_ssize_t most = 4096;
+  if (!PyArg_ParseTuple(args, "|pn", &plan_each, &most)) return nullptr;
+  if (most < 1) {
+    PyErr_Format(PyExc_ValueError, "PlanTable: a table of %zd plans keeps none; give 1 or more",
+                 most);
+    return nullptr;
+  }
   PyObject* self = type->tp_alloc(type, 0);
-  if (self != nullptr) reinterpret_cast<PyPlanTable*>(self)->table = new PlanTable;
+  if (self == nullptr) return nullptr;
+  reinterpret_cast<PyPlanTable*>(self)->tables = new Tables(static_cast<size_t>(most));
+  tables_of(self)->plan_each = plan_each != 0;
   return self;
 }
 
 void table_dealloc(PyObject* self) {
-  delete reinterpret_cast<PyPlanTable*>(self)->table;
+  delete tables_of(self);
   Py_TYPE(self)->tp_free(self);
 }
 
 PyObject* table_clear(PyObject* self, PyObject*) {
-  reinterpret_cast<PyPlanTable*>(self)->table->clear();
+  tables_of(self)->exact.clear();
+  tables_of(self)->any_size.clear();
   Py_RETURN_NONE;
 }
 
 PyObject* table_values(PyObject* self, PyObject*) {
   PyObject* list = PyList_New(0);
-  if (list == nullptr) return nullptr;
-  for (Entry* entry : reinterpret_cast<PyPlanTable*>(self)->table->entries()) {
-    if (PyList_Append(list, entry->plan) != 0) {
-      Py_DECREF(list);
-      return nullptr;
+  for (const PlanTable* table : {&tables_of(self)->exact, &tables_of(self)->any_size}) {
+    for (Entry* entry : table->entries()) {
+      if (list != nullptr && PyList_Append(list, entry->plan) != 0) Py_CLEAR(list);
     }
   }
   return list;
 }
 
+PyObject* table_counts(PyObject* self, void*) {
+  return Py_BuildValue("(nn)", static_cast<Py_ssize_t>(tables_of(self)->exact.size()),
+                       static_cast<Py_ssize_t>(tables_of(self)->any_size.size()));
+}
+
 Py_ssize_t table_length(PyObject* self) {
-  return static_cast<Py_ssize_t>(reinterpret_cast<PyPlanTable*>(self)->table->size());
+  return static_cast<Py_ssize_t>(tables_of(self)->exact.size() + tables_of(self)->any_size.size());
 }
 
 PyMethodDef table_methods[] = {
@@ -55,11 +81,17 @@ PyMethodDef table_methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
+PyGetSetDef table_getters[] = {
+    {"counts", table_counts, nullptr, "How many plans are for one size, how many for all.",
+     nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
 PySequenceMethods table_sequence = {table_length};
 
 PyTypeObject table_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
-PyObject* current = nullptr;  // the PyPlanTable whose table is `plans`
+PyObject* current = nullptr;  // the PyPlanTable whose tables are in use
 
 PyObject* use(PyObject*, PyObject* given) {
   if (Py_TYPE(given) != &table_type) {
@@ -69,26 +101,61 @@ PyObject* use(PyObject*, PyObject* given) {
   PyObject* before = current;
   Py_INCREF(given);
   current = given;
-  plans = reinterpret_cast<PyPlanTable*>(given)->table;
+  tables = tables_of(given);
   if (before != nullptr) return before;
   Py_RETURN_NONE;
 }
 
 PyObject* set_up(PyObject*, PyObject* args) {
-  PyObject *global_tensor = nullptr, *mirrored_tensor = nullptr;
+  PyObject *global_tensor = nullptr, *mirrored_tensor = nullptr, *spec = nullptr, *layout = nullptr;
   Python given;
-  if (!PyArg_ParseTuple(args, "OOOOOO!OOO!O", &global_tensor, &mirrored_tensor, &given.make_plan,
-                        &given.execute, &given.moved_view_error, &PyList_Type, &given.observers,
-                        &given.clear_plans, &given.type_gradient, &PyList_Type, &given.ties,
-                        &given.freshened)) {
+  if (!PyArg_ParseTuple(args, "OOOOOOOO!O!OO", &global_tensor, &mirrored_tensor, &spec, &layout,
+                        &given.resolve, &given.make_plan, &given.moved_view_error, &PyList_Type,
+                        &given.observers, &PyList_Type, &given.moved_views, &given.freshened,
+                        &given.forward_ad)) {
     return nullptr;
   }
-  for (PyObject* part : {given.make_plan, given.execute, given.moved_view_error, given.observers,
-                         given.clear_plans, given.type_gradient, given.ties, given.freshened}) {
+  if (!set_spec_classes(spec, layout)) return nullptr;
+  for (PyObject* part : {given.resolve, given.make_plan, given.moved_view_error, given.observers,
+                         given.moved_views, given.freshened, given.forward_ad}) {
     Py_INCREF(part);
   }
   set_classes(global_tensor, mirrored_tensor);
   python = given;
+  Py_RETURN_NONE;
+}
+
+// (func, args, kwargs, general) -> the key as bytes and objects, which are equal for equal calls.
+PyObject* key_of(PyObject*, PyObject* given) {
+  HANDLE_TH_ERRORS
+  PyObject *func = nullptr, *args = nullptr, *kwargs = nullptr;
+  int general = 0;
+  if (!PyArg_ParseTuple(given, "OO!O!p", &func, &PyTuple_Type, &args, &PyDict_Type, &kwargs,
+                        &general)) {
+    return nullptr;
+  }
+  const Arguments arguments(args, kwargs);
+  Key exact, any_size;
+  if (!exact.of_call(func, arguments)) return nullptr;
+  if (general != 0) {
+    Function* function = function_of(func, true);
+    if (function == nullptr) return nullptr;
+    const bool made = any_size.of_any_size(func, *function, arguments, exact);
+    function->drop();
+    if (!made) return nullptr;
+  }
+  const Key& key = general != 0 ? any_size : exact;
+  PyObject* objects = PyTuple_New(static_cast<Py_ssize_t>(key.objects.size()));
+  for (size_t i = 0; objects != nullptr && i < key.objects.size(); ++i) {
+    PyTuple_SET_ITEM(objects, static_cast<Py_ssize_t>(i), Py_NewRef(key.objects[i]));
+  }
+  const auto bytes = static_cast<Py_ssize_t>(key.atoms.size() * sizeof(Atom));
+  return Py_BuildValue("(y#N)", reinterpret_cast<const char*>(key.atoms.data()), bytes, objects);
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* forget_functions(PyObject*, PyObject*) {
+  clear_functions();
   Py_RETURN_NONE;
 }
 
@@ -104,7 +171,7 @@ PyObject* torch_function(PyObject*, PyObject* const* args, Py_ssize_t count) {
   END_HANDLE_TH_ERRORS
 }
 
-// torch.overrides.handle_torch_function, for Python functions of torch that ask for hooks.
+// Replaces torch.overrides.handle_torch_function, which Python functions of torch call for hooks.
 PyObject* handle(PyObject* fallback, PyObject* const* args, Py_ssize_t count, PyObject* names) {
   HANDLE_TH_ERRORS
   if (count >= 2 && hook_is_on() && PyTuple_CheckExact(args[1])) {
@@ -157,17 +224,6 @@ PyObject* py_attach(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return args[0];
 }
 
-PyObject* py_gradient(PyObject*, PyObject* leaf) {
-  HANDLE_TH_ERRORS
-  if (Py_TYPE(leaf) != global_class()) {
-    PyErr_Format(PyExc_TypeError, "gradient: a global tensor is needed, not a %s",
-                 Py_TYPE(leaf)->tp_name);
-    return nullptr;
-  }
-  return gradient(leaf);
-  END_HANDLE_TH_ERRORS
-}
-
 PyObject* py_enter_function(PyObject*, PyObject* function) {
   return PyBool_FromLong(enter_function(function));
 }
@@ -182,17 +238,35 @@ PyMethodDef methods[] = {
      "(func, types, args, kwargs) -> result: the hook of GlobalTensor."},
     {"attach", fast(py_attach), METH_FASTCALL,
      "(local, spec) -> local, retyped as the shard of a global tensor; no one else holds it."},
-    {"gradient", py_gradient, METH_O, "(leaf) -> its gradient as a global tensor, or None."},
     {"enter_function", py_enter_function, METH_O,
      "(builtin function of torch) -> whether it goes straight to the hook from now on."},
     {"make_getter", make_getter, METH_O,
      "(property of torch.Tensor) -> (tensor) -> what it says of the shard."},
     {"make_handle", make_handle, METH_O,
      "(fallback) -> handle_torch_function, which calls the fallback for hooks of others."},
+    {"original", original, METH_O, "(builtin of torch) -> the same past its redirection."},
+    {"redirect", fast(redirect), METH_FASTCALL,
+     "(builtin of torch, handler, 'always' | 'global' | 'graph', after)"},
+    {"redirect_class", fast(redirect_class), METH_FASTCALL, "(class of torch, handler)"},
+    {"redirect_property", fast(redirect_property), METH_FASTCALL,
+     "(property of torch.Tensor, handler)"},
+    {"holds_global", holds_global, METH_O, "(value) -> whether it is or holds a global tensor."},
+    {"no_sequence", no_sequence, METH_O, "(class): its instances are no sequences to C code."},
+    {"in_backward_of_shards", in_backward_of_shards, METH_O, "(now) -> whether it was so."},
+    {"read_numbers_by", read_numbers_by, METH_O, "(read): numbers in global tensors are read so."},
+    {"refuse_collectives", refuse_collectives, METH_O, "(what to call instead)"},
+    {"set_aside", set_aside, METH_NOARGS, "() -> the modes and hooks that were on, now off."},
+    {"bring_back", bring_back, METH_O, "(what set_aside gave): they are on again."},
+    {"on_first_tensor", on_first_tensor, METH_O,
+     "(callable): call it before the first global tensor is made."},
     {"use", use, METH_O, "Look plans up in this table from now on; returns the one before."},
+    {"key_of", key_of, METH_VARARGS,
+     "(func, args, kwargs, general) -> the key that plans are found by, as bytes and objects."},
+    {"forget_functions", forget_functions, METH_NOARGS,
+     "Ask again what each function of torch is, as after new ones were entered."},
     {"set_up", set_up, METH_VARARGS,
-     "(GlobalTensor, MirroredTensor, make_plan, execute, moved_view_error, observers, "
-     "clear_plans, type_gradient, ties, freshened)"},
+     "(GlobalTensor, MirroredTensor, TensorSpec, Layout, resolve, make_plan, moved_view_error, "
+     "observers, moved_views, freshened, forward_ad)"},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -201,20 +275,21 @@ PyMethodDef methods[] = {
 
 PyMODINIT_FUNC PyInit__C(void) {
   using namespace consistent::dispatch;
-  table_type.tp_name = "consistent.tensor._C.PlanTable";
+  table_type.tp_name = "consistent.dispatch._C.PlanTable";
   table_type.tp_doc = "Plans by key.";
   table_type.tp_basicsize = sizeof(PyPlanTable);
   table_type.tp_flags = Py_TPFLAGS_DEFAULT;
   table_type.tp_new = table_new;
   table_type.tp_dealloc = table_dealloc;
   table_type.tp_methods = table_methods;
+  table_type.tp_getset = table_getters;
   table_type.tp_as_sequence = &table_sequence;
   handle_method.ml_meth = fast(handle);
   PyTypeObject* method = method_type();
   if (PyType_Ready(&table_type) != 0 || method == nullptr) return nullptr;
   static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_C", "The dispatch hook.", -1, methods};
   PyObject* module = PyModule_Create(&definition);
-  if (module == nullptr ||
+  if (module == nullptr || !add_leaf_functions(module) ||
       PyModule_AddObjectRef(module, "PlanTable", reinterpret_cast<PyObject*>(&table_type)) != 0 ||
       PyModule_AddObjectRef(module, "Method", reinterpret_cast<PyObject*>(method)) != 0) {
     return nullptr;

@@ -14,7 +14,7 @@ namespace {
 
 struct Numbers {
   const char* name;
-  int type;   // -1: they are moved and not combined
+  int type;   // -1: its numbers can be moved but not combined
   int pairs;  // 2 for complex numbers
 };
 
@@ -76,7 +76,8 @@ Tensor plain(PyObject* object) {
 }
 
 std::vector<Tensor> tensors(PyObject* list, const Group& group) {
-  need(PyList_Check(list) && PyList_GET_SIZE(list) == group.size(), "a tensor a rank is needed");
+  need(PyList_Check(list) && PyList_GET_SIZE(list) == group.size(),
+       "one tensor for each rank is needed");
   std::vector<Tensor> values;
   for (int k = 0; k < group.size(); ++k) values.push_back(plain(PyList_GET_ITEM(list, k)));
   return values;
@@ -106,8 +107,8 @@ Sizes integers(PyObject* sequence) {
 
 Sizes sizes_of(PyObject* object, const Group& group) {
   const Sizes sizes = integers(object);
-  need(int(sizes.size()) == group.size(), "a size a rank is needed");
-  for (const int64_t size : sizes) need(size >= 0, "sizes are not negative");
+  need(int(sizes.size()) == group.size(), "one size for each rank is needed");
+  for (const int64_t size : sizes) need(size >= 0, "sizes must not be negative");
   return sizes;
 }
 
@@ -126,13 +127,13 @@ void need_cut(const Call& call, const Tensor& x, int dim, const Sizes& sizes) {
 int dim_of(PyObject* object, const Tensor& x) {
   int64_t dim = integer(object);
   if (dim < 0) dim += x.dim();
-  need(0 <= dim && dim < x.dim(), "the dim is not one of the tensor's");
+  need(0 <= dim && dim < x.dim(), "the tensor has no such dim");
   return int(dim);
 }
 
 Op op_of(PyObject* name) {
   const std::string text = pybind11::cast<std::string>(name);
-  need(text == "sum" || text == "max" || text == "min", "op is sum, max or min");
+  need(text == "sum" || text == "max" || text == "min", "op must be sum, max or min");
   return text == "sum" ? Op::sum : text == "max" ? Op::max : Op::min;
 }
 
@@ -144,7 +145,7 @@ int source_of(PyObject* object, const Group& group) {
 
 Type type_of(at::ScalarType type) {
   const int found = numbers_of(type).type;
-  need(found >= 0, "this dtype is not combined in shared memory");
+  need(found >= 0, "numbers of this dtype cannot be combined in shared memory");
   return Type(found);
 }
 

@@ -1,4 +1,4 @@
-// What the methods of a Group are given by Python, as tensors, numbers and calls.
+// Reads the arguments that Python passes to the methods of a Group, as tensors, numbers and calls.
 
 #pragma once
 
@@ -30,7 +30,7 @@ Sizes integers(PyObject* sequence);
 // A size of 0 or more for each rank.
 Sizes sizes_of(PyObject* object, const Group& group);
 int64_t total(const Sizes& sizes);
-// Throws if `sizes` do not make up the dim.
+// Throws if `sizes` do not add up to the dim.
 void need_cut(const Call& call, const Tensor& x, int dim, const Sizes& sizes);
 // A dim of x, counted from its first.
 int dim_of(PyObject* object, const Tensor& x);
@@ -38,11 +38,12 @@ Op op_of(PyObject* name);
 // A place in the group.
 int source_of(PyObject* object, const Group& group);
 
-// How ranks combine the numbers of a tensor: complex ones are summed as pairs.
+// The type in which ranks combine the numbers of a tensor; complex ones are summed as pairs.
 Type type_of(at::ScalarType type);
 int pairs_of(at::ScalarType type);
 
-// ---- what the header of a call says of it -------------------------------------------------------
+// ---- the calls, as their headers describe them
+// -------------------------------------------------------
 
 Call call_of(Kind kind, const Tensor& x, bool shaped = true);
 Call call_all_reduce(const Tensor& x, Op op);

@@ -1,5 +1,10 @@
-// collect() and reduce(): a rank's part of a move, once every rank has put its tensor, without
-// gaps, at the start of its place in memory that all can read. On the CPU too, for tests.
+// collect() and reduce(): a rank's part of a move. Before it every rank has put its tensor,
+// contiguously, at the start of its place in memory that all ranks can read. They take CPU tensors
+// too, for tests.
+//
+// Nothing waits here: the caller has put a barrier of the GPUs between the writing of the places
+// and these kernels, on the same stream. Without it they would read places that are not yet
+// written.
 
 #include <c10/core/DeviceGuard.h>
 #include <torch/csrc/utils/pybind.h>
@@ -34,8 +39,9 @@ void check_out(const Places& places, const Tensor& out, int64_t dim) {
   }
 }
 
-// `out` is joined along `dim` from the ranks' tensors, of `sizes` there. Where `split` is a dim,
-// each of them has size `whole` in it, of which `out` has a part, from `start` on.
+// Joins `out` along `dim` from the ranks' tensors, which have `sizes` in that dim. If `split` is
+// not negative, each of them has size `whole` in dim `split`, and `out` gets a part of it, from
+// `start` on.
 void collect(const Places& places, const Tensor& out, int64_t dim, const Sizes& sizes,
              int64_t split, int64_t start, int64_t whole) {
   check_out(places, out, dim);
@@ -58,8 +64,8 @@ void collect(const Places& places, const Tensor& out, int64_t dim, const Sizes& 
   copy_boxes_cpu(to, from);
 }
 
-// `out` = the `op`, in their order, of the ranks' tensors of `shape`, of which it has a part of
-// `dim` from `start` on.
+// `out` = the ranks' tensors, of `shape`, combined by `op` in the order of ranks. `out` has only a
+// part of `dim`, from `start` on.
 void reduce_places(const Places& places, const Sizes& shape, int64_t dim, int64_t start,
                    const Tensor& out, const std::string& op) {
   check_out(places, out, dim);

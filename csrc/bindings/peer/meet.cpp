@@ -7,7 +7,7 @@
 namespace consistent::peer {
 namespace {
 
-// Bytes of x where its `dim` has another size.
+// The bytes of a tensor like x that has size `size` in `dim`.
 int64_t bytes_with(const Tensor& x, int dim, int64_t size) {
   int64_t bytes = size * x.element_size();
   for (int d = 0; d < int(x.dim()); ++d) bytes *= d == dim ? 1 : x.size(d);

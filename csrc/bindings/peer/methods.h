@@ -1,12 +1,14 @@
-// The methods of a Group, and what else the module has.
+// The methods of a Group, and the other parts of the module.
 
 #pragma once
+
+#include <memory>
 
 #include "arguments.h"
 
 namespace consistent::peer {
 
-// Moves, as moves.cpp says of each.
+// The moves; moves.cpp describes each.
 PyObject* all_reduce(Group& group, Arguments arguments);
 PyObject* reduce_scatter(Group& group, Arguments arguments);
 PyObject* all_gather(Group& group, Arguments arguments);
@@ -23,8 +25,8 @@ PyObject* grow(Group& group, Arguments arguments);
 PyObject* shrink(Group& group, Arguments arguments);
 PyObject* set_one_shot(Group& group, Arguments arguments);
 
-// The headers of the moves of the same names, for tensors that go another way, on any device: who
-// calls what does not fit is told here, by all, before anything moves. meet.cpp
+// These send only the header of the move of the same name, for tensors on any device that another
+// transport moves. So calls that do not fit raise on all ranks before anything moves. meet.cpp
 PyObject* meet_all_reduce(Group& group, Arguments arguments);      // (x, op)
 PyObject* meet_reduce_scatter(Group& group, Arguments arguments);  // (x, dim, sizes, op)
 PyObject* meet_all_gather(Group& group, Arguments arguments);      // (x, dim, sizes)
@@ -32,7 +34,14 @@ PyObject* meet_all_to_all(Group& group, Arguments arguments);  // (x, split, siz
 PyObject* meet_broadcast(Group& group, Arguments arguments);   // (x, shape, dtype, source)
 PyObject* meet_peers(Group& group, Arguments arguments);       // (x)
 
-// collect() and reduce(), what a GPU does with its peers' memory. device.cpp
+// waiting() -> (seconds, thread, call) of the thread that sleeps in a call; None if none does
+PyObject* waiting(Group& group, Arguments arguments);
+
+// Adds the type Alarm to the module; the Alarm that a Python object of that type has. alarm.cpp
+bool add_alarm(PyObject* module);
+std::shared_ptr<Alarm> alarm_of(PyObject* object);
+
+// Adds collect() and reduce(), which a GPU runs on its peers' memory. device.cpp
 void add_device_moves(PyObject* module);
 
 }  // namespace consistent::peer

@@ -1,7 +1,7 @@
 // Peer-memory moves between the ranks of one host, as the module mirrored.transports._C.
 //
-// A Group's methods take and give CPU tensors; they release the GIL while they copy and wait. All
-// raise RuntimeError, on every rank, where ranks make calls that do not fit or one has died.
+// A Group's methods take and return CPU tensors; they release the GIL while they copy and wait. All
+// raise RuntimeError, on every rank, if ranks make calls that do not fit or if one has died.
 
 #include <Python.h>
 #include <torch/csrc/utils/pybind.h>
@@ -19,6 +19,7 @@ namespace {
 
 struct PyGroup {
   PyObject_HEAD Group* group;
+  PyObject* explain;  // (group, text) -> the message for calls that do not fit; or null
 };
 
 Group& group_of(PyObject* self) { return *reinterpret_cast<PyGroup*>(self)->group; }
@@ -41,13 +42,26 @@ PyObject* guarded(Body body) {
   return nullptr;
 }
 
+void raise_explained(PyObject* self, const char* text) {
+  PyObject* explain = reinterpret_cast<PyGroup*>(self)->explain;
+  PyObject* words = explain != nullptr ? PyObject_CallFunction(explain, "Os", self, text)
+                                       : PyUnicode_FromString(text);
+  if (words != nullptr) PyErr_SetObject(PyExc_RuntimeError, words);
+  Py_XDECREF(words);
+}
+
 template <PyObject* (*method)(Group&, Arguments), int count>
 PyObject* entry(PyObject* self, PyObject* const* arguments, Py_ssize_t given) {
   return guarded([&]() -> PyObject* {
-    need(given == count, "another number of arguments is needed");
-    PyObject* result = method(group_of(self), arguments);
-    if (result == Py_None) Py_INCREF(result);
-    return result;
+    need(given == count, "wrong number of arguments");
+    try {
+      PyObject* result = method(group_of(self), arguments);
+      if (result == Py_None) Py_INCREF(result);
+      return result;
+    } catch (const Mismatch& error) {  // all members find it, so all come here
+      raise_explained(self, error.what());
+      return nullptr;
+    }
   });
 }
 
@@ -77,25 +91,49 @@ PyMethodDef methods[] = {
     METHOD(meet_all_to_all, 5),
     METHOD(meet_broadcast, 4),
     METHOD(meet_peers, 1),
+    METHOD(waiting, 0),
     {nullptr, nullptr, 0, nullptr},
 };
 
-// Whether a signal's handler raised; `guarded` lets what it raised pass.
+// Whether a signal handler raised. Its error stays set, and `guarded` does not replace it.
 bool interrupted() {
   const pybind11::gil_scoped_acquire held;
   return PyErr_CheckSignals() != 0;
 }
 
-// Group(name, me, ranks, slot_bytes, timeout_s); without a name, makes the segment
+// The message that the Python function `give_up(why)` returns, or `why` itself if it raises. An
+// error that was set before, such as KeyboardInterrupt, stays set; so does one that it raises.
+std::string words_of(const pybind11::object& give_up, const std::string& why) {
+  const pybind11::gil_scoped_acquire held;
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);
+  PyObject* words = PyObject_CallFunction(give_up.ptr(), "s", why.c_str());
+  const char* text = words != nullptr ? PyUnicode_AsUTF8(words) : nullptr;
+  const std::string said = text != nullptr ? text : why;
+  Py_XDECREF(words);
+  if (type != nullptr) PyErr_Restore(type, value, trace);
+  return said;
+}
+
+// Group(name, me, ranks, slot_bytes, timeout_s, alarm=, give_up=, explain=). If name is None, it
+// makes the segment.
 PyObject* make(PyTypeObject* type, PyObject* arguments, PyObject*) {
   return guarded([&]() -> PyObject* {
     const char* name = nullptr;
-    PyObject* ranks = nullptr;
+    PyObject *ranks = nullptr, *alarm = nullptr, *give_up = nullptr, *explain = nullptr;
     int me = 0;
     long long slot_bytes = 0;
     double timeout_s = 0;
-    if (!PyArg_ParseTuple(arguments, "ziOLd", &name, &me, &ranks, &slot_bytes, &timeout_s)) {
+    if (!PyArg_ParseTuple(arguments, "ziOLd|OOO", &name, &me, &ranks, &slot_bytes, &timeout_s,
+                          &alarm, &give_up, &explain)) {
       return nullptr;
+    }
+    Callbacks callbacks;
+    callbacks.interrupted = interrupted;
+    if (alarm != nullptr) callbacks.alarm = alarm_of(alarm);
+    if (give_up != nullptr) {
+      const auto function = pybind11::reinterpret_borrow<pybind11::object>(give_up);
+      callbacks.give_up = [function](const std::string& why) { return words_of(function, why); };
     }
     const Sizes all = integers(ranks);
     const int n = int(all.size());
@@ -105,9 +143,12 @@ PyObject* make(PyTypeObject* type, PyObject* arguments, PyObject*) {
     Segment segment = name == nullptr ? Segment::create(bytes) : Segment::attach(name, bytes);
     auto group =
         std::make_unique<Group>(std::move(segment), me, std::vector<int>(all.begin(), all.end()),
-                                slot_bytes, timeout_s, interrupted);
+                                slot_bytes, timeout_s, std::move(callbacks));
     PyObject* self = type->tp_alloc(type, 0);
-    if (self != nullptr) reinterpret_cast<PyGroup*>(self)->group = group.release();
+    if (self == nullptr) return nullptr;
+    reinterpret_cast<PyGroup*>(self)->group = group.release();
+    Py_XINCREF(explain);
+    reinterpret_cast<PyGroup*>(self)->explain = explain;
     return self;
   });
 }
@@ -115,6 +156,7 @@ PyObject* make(PyTypeObject* type, PyObject* arguments, PyObject*) {
 void destroy(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
   delete reinterpret_cast<PyGroup*>(self)->group;
+  Py_XDECREF(reinterpret_cast<PyGroup*>(self)->explain);
   type->tp_free(self);
   Py_DECREF(type);
 }
@@ -165,6 +207,7 @@ PyMODINIT_FUNC PyInit__C(void) {
   PyObject* made = PyModule_Create(&module);
   PyObject* type = made ? PyType_FromSpec(&group_type) : nullptr;
   if (type == nullptr || PyModule_AddObject(made, "Group", type) != 0) return nullptr;
+  if (!add_alarm(made)) return nullptr;
   add_device_moves(made);
   return made;
 }

@@ -1,4 +1,4 @@
-// The moves of a Group, of CPU tensors.
+// The moves of a Group, on CPU tensors.
 
 #include <ATen/EmptyTensor.h>
 #include <sys/mman.h>
@@ -16,8 +16,8 @@ namespace {
 
 constexpr size_t kHuge = size_t(2) << 20;  // bytes of a huge page
 
-// Not by the dispatcher: no mode or key may turn it into something else than memory. Large ones ask
-// for huge pages: to touch a new page costs more than to fill it.
+// A new CPU tensor. It is not made by the dispatcher, so that no mode can replace it. Large ones
+// ask for huge pages, because the first access to a page costs more than filling it.
 Tensor empty(at::IntArrayRef shape, at::ScalarType type) {
   const Tensor x = at::detail::empty_cpu(shape, type);
   if (x.nbytes() < 2 * kHuge) return x;
@@ -55,8 +55,8 @@ std::vector<Rows> wholes(const std::vector<Tensor>& xs) {
   return boxes;
 }
 
-// Throws if `sizes` do not make up the dim: after the others were told, so that a rank whose tensor
-// or sizes differ does not leave them waiting.
+// Throws if `sizes` do not add up to the dim. It sends its header to the others first, so that a
+// rank whose tensor or sizes differ does not leave them waiting.
 void check_cut(Group& group, const Call& call, const Tensor& x, int dim, const Sizes& sizes) {
   if (total(sizes) == x.size(dim)) return;
   {
@@ -136,7 +136,7 @@ PyObject* all_to_all(Group& group, Arguments arguments) {
   return given(out);
 }
 
-// gather_into(x, outs): every rank's x into the contiguous outs
+// gather_into(x, outs): writes every rank's x into the contiguous outs
 PyObject* gather_into(Group& group, Arguments arguments) {
   const Tensor x = plain(arguments[0]);
   const std::vector<Tensor> outs = tensors(arguments[1], group);
@@ -145,11 +145,12 @@ PyObject* gather_into(Group& group, Arguments arguments) {
   return Py_None;
 }
 
-// trade_into(pieces, outs, exchanging): pieces[k] to rank k, the contiguous outs[k] from it
+// trade_into(pieces, outs, exchanging): sends pieces[k] to rank k and fills outs[k], which must be
+// contiguous, from it
 PyObject* trade_into(Group& group, Arguments arguments) {
   const std::vector<Tensor> pieces = tensors(arguments[0], group);
   const std::vector<Tensor> outs = tensors(arguments[1], group);
-  // Messages of an exchange differ in dtype, and are bytes here.
+  // Messages of an exchange may differ in dtype, so they are treated as bytes.
   const Kind kind = arguments[2] == Py_True ? Kind::exchange : Kind::all_to_all;
   const Call call = kind == Kind::exchange ? Call{kind} : call_of(kind, pieces[0], false);
   const pybind11::gil_scoped_release free;
@@ -157,7 +158,8 @@ PyObject* trade_into(Group& group, Arguments arguments) {
   return Py_None;
 }
 
-// broadcast(x, shape, dtype, source) -> Tensor: that of the source-th rank, which alone reads x
+// broadcast(x, shape, dtype, source) -> Tensor: the x of the source-th rank; the others' x is not
+// read
 PyObject* broadcast(Group& group, Arguments arguments) {
   const at::ScalarType type = dtype(arguments[2]);
   const int source = source_of(arguments[3], group);
@@ -167,9 +169,9 @@ PyObject* broadcast(Group& group, Arguments arguments) {
   {
     const pybind11::gil_scoped_release free;
     const bool fits = !x.defined() || (x.sizes() == out.sizes() && x.scalar_type() == type);
-    if (!fits) {  // the others must not wait for a rank that only raises
+    if (!fits) {  // it sends first, or the others would wait for a rank that raises
       group.check(call_of(Kind::broadcast, x), Sizes(group.size()), Sizes(group.size()));
-      throw std::invalid_argument("x has not the shape and dtype that were promised");
+      throw std::invalid_argument("x does not have the shape and dtype that were promised");
     }
     group.broadcast(call, source, x.defined() ? x.data_ptr() : nullptr, out.data_ptr(),
                     int64_t(out.nbytes()));
@@ -177,7 +179,7 @@ PyObject* broadcast(Group& group, Arguments arguments) {
   return given(out);
 }
 
-// gather_objects(bytes) -> list of every rank's
+// gather_objects(bytes) -> list of every rank's bytes
 PyObject* gather_objects(Group& group, Arguments arguments) {
   const std::string mine = pybind11::cast<std::string>(arguments[0]);
   std::vector<std::string> all;
@@ -212,16 +214,16 @@ PyObject* unstage(Group& group, Arguments) {
   return Py_None;
 }
 
-// unlink(): the names of the segments, once all have mapped them
+// unlink(): removes the names of the segments; to be called once all have mapped them
 PyObject* unlink(Group& group, Arguments) {
   group.unlink();
   return Py_None;
 }
 
-// room() -> the most bytes that stage() takes
+// room() -> the most bytes that stage() accepts
 PyObject* room(Group& group, Arguments) { return PyLong_FromLongLong(group.room()); }
 
-// grow(name, bytes) -> name: more room, in a new segment (name None) or in that of another rank
+// grow(name, bytes) -> name: room for `bytes`, in a new segment (name None) or in another rank's
 PyObject* grow(Group& group, Arguments arguments) {
   const int64_t bytes = integer(arguments[1]);
   const size_t all = size_t(bytes) * size_t(group.size());
@@ -234,13 +236,20 @@ PyObject* grow(Group& group, Arguments arguments) {
   return PyUnicode_FromString(name.c_str());
 }
 
-// shrink(): no more room than a slot has, as before grow()
+// shrink(): takes the room back that grow() gave; a slot is left
 PyObject* shrink(Group& group, Arguments) {
   group.set_bulk(std::nullopt, 0);
   return Py_None;
 }
 
-// set_one_shot(bytes, narrow): all-reduces up to so many send everything to all
+// waiting() -> (seconds, thread, call) of the thread that sleeps in a call; None if none does
+PyObject* waiting(Group& group, Arguments) {
+  const auto found = group.waiting();
+  if (!found) return Py_None;
+  return Py_BuildValue("dks", found->sleeper.seconds, found->sleeper.thread, found->call.c_str());
+}
+
+// set_one_shot(bytes, narrow): in all-reduces of at most so many bytes all send everything to all
 PyObject* set_one_shot(Group& group, Arguments arguments) {
   group.set_one_shot(integer(arguments[0]), integer(arguments[1]));
   return Py_None;

@@ -62,10 +62,10 @@ def test_a_row_is_in_the_same_chunk_at_the_same_place_before_and_after(
             other, places = (after, chunk.dst_rows) if fine is before else (before, chunk.src_rows)
             small, wide = (chunk.src, chunk.dst) if fine is before else (chunk.dst, chunk.src)
             own = chunk.src_rows if fine is before else chunk.dst_rows
-            logical = [other.box(at)[0][0] + r for p in places for r in range(p.start, p.stop)]
-            start = small.box(at)[0][0] - wide.box(at)[0][0]
+            logical = [other.region(at)[0][0] + r for p in places for r in range(p.start, p.stop)]
+            start = small.region(at)[0][0] - wide.region(at)[0][0]
             size = small.local_shape(at)[0]
-            begin = fine.box(at)[0][0] + own[0].start
+            begin = fine.region(at)[0][0] + own[0].start
             assert logical[start : start + size] == list(range(begin, begin + size))
 
 

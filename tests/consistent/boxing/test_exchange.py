@@ -13,12 +13,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consistent.boxing.check import check_mode
-from consistent.boxing.differentiable import box
 from consistent.boxing.exchange import exchange
 from consistent.boxing.plan import plan, plan_bytes, total_sent
-from consistent.boxing.run import everywhere, run
 from consistent.boxing.steps import Exchange, show
+from consistent.movement.check_mode import check_mode
+from consistent.movement.differentiable import box
+from consistent.movement.run import run
+from consistent.movement.world import whole_on_world
 from consistent.spec import EXTREMES, B, NdSbp, P, Placement, S, Sbp, TensorSpec, may_be
 from mirrored import counting
 from tests.ranks import RankError, pool, simulate
@@ -297,7 +298,7 @@ def test_scalars_and_empty_tensors(shape):
 
 
 def whole_everywhere(rank: int, full: torch.Tensor, src: TensorSpec) -> torch.Tensor:
-    return run(shard_at(scatter(full, src), src, rank), src, everywhere(src))
+    return run(shard_at(scatter(full, src), src, rank), src, whole_on_world(src))
 
 
 @pytest.mark.parametrize("sbp", [B, S(0), P], ids=str)

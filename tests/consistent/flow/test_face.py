@@ -13,7 +13,7 @@ import consistent
 import consistent.flow as flow
 from consistent import B, S
 from consistent.flow import data
-from consistent.flow.function_config import TrainConfig
+from consistent.flow.jobs.function_config import TrainConfig
 from tests.ranks import pool
 
 

@@ -12,8 +12,8 @@ from torch import nn
 
 import consistent
 from consistent import B, GlobalTensor, S
-from tests.consistent.tensor.twins import GRIDS, Laid, assert_same, compare, randn
-from tests.ranks import pool
+from tests.ranks import on_ranks, pool
+from tests.twins import GRIDS, Laid, assert_same, compare, randn
 
 
 class _Tied(nn.Module):
@@ -98,7 +98,125 @@ def test_buffers_follow_the_whole_batch(world: int) -> None:
     pool(world).run(compare, _normalised, GRIDS[world])
 
 
-def _kinds(rank: int) -> None:
+class _Shared(nn.Module):
+    """One module in two places, a weight in two modules, and a counter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.again = self.first
+        self.norm = nn.BatchNorm1d(4)
+        self.embed = nn.Embedding(7, 4)
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.again(torch.tanh(self.first(self.embed(ids)))).flatten(0, 1)
+        return self.head(self.norm(x))
+
+
+def _all_names(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+
+
+NAMES = sorted(_all_names(_Shared()))
+BY_NAME: dict[str, dict[str, Any]] = {
+    **{name: {name: S(0)} for name in NAMES if not name.endswith("num_batches_tracked")},
+    **{f"{name} and the rest": {name: S(0), "*": B} for name in NAMES if "weight" in name},
+    "all": {"*": S(0)},
+    "all but one": {"head.weight": B, "*": S(0)},
+    "normalisation": {"norm.*": S(0)},
+    "as text": {"*": "S(0)"},
+}
+
+
+def _named(at: Laid, plan: dict[str, Any]) -> Any:
+    torch.manual_seed(0)
+    model = at.module(_Shared().double(), plan)
+    assert model.first is model.again and model.head.weight is model.embed.weight
+    ids = torch.tensor([[1, 2, 3], [4, 5, 6], [0, 1, 2]])
+    losses = []
+    for _ in range(2):
+        loss = F.cross_entropy(model(at(ids, S(0))), at(ids.flip(1), S(0)).flatten())
+        loss.backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= 0.1 * p.grad
+        losses.append(loss)
+    return losses, model.state_dict(), [p.grad for p in model.parameters()]
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("plan", BY_NAME)
+def test_a_tensor_goes_by_any_of_its_names(plan: str, world: int) -> None:
+    pool(world).run(compare, _named, GRIDS[world], BY_NAME[plan])
+
+
+@on_ranks(2)
+def test_a_tied_tensor_lies_as_any_of_its_names_says(rank: int) -> None:
+    p = consistent.placement("cpu", [0, 1])
+    for name in NAMES:
+        if not name.endswith("num_batches_tracked"):
+            for plan in ({name: S(0)}, {name: S(0), "*": B}):
+                model = consistent.parallelize(_Shared(), p, plan)
+                chosen = _all_names(model)[name]
+                for value in _all_names(model).values():
+                    assert value.sbp == ((S(0),) if value is chosen else (B,))
+    model = consistent.parallelize(_Shared(), p, {"*": S(0)})
+    for value in _all_names(model).values():
+        assert value.sbp == ((S(0),) if value.ndim else (B,))
+
+
+# -- lazy modules ----------------------------------------------------------------------------------
+
+LAZY = sorted(name for name in dir(nn) if name.startswith("Lazy"))
+
+
+def _lazy(name: str) -> nn.Module:
+    cls = getattr(nn, name)
+    if "Norm" in name:
+        return cls(affine=True, track_running_stats=True)
+    return cls(4, 2) if "Conv" in name else cls(4)
+
+
+def _sample(name: str) -> torch.Tensor:
+    return randn(*(5, 3) if name == "LazyLinear" else (5, 3, *[4] * int(name[-2])))
+
+
+@on_ranks(2)
+def test_a_lazy_module_is_shown_an_input_first(rank: int) -> None:
+    p = consistent.placement("cpu", [0, 1])
+    for name in LAZY:
+        model = nn.Sequential(nn.Linear(3, 3), _lazy(name))
+        before = list(model.parameters())
+        with pytest.raises(ValueError, match=f"no shape yet, for {name} .* module\\(sample\\)"):
+            consistent.parallelize(model, p)
+        assert all(a is b for a, b in zip(before, model.parameters(), strict=True))
+
+
+def _initialised(at: Laid) -> Any:
+    found = []
+    for name in LAZY:
+        torch.manual_seed(0)
+        model = nn.Sequential(_lazy(name)).double()
+        model(_sample(name))
+        at.module(model, {"*": S(0)})
+        y = model(at(_sample(name), S(0)))
+        y.square().sum().backward()
+        found += [y, model.state_dict(), [p.grad for p in model.parameters()]]
+    return found
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_a_lazy_module_that_has_seen_an_input_is_like_any(world: int) -> None:
+    pool(world).run(compare, _initialised, GRIDS[world], timeout=120)
+
+
+@on_ranks(2)
+def test_parameters_and_buffers_become_global(rank: int) -> None:
     p = consistent.placement("cpu", [0, 1])
     model = _Tied()
     same = consistent.parallelize(
@@ -120,10 +238,6 @@ def _kinds(rank: int) -> None:
     before = dict(model.named_parameters())
     consistent.parallelize(model, p)  # what is global stays as it is
     assert all(before[k] is v for k, v in model.named_parameters())
-
-
-def test_parameters_and_buffers_become_global() -> None:
-    pool(2).run(_kinds)
 
 
 def _refused(rank: int, plan: dict[str, Any], change: bool) -> str:

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 import consistent
 from consistent import B, P, S
-from consistent.tensor.plan import plans
-from mirrored.counting import counting
+from consistent.dispatch.plans.plan import plans
+from mirrored.transports.counting import counting
 from tests.ranks import pool
 
 
@@ -54,7 +54,7 @@ def test_prints_a_table_with_an_arrow_at_the_choice() -> None:
         "1:",
         "S(1)->B",
         "3,072",
-        "307.3",
+        "9.0",
         "us",
     ]
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import consistent
 from consistent import B, P, S
 from mirrored import counting
-from tests.ranks import pool
+from tests.ranks import on_ranks, pool
 
 
 def _line() -> int:
@@ -20,7 +20,8 @@ def _line() -> int:
     return frame.f_back.f_lineno
 
 
-def _counted(rank: int) -> None:
+@on_ranks(2)
+def test_ops_are_counted_by_call_site_with_layouts_and_boxings(rank: int) -> None:
     p = consistent.placement("cpu", [0, 1])
     x = consistent.distribute(torch.randn(4, 6), p, S(0))
     w = consistent.distribute(torch.randn(6, 2), p, B)
@@ -48,11 +49,8 @@ def _counted(rank: int) -> None:
     assert r.count("matmul") == 3
 
 
-def test_ops_are_counted_by_call_site_with_layouts_and_boxings() -> None:
-    pool(2).run(_counted)
-
-
-def _backward_bytes(rank: int) -> None:
+@on_ranks(2)
+def test_gradient_reductions_are_reported_with_the_bytes_that_are_sent(rank: int) -> None:
     p = consistent.placement("cpu", [0, 1])
     x = consistent.distribute(torch.randn(4, 6), p, S(0))
     w = consistent.distribute(torch.randn(6, 2), p, B).requires_grad_()
@@ -66,10 +64,6 @@ def _backward_bytes(rank: int) -> None:
     )
 
 
-def test_gradient_reductions_are_reported_with_the_bytes_that_are_sent() -> None:
-    pool(2).run(_backward_bytes)
-
-
 class _Whole(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):  # type: ignore[no-untyped-def]
@@ -80,7 +74,8 @@ class _Whole(torch.autograd.Function):
         return g * 2
 
 
-def _ran_whole(rank: int) -> None:
+@on_ranks(2)
+def test_ops_that_ran_whole_are_named_where_that_cost_something(rank: int) -> None:
     p = consistent.placement("cpu", [0, 1])
     x = consistent.distribute(torch.randn(4, 4), p, S(0))
     b = consistent.distribute(torch.randn(4, 4), p, B)
@@ -91,10 +86,6 @@ def _ran_whole(rank: int) -> None:
         _Whole.apply(x)
     assert r.whole == ["_Whole"] and r.nbytes == 32
     assert "ran whole on every rank: _Whole" in str(r)
-
-
-def test_ops_that_ran_whole_are_named_where_that_cost_something() -> None:
-    pool(2).run(_ran_whole)
 
 
 def _shown(rank: int, folder: str) -> None:
@@ -129,7 +120,8 @@ def test_it_prints_as_a_table_and_saves_as_a_page(tmp_path: Path) -> None:
     pool(2).run(_shown, str(tmp_path))
 
 
-def _raised(rank: int) -> None:
+@on_ranks(2)
+def test_an_error_inside_closes_the_report(rank: int) -> None:
     p = consistent.placement("cpu", [0, 1])
     x = consistent.distribute(torch.randn(4, 4), p, S(0))
     try:
@@ -140,7 +132,3 @@ def _raised(rank: int) -> None:
         pass
     x + x
     assert r.count("add") == 1
-
-
-def test_an_error_inside_closes_the_report() -> None:
-    pool(2).run(_raised)

@@ -7,8 +7,8 @@ import importlib
 import sys
 import warnings
 
+from consistent.dispatch.planning.functions.torch_functions import resolve
 from consistent.rules import find
-from consistent.tensor.naming import know
 from tests.brute_force import missing
 
 
@@ -16,8 +16,9 @@ def main() -> None:
     warnings.simplefilter("ignore")
     for family in sys.argv[1:]:
         by_row: dict[str, dict[str, str]] = {}
-        for case in importlib.import_module(f"tests.consistent.rules.examples_{family}").EXAMPLES:
-            row = find(know(case.func).name)
+        examples = importlib.import_module(f"tests.consistent.rules.examples.{family}").EXAMPLES
+        for case in examples:
+            row = find(resolve(case.func).name)
             assert row is not None
             for signature in missing(case.func, *case.args, **case.kwargs):
                 by_row.setdefault(row.names, {}).setdefault(str(signature), str(case))

@@ -1,4 +1,4 @@
-"""Every row proven by brute force on the examples of its family (`examples_<family>.py`)."""
+"""Every row proven by brute force on the examples of its family (`examples/<family>.py`)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from consistent.dispatch.planning.functions.torch_functions import resolve
 from consistent.rules import ROWS, find
-from consistent.tensor.naming import know
 from tests.brute_force import Example
 
 FAMILIES = {
-    path.stem.removeprefix("examples_"): importlib.import_module(
-        f"tests.consistent.rules.{path.stem}"
-    ).EXAMPLES
-    for path in sorted(Path(__file__).parent.glob("examples_*.py"))
+    path.stem: importlib.import_module(f"tests.consistent.rules.examples.{path.stem}").EXAMPLES
+    for path in sorted((Path(__file__).parent / "examples").glob("*.py"))
+    if path.stem not in ("__init__", "numbers")
 }
 EXAMPLES = [example for examples in FAMILIES.values() for example in examples]
 
@@ -30,7 +29,9 @@ def test_axes_choose_independently(case: Example) -> None:
     case.check(ranks=(2, 2))
 
 
-@pytest.mark.parametrize("names", sorted({row.names for row in ROWS.values()}))
-def test_row_has_an_example(names: str) -> None:
-    row = find(names.split()[0])
-    assert any(find(know(case.func).name) is row for case in EXAMPLES), f"no example for {row}"
+PROVEN = {resolve(case.func).name for case in EXAMPLES}
+
+
+@pytest.mark.parametrize("name", sorted(ROWS))
+def test_every_name_has_an_example(name: str) -> None:
+    assert name in PROVEN, f"no example for {name} of {find(name)}"

@@ -22,14 +22,7 @@ from consistent.spec import (
     may_be,
     partial_of,
 )
-from consistent.spec.sbp import (
-    broadcast,
-    parse,
-    partial_max,
-    partial_min,
-    partial_sum,
-    split,
-)
+from consistent.spec.sbp import broadcast, parse, partial_max, partial_min, partial_sum, split
 from tests.strategies import any_sbps
 
 entries = any_sbps()

@@ -68,13 +68,13 @@ def test_boxes_are_where_the_shards_come_from(spec):
     full = whole_numbers(spec.shape)
     coordinates = itertools.product(*map(range, spec.placement.shape))
     for at, shard in zip(coordinates, scatter(full, spec), strict=True):
-        index = tuple(slice(a, a + n) for a, n in zip(*spec.box(at), strict=True))
+        index = tuple(slice(a, a + n) for a, n in zip(*spec.region(at), strict=True))
         assert torch.equal(full[index], shard)
 
 
 def test_two_axes_split_one_dim_outer_first():
     spec = TensorSpec.of(GRID, (S(0), S(0)), (7,), torch.float32)
-    boxes = [spec.box(at) for at in itertools.product((0, 1), (0, 1))]
+    boxes = [spec.region(at) for at in itertools.product((0, 1), (0, 1))]
     assert boxes == [((0,), (2,)), ((2,), (2,)), ((4,), (2,)), ((6,), (1,))]
 
 
@@ -102,7 +102,7 @@ def test_unused_specs_are_forgotten():
     for n in range(100):
         of(S(0), (12345, n))
     gc.collect()
-    assert not [key for key in _interned if key[2][:1] == (12345,)]
+    assert not [key for key in _interned if key[1][:1] == (12345,)]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_spec_over_65536_ranks_is_as_small_as_over_two():
         spec.local_shape((1,))
     assert many.local_shape((7,)) == (1, 16) and many.local_shape((65535,)) == (0, 16)
     assert sys.getsizeof(many) == sys.getsizeof(few)
-    assert len(many._boxes) == 3
+    assert len(many._regions) == 3
 
 
 # -- bad input -------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -25,7 +27,7 @@ def test_waiting_for_a_rank_that_has_returned_is_an_error() -> None:
         if rank:
             mirrored.all_reduce(torch.ones(1), RANKS)
 
-    with pytest.raises(RuntimeError, match="rank 0 has returned"):
+    with pytest.raises(RuntimeError, match="rank 0: has returned"):
         simulate(fn, 3)
 
 
@@ -36,8 +38,11 @@ def test_ranks_in_different_calls_are_named() -> None:
         else:
             mirrored.broadcast(torch.ones(1), (1,), torch.float32, "cpu", 0, (0, 1))
 
-    with pytest.raises(RuntimeError, match="must make the same calls in the same order"):
+    with pytest.raises(RuntimeError, match="must make the same calls in the same order") as said:
         simulate(fn, 2)
+    for rank, line in enumerate((5, 3)):
+        at = fn.__code__.co_firstlineno + line - 1
+        assert re.search(f"    rank {rank}: .*{__file__}:{at} in fn\n", str(said.value))
 
 
 def test_circular_waiting_is_an_error() -> None:

@@ -1,0 +1,109 @@
+"""Gradients of global tensors: where backward starts, and how it runs.
+
+Torch differentiates the local ops. The gradient of a tensor has the dual SBP (S -> S, B -> P, P ->
+B), so backward starts from the dual of the loss. ``leaves`` handles the gradients that reach
+leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.autograd import graph
+
+from ..dispatch import _C
+from ..dispatch.plans.shards import HookOff, adopt, plain, rebox
+from ..movement import check_mode
+from ..movement.world import my_coordinate
+from ..spec import Coordinate, P, TensorSpec
+from . import buckets
+
+
+def backward(
+    y: Any, gradient: torch.Tensor | None, retain_graph: bool | None, create_graph: bool
+) -> None:
+    """Backward from one global tensor into all leaves."""
+    # The engine is redirected (torch_patches/backward.py): it gives ``seed`` the gradient.
+    graph._engine_run_backward(
+        (y,),
+        (gradient,),
+        create_graph if retain_graph is None else retain_graph,
+        create_graph,
+        (),
+        allow_unreachable=True,
+        accumulate_grad=True,
+    )
+
+
+def seed(y: Any, gradient: torch.Tensor | None) -> torch.Tensor:
+    """The local tensor that backward starts from at ``y``: the gradient boxed to the dual of
+    ``y``'s spec.
+
+    A P loss gets ones on every rank; a B loss gets ones on the first rank of each axis and zeros
+    elsewhere.
+    """
+    check_mode.calling("backward")
+    return _one(y) if gradient is None else _given(y, gradient)
+
+
+def _one(y: Any) -> torch.Tensor:
+    spec: TensorSpec = y._spec
+    if spec.numel != 1 or not spec.dtype.is_floating_point:
+        raise RuntimeError(
+            f"grad can be implicitly created only for real scalar outputs, and this one is {spec}. "
+            "Reduce it first (y.sum().backward()), or give y.backward(gradient=...)."
+        )
+    counts = _counts(spec, my_coordinate(spec.placement))
+    with HookOff():
+        return torch.ones_like(y) if counts else torch.zeros_like(y)
+
+
+@lru_cache(maxsize=1 << 10)
+def _counts(spec: TensorSpec, at: Coordinate | None) -> bool:
+    """Whether the rank at ``at`` starts from ones: on an axis where the dual of ``spec``
+    is P only the first rank does; the others start from zeros."""
+    return at is None or not any(e is P and i for e, i in zip(spec.dual.sbp, at, strict=True))
+
+
+def _given(y: Any, gradient: torch.Tensor) -> torch.Tensor:
+    spec: TensorSpec = y._spec
+    if tuple(gradient.shape) != tuple(spec.shape):
+        raise RuntimeError(
+            f"backward: gradient has shape {tuple(gradient.shape)}, and the tensor is {spec}. "
+            f"Give a gradient of shape {tuple(spec.shape)}."
+        )
+    given = adopt(gradient, spec.placement, "backward")
+    if given._spec.placement != spec.placement:
+        raise RuntimeError(
+            f"backward: gradient is on {given._spec.placement}, and the tensor on "
+            f"{spec.placement}. "
+            "Move it first: gradient.to_global(placement=y.placement)."
+        )
+    return plain(rebox(given, spec.dual, "backward"))
+
+
+def run_engine(engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run torch's backward engine on one thread.
+
+    Every rank must issue the same boxings in the same order. With several engine threads (CPU and
+    CUDA nodes in one graph) two ranks could differ.
+    """
+    threads, before = torch._C._is_multithreading_enabled(), _C.in_backward_of_shards(True)
+    torch._C._set_multithreading_enabled(False)
+    try:
+        return engine(*args, **kwargs)
+    except BaseException:
+        if not in_backward():
+            buckets.reset()
+        raise
+    finally:
+        torch._C._set_multithreading_enabled(threads)
+        _C.in_backward_of_shards(before)
+
+
+def in_backward() -> bool:
+    """Whether this thread is inside a backward pass."""
+    return torch._C._current_graph_task_id() != -1

@@ -1,0 +1,137 @@
+"""Leaves that other ranks hold too: how a new gradient is added to ``.grad``.
+
+Autograd computes this rank's addend. A hook in C++ (``csrc/bindings/dispatch/gradients/leaf.cpp``)
+takes the simple ones away before torch adds them: they wait for their bucket, and their sum is
+added instead. The others come to ``take``, which gives torch a gradient in the layout of the one in
+``.grad``.
+
+``.grad`` is a correct global tensor at every moment, and so is every alias of it: where its layout
+has to change (only inside and after ``no_sync()``), the object gets new memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ..dispatch import _C
+from ..dispatch.planning.planning import common_placement
+from ..dispatch.plans.gradients import set_raw_grad, summed_axes
+from ..dispatch.plans.shards import HookOff, adopt, lay_anew, plain, rebox
+from ..movement.differentiable import box
+from ..movement.run import run
+from ..movement.world import my_coordinate
+from ..spec import TensorSpec
+from . import buckets
+from .shown import show
+
+
+def watch_leaf(leaf: Any) -> None:
+    """From now on, sum the gradients of this leaf over the ranks that hold it too, and add them in
+    the layout of the gradient that it has."""
+    spec: TensorSpec = leaf._spec
+    axes, held = summed_axes(spec), _C.held_gradient(leaf)
+    as_computed = not axes and (held is None or held._spec.sbp == spec.settled.sbp)
+    if as_computed:
+        _C.unwatch(leaf)
+    elif not axes or my_coordinate(spec.placement) is None:
+        _C.watch(leaf, -1, 0)
+    else:
+        number = buckets.number_of(spec.placement, axes, spec.dtype)
+        _C.watch(leaf, number, buckets.bytes_of(spec))
+
+
+def assign(leaf: Any, value: Any) -> None:
+    """Carry out ``leaf.grad = value``. A global ``value`` becomes the gradient as it is."""
+    if isinstance(value, torch.Tensor) and value is not leaf:
+        value = _checked_gradient(leaf, value)
+        if value._spec.sbp != leaf._spec.settled.sbp:  # its shard has another shape than the leaf's
+            set_raw_grad(leaf, value)
+            watch_leaf(leaf)
+            return
+    with HookOff():
+        torch.Tensor.grad.__set__(leaf, value)  # type: ignore[attr-defined]
+    _C.drop_waiting(leaf)
+
+
+def _checked_gradient(leaf: Any, value: Any) -> Any:
+    """A gradient for the leaf: ``value`` itself if it is global, else a copy in the settled layout
+    of the leaf."""
+    spec: TensorSpec = leaf._spec
+    if value.shape != spec.shape or value.dtype != spec.dtype:
+        raise RuntimeError(
+            f"grad: the gradient has shape {tuple(value.shape)} and {value.dtype}, and the tensor "
+            f"is {spec}.\n  A gradient has the shape and the dtype of its tensor; convert it first."
+        )
+    given = adopt(value, spec.placement, "grad")
+    common_placement("grad", (leaf, given))
+    if given is value:
+        return value
+    return given.clone() if given._spec is spec.settled else rebox(given, spec.settled, "grad")
+
+
+def take(leaf: Any, addend: torch.Tensor, unshared: bool) -> torch.Tensor | None:
+    """The gradient that torch adds to the leaf's instead of ``addend``, which has the dual spec;
+    None if the addend waits for its sum.
+
+    ``unshared``: nobody else holds ``addend``, so that it may be overwritten.
+    """
+    if _C.waiting_for(leaf)[0]:  # one backward runs inside another
+        buckets.finish()
+    spec: TensorSpec = leaf._spec
+    dual, whole = spec.dual.with_dtype(addend.dtype), spec.settled.with_dtype(addend.dtype)
+    wanted = whole if _C.is_synced() else dual
+    held = _C.held_gradient(leaf)
+    if held is not None and held._spec is not wanted:
+        if torch.is_grad_enabled():
+            set_raw_grad(leaf, rebox(held, wanted.with_dtype(held.dtype), "gradient"))
+        elif held._spec is not whole and held._spec is not dual:  # the user chose its layout
+            return plain(box(addend, dual, held._spec.with_dtype(addend.dtype)))
+        elif wanted is whole and _may_wait(leaf, held, addend):
+            _C.wait(leaf, plain(held) + addend, True)
+            return None
+        else:
+            lay_anew(held, run(plain(held), held._spec, wanted), wanted)
+    _C.set_partial(leaf, wanted is dual)
+    if wanted is whole and not torch.is_grad_enabled():
+        summed = buckets.sum_at_once(addend, spec, unshared)
+        if summed is not None:
+            return summed
+    return plain(box(addend, dual, wanted))
+
+
+def _may_wait(leaf: Any, held: Any, addend: torch.Tensor) -> bool:
+    """Whether the addend may be added later, after torch has run the hooks that come next."""
+    strided = held.layout == addend.layout == torch.strided
+    seen = leaf._post_accumulate_grad_hooks is not None
+    return strided and not seen and my_coordinate(leaf._spec.placement) is not None
+
+
+def settle(leaf: Any, total: torch.Tensor) -> None:
+    """``total`` takes the place of the gradient that the leaf held as P."""
+    held = _C.held_gradient(leaf)
+    lay_anew(held, total, leaf._spec.settled.with_dtype(total.dtype))
+
+
+@contextmanager
+def no_sync() -> Iterator[None]:
+    """Inside, gradients of B leaves stay P and add up; the next backward outside boxes their sum
+    once.
+
+    Use it for all but the last micro-batch of a gradient accumulation. ``.grad`` is a correct
+    global tensor at every moment; inside, it is P.
+    """
+    buckets.finish()  # inside a backward: gradients that wait are summed first
+    before = _C.set_sync(False)
+    try:
+        yield
+    finally:
+        _C.set_sync(before)
+
+
+_C.set_up_leaves(
+    watch_leaf, assign, buckets.limits, take, buckets.launch, settle, buckets.finish, show
+)

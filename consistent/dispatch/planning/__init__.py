@@ -1,0 +1,1 @@
+"""Making the plan of a call that was not met before."""

@@ -1,0 +1,105 @@
+"""Ops under torch's autocast: which dtype torch computes each in.
+
+Torch casts what an op is given where the op runs, and so casts shards by itself. It does not see
+the forms of this library, and a run on meta tensors does not show the cast. There the operands are
+cast first, as torch would cast them, and the op then runs with autocast off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from ...rules.signature import Call
+from ..plans.arguments import replace, tensors_of
+
+# Ops that torch runs in the lower precision, and those that it runs in the widest dtype of their
+# operands; all others on torch's lists compute in float32.
+_LOWER = frozenset(
+    """
+    _addmm_activation _convolution _native_multi_head_attention
+    _scaled_dot_product_flash_attention _thnn_fused_gru_cell _thnn_fused_lstm_cell addbmm addmm
+    addmv addr baddbmm bmm chain_matmul conv1d conv2d conv3d conv_tbc conv_transpose1d
+    conv_transpose2d conv_transpose3d convolution cudnn_convolution cudnn_convolution_transpose
+    einsum gru_cell linalg_multi_dot linalg_vecdot linear lstm_cell matmul mkldnn_rnn_layer mm
+    mv prelu rnn_relu_cell rnn_tanh_cell scaled_dot_product_attention
+    """.split()
+)
+_WIDEST = {
+    "cpu": frozenset("cat index_copy stack".split()),
+    "cuda": frozenset(
+        """addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put scatter_add tensordot
+        vdot""".split()
+    ),
+}
+# Ops that torch composes of those on its lists, each with the one that decides the output's dtype.
+MADE_OF = {
+    "chain_matmul": "mm",
+    "cross_entropy_loss": "nll_loss",
+    "einsum": "bmm",
+    "linalg_multi_dot": "mm",
+    "linalg_norm": "linalg_vector_norm",
+    "nll_loss_nd": "nll_loss",
+    "tensordot": "mm",
+}
+_BANNED = {"cuda": frozenset(["binary_cross_entropy"])}  # torch raises
+_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+
+
+@lru_cache
+def listed(device: str) -> frozenset[str]:
+    """The ops that this torch has on the lists for ``device``."""
+    registrations = getattr(torch._C, "_dispatch_get_registrations_for_dispatch_key", None)
+    if registrations is None or device not in _KEYS:
+        return frozenset()
+    pairs = [name.removeprefix("aten::").split(".") for name in registrations(_KEYS[device])]
+    names = {name for name, *overload in pairs if overload != ["deprecated"]}
+    return frozenset(names - _BANNED.get(device, frozenset()))
+
+
+def is_on(device: str) -> bool:
+    """Whether autocast is on for tensors of ``device``."""
+    return device in _KEYS and torch.is_autocast_enabled(device)
+
+
+def dtype_of(call: Call, device: str) -> torch.dtype | None:
+    """The dtype to which torch casts the operands of ``call``; None where it casts nothing."""
+    name = call.name if call.name in listed(device) else MADE_OF.get(call.name, "")
+    if call.name == "einsum" and len(call.operands) == 1:
+        return None  # nothing is multiplied
+    if name not in listed(device) or call.inplace or call.kwargs.get("dtype") is not None:
+        return None
+    given = [x.spec.dtype for x in call.operands if _is_cast(x.spec.dtype)]
+    if name in _WIDEST[device]:
+        wanted = torch.float32 if torch.float32 in given else torch.get_autocast_dtype(device)
+    else:
+        wanted = torch.get_autocast_dtype(device) if name in _LOWER else torch.float32
+    return wanted if any(dtype is not wanted for dtype in given) else None
+
+
+def _is_cast(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and dtype is not torch.float64
+
+
+def cast_first(
+    run: Callable[..., Any], device: str, dtype: torch.dtype | None
+) -> Callable[..., Any]:
+    """``run`` with autocast off, on tensors that are cast to ``dtype`` where autocast would."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        torch.set_autocast_enabled(device, False)
+        try:
+            source = _cast(tensors_of(args, kwargs), dtype)
+            return run(*replace(args, source), **replace(kwargs, source))
+        finally:
+            torch.set_autocast_enabled(device, True)
+
+    return call
+
+
+def _cast(tensors: Sequence[Any], dtype: torch.dtype | None) -> Iterator[Any]:
+    for x in tensors:
+        yield x.to(dtype) if dtype is not None and _is_cast(x.dtype) else x

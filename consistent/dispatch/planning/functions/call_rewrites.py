@@ -1,0 +1,145 @@
+"""Calls that a plan answers by other calls: properties, numbers given as tensors, ``out=``, and
+in-place ops that change a tensor's shape."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...plans.shards import HookOff, plain
+
+_Tensor = torch.Tensor
+
+
+def reshaped_in_place(name: str) -> Callable[..., Any]:
+    """x.t_(), x.unsqueeze_(0), ...: ``x`` becomes its own view, spec and all."""
+
+    def run(x: Any, *args: Any, **kwargs: Any) -> Any:
+        if x.requires_grad:
+            raise RuntimeError(
+                f"{name}_: it changes the shape of {x._spec}, which requires grad, and the "
+                "history of a global tensor "
+                f"keeps its shape. Use x.{name}(...), which returns a new tensor."
+            )
+        view = getattr(_Tensor, name)(x, *args, **kwargs)
+        with HookOff():
+            _Tensor.data.__set__(x, plain(view))  # type: ignore[attr-defined]
+        x._spec = view._spec
+        return x
+
+    return run
+
+
+def as_leaf(run: Callable[..., Any]) -> Callable[..., Any]:
+    """zeros_like(x, requires_grad=True), ...: torch would make a leaf of the shard, whose gradient
+    nobody boxes."""
+
+    def call(*args: Any, requires_grad: bool, **kwargs: Any) -> Any:
+        return run(*args, **kwargs).requires_grad_(requires_grad)
+
+    return call
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """The parameters of an op that no overload takes as a tensor: torch reads a number, or
+    several, from a tensor that is given there."""
+
+    places: frozenset[int]
+    rest: int | None  # from here on the arguments are sizes, which may come one by one
+    names: frozenset[str]
+
+    def holds(self, place: int | str) -> bool:
+        """Whether the argument there, by its place or its name, is one of these."""
+        if place.__class__ is str:
+            return place in self.names
+        return place in self.places or (self.rest is not None and place >= self.rest)  # type: ignore[operator]
+
+
+def given_as_tensors(name: str, args: tuple, kwargs: dict) -> Numbers | None:
+    """The number parameters of the op, where one of them was given a tensor."""
+    numbers = number_parameters(name)
+    for place, value in (*enumerate(args), *kwargs.items()):
+        if numbers.holds(place) and _has_tensor(value):
+            return numbers
+    return None
+
+
+def _has_tensor(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return any(isinstance(item, _Tensor) for item in value)
+    return isinstance(value, _Tensor)
+
+
+@functools.cache
+def number_parameters(name: str) -> Numbers:
+    """The number parameters of the op, read from its schemas."""
+    tensors: set[int | str] = set()
+    numbers: set[int | str] = set()
+    rest = None
+    for schema in torch._C._jit_get_schemas_for_operator(f"aten::{name}"):
+        for place, parameter in enumerate(schema.arguments):
+            kind = str(parameter.type)
+            into = tensors if "Tensor" in kind else numbers
+            into.update((parameter.name,) if parameter.kwarg_only else (place, parameter.name))
+            if kind in ("List[int]", "List[SymInt]") and place == 1 == _last_place(schema):
+                rest = place
+    found = numbers - tensors
+    places = frozenset(x for x in found if isinstance(x, int))
+    names = frozenset(x for x in found if isinstance(x, str))
+    return Numbers(places, rest if 1 in found else None, names)
+
+
+def _last_place(schema: Any) -> int:
+    return sum(not parameter.kwarg_only for parameter in schema.arguments) - 1
+
+
+def with_numbers(run: Callable[..., Any], numbers: Numbers) -> Callable[..., Any]:
+    """The op, given the numbers that the tensors hold. Reading them is a collective."""
+
+    def read(value: Any) -> Any:
+        if isinstance(value, _Tensor):
+            return value.item()
+        return type(value)(map(read, value)) if isinstance(value, tuple | list) else value
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        args = tuple(read(x) if numbers.holds(i) else x for i, x in enumerate(args))
+        named = {name: read(x) if numbers.holds(name) else x for name, x in kwargs.items()}
+        return run(*args, **named)
+
+    return call
+
+
+def into_out(run: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+    """``op(..., out=t)``: the op, boxed to the layout of ``t`` and written into it.
+
+    ``names`` are the arguments of ``run`` that it writes into.
+    """
+    if isinstance(run, torch._ops.OpOverload):
+        run = run._overloadpacket  # which finds the overload without them
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = [kwargs.pop(name) for name in names if kwargs.get(name) is not None]
+        result = run(*args, **kwargs)
+        single = len(given) == 1
+        out = given[0] if single else tuple(given)
+        targets = out if isinstance(out, tuple | list) else (out,)
+        results = result if isinstance(result, tuple | list) else (result,)
+        for target, value in zip(targets, results, strict=True):
+            _write(target, value)
+        return out
+
+    return call
+
+
+def _write(target: Any, value: Any) -> None:
+    if target.shape != value.shape:
+        raise RuntimeError(
+            f"out=: the result has shape {tuple(value.shape)} and out has {tuple(target.shape)}, "
+            "and a global tensor is not resized. Give an out of the result's shape, or omit out=."
+        )
+    target.copy_(value)

@@ -1,0 +1,74 @@
+"""Functions of torch that compute nothing: they ask about one tensor in one memory.
+
+An op without a row runs whole, which moves data. A question may not: a rank that asks alone would
+wait for the others. ``tensor/inspection/answers.py`` answers those that have an answer for the
+logical tensor; all others, and those that torch adds tomorrow, raise.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ....rules import table
+from ...plans.arguments import collect
+from ...plans.shards import is_global
+
+# These give no tensor and still read or write every element, so they run whole.
+READS = frozenset(("allclose", "equal", "is_nonzero", "apply", "map", "map2"))
+OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+_OF_TORCH = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    *OPERATORS,
+)
+
+
+def is_question(name: str, inplace: bool, run: Callable[..., Any]) -> bool:
+    """Whether the function ``run`` of this name is one of torch's own that computes no tensor."""
+    if name in READS or table.find(name) is not None:
+        return False
+    if not isinstance(run, _OF_TORCH):
+        return False
+    if isinstance(run, torch._ops.OpOverload):
+        return run.namespace == "aten" and not _computes(run._schema)
+    if isinstance(run, torch._ops.OpOverloadPacket) and "aten::" not in run._qualified_op_name:
+        return False
+    return not computes(name + "_" * inplace)
+
+
+def computes(name: str) -> bool:
+    """Whether torch's ``name`` is an operator that gives tensors, writes into one, or is called for
+    its effect alone."""
+    return any(map(_computes, torch._C._jit_get_schemas_for_operator(f"aten::{name}")))
+
+
+def _computes(schema: Any) -> bool:
+    gives = any("Tensor" in str(value.type) for value in schema.returns)
+    writes = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
+    return gives or writes or not schema.returns
+
+
+ONE_MEMORY = "its shards lie on several ranks, and torch asks this of one tensor in one memory"
+
+
+def refusal(name: str, reason: str = ONE_MEMORY, instead: str = "") -> Callable[..., Any]:
+    """A function in the place of torch's ``name`` that raises and says what to call."""
+    is_property = name.endswith((".__get__", ".__set__", ".__delete__"))
+    short = name.rpartition(".")[0] if is_property else name
+    asked = short if is_property else f"{short}(...)"
+    instead = instead or (
+        f"x.to_local().{asked} for this rank's shard, or x.full().{asked} for the whole value"
+    )
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        found: list[Any] = []
+        collect((args, kwargs), found)
+        spec = next((x._spec for x in found if is_global(x)), "a global tensor")
+        raise RuntimeError(f"{short}: x is {spec}; {reason}. Use {instead}.")
+
+    return refuse

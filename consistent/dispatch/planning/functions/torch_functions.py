@@ -1,0 +1,282 @@
+"""What a torch function is: the name of its rule, whether it writes in place, how it is run.
+
+torch hands the hook functions of many kinds: builtins, methods, slot wrappers, property getters,
+operator overloads, and Python functions that are compositions of other ops. The last are *opened*:
+their Python body is run on the global tensors, so that every op inside meets its own rule and reads
+logical shapes.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from ....rules import table
+from ...plans.plan import handlers, list_ops
+from ...running.whole_call import call_whole
+from ..writes import reshapes_in_place, written_arguments
+from .questions import OPERATORS, is_question, refusal
+
+# Operators whose name is not the op's name with the underscores taken off.
+_OPERATORS = {
+    "__and__": "bitwise_and",
+    "__or__": "bitwise_or",
+    "__xor__": "bitwise_xor",
+    "__invert__": "bitwise_not",
+    "__rand__": "bitwise_and",
+    "__ror__": "bitwise_or",
+    "__rxor__": "bitwise_xor",
+    "__lshift__": "bitwise_left_shift",
+    "__rshift__": "bitwise_right_shift",
+    "__iand__": "bitwise_and_",
+    "__ior__": "bitwise_or_",
+    "__ixor__": "bitwise_xor_",
+    "__ilshift__": "bitwise_left_shift_",
+    "__irshift__": "bitwise_right_shift_",
+    "__getitem__": "getitem",
+    "__setitem__": "setitem_",
+    "__truediv__": "div",
+    "__div__": "div",
+    "__itruediv__": "div_",
+    "__idiv__": "div_",
+    "__ifloordiv__": "floor_divide_",
+    "__imod__": "remainder_",
+    "__mod__": "remainder",
+    "__iadd__": "add_",
+    "__isub__": "sub_",
+    "__imul__": "mul_",
+    "__ipow__": "pow_",
+    "__matmul__": "matmul",
+    "__imatmul__": "matmul_",
+    "__radd__": "add",
+    "__rmul__": "mul",
+    "__abs__": "abs",
+    # torch.mm, torch.spmm and torch.dsmm are one function, equal as keys: the first met names it.
+    "spmm": "mm",
+    "dsmm": "mm",
+    "hsmm": "hspmm",
+    "saddmm": "sspaddmm",
+}
+
+
+@dataclass(frozen=True)
+class TorchFunction:
+    """A resolved torch function, and what dispatch has to know of it, whatever its arguments
+    are."""
+
+    name: str
+    inplace: bool
+    run: Callable[..., Any]
+    # "op": look its name up; "open": run the Python body; "whole": run on whole tensors; "raw": a
+    # property, ask the shard
+    kind: str
+
+    @cached_property
+    def row(self) -> table.Row | None:
+        """The rule of an op."""
+        return table.find(self.name) if self.kind == "op" else None
+
+    @cached_property
+    def call(self) -> Callable[..., Any] | None:
+        """The function that answers every call, given its arguments unchanged; None where
+        calls are planned."""
+        handler = handlers.get(self.name + "_" * self.inplace)
+        if handler is not None or self.name.startswith(tuple(list_ops)):
+            return handler
+        is_op = self.kind == "op" and not is_question(self.name, self.inplace, self.run)
+        runs_itself = self.kind in ("open", "whole")
+        if self.kind == "raw" or not (is_op or runs_itself):
+            return refusal(self.name)
+        return self.run if runs_itself else None
+
+    @cached_property
+    def free_names(self) -> tuple[str, ...]:
+        """Named arguments whose integers decide nothing about layouts."""
+        if self.row is None or self.row.numbers == "*":
+            return ()
+        return tuple(self.row.numbers.split())
+
+    @cached_property
+    def free(self) -> int:
+        """The same by position, a bit each; the last one stands for all further positions."""
+        if self.row is not None and self.row.numbers == "*":
+            return (1 << _POSITIONS) - 1
+        return sum(1 << self.row.position(name) for name in self.free_names) if self.row else 0
+
+    @cached_property
+    def sizing(self) -> int:
+        """How sizes among the arguments become those of the shard; 0 where there are none."""
+        return 0 if self.row is None or self.row.sizing is None else int(self.row.sizing)
+
+    @cached_property
+    def outs(self) -> tuple[str, ...]:
+        """Names of the arguments that results are written into, where they are given."""
+        if not isinstance(self.run, torch._ops.OpOverload):
+            return ("out",)
+        return tuple(a.name for a in self.run._schema.arguments if a.is_out)
+
+    @cached_property
+    def written(self) -> tuple[tuple[int, str], ...]:
+        """(position, name) of the arguments that torch's schemas say the op writes to."""
+        return written_arguments(self.run)
+
+    @cached_property
+    def reshapes(self) -> bool:
+        """Whether it may give the tensor that it writes to other sizes."""
+        return self.inplace and reshapes_in_place(self.run)
+
+
+_POSITIONS = 32
+
+
+def resolve(func: Callable[..., Any]) -> TorchFunction:
+    """Resolve ``func``; the hook remembers the answer."""
+    if isinstance(func, types.MethodWrapperType):  # the getter of a property, such as Tensor.T
+        return TorchFunction(f"{func.__self__.__name__}.{func.__name__}", False, func, "raw")  # type: ignore[attr-defined]
+    namespace = _namespace(func)
+    why = _why_refused(func, namespace)
+    if why is not None:
+        return _refusing(_canonical(getattr(func, "__name__", str(func)))[0], why)
+    if isinstance(func, OPERATORS):
+        return _resolve_op(func, namespace)
+    if not namespace.startswith("torch") and isinstance(func, types.FunctionType):
+        # Another library's function that asks for hooks: no row is meant for it.
+        return TorchFunction(f"{namespace}.{func.__qualname__}", False, opened_body(func), "open")
+    name, inplace = _canonical(getattr(func, "__name__", str(func)))
+    if isinstance(func, types.FunctionType):
+        inner = getattr(func, "__wrapped__", None)
+        if inner is not None and not isinstance(inner, types.FunctionType):
+            return resolve(inner)
+        row = table.find(name)
+        if row is not None and row.composite:
+            return TorchFunction(name, inplace, func, "op")
+        return TorchFunction(name, inplace, opened_body(inner or func), "open")
+    return TorchFunction(name, inplace, func, "op")
+
+
+def _namespace(func: Any) -> str:
+    """The library that an op belongs to, or the module of a function."""
+    if isinstance(func, torch._ops.OpOverload):
+        return func.namespace
+    if isinstance(func, torch._ops.OpOverloadPacket):
+        return func._qualified_op_name.partition("::")[0]
+    return getattr(func, "__module__", None) or "torch"
+
+
+def _why_refused(func: Any, namespace: str) -> str | None:
+    """Why a function cannot take global tensors, if it cannot."""
+    name = getattr(func, "__name__", str(func))
+    if "c10d" in namespace or namespace.startswith("torch.distributed"):
+        return (
+            f"{name}: a collective of torch.distributed was given a global tensor and would see "
+            "this rank's shard only. Use x.to_global(sbp=...), which plans the collective, or pass "
+            "x.to_local()."
+        )
+    if name.startswith(("_nested_", "nested_")) and not is_question(name, False, func):
+        return (
+            f"torch.nested: {name} was given a global tensor, and a nested tensor of it would hold "
+            "this rank's shard only. Use torch.cat and x.split, or x.full() for the whole value."
+        )
+    if isinstance(func, torch._ops.HigherOrderOperator):
+        return (
+            f"{name}: an operator that torch.compile traces was given a global tensor and would "
+            "trace this rank's shard only. Use ordinary control flow and functions, which run "
+            "eagerly on global tensors, or pass x.full()."
+        )
+    return None
+
+
+def _refusing(name: str, why: str) -> TorchFunction:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise TypeError(why)
+
+    return TorchFunction(name, False, refuse, "open")
+
+
+def _resolve_op(func: Any, namespace: str) -> TorchFunction:
+    """``torch.ops.aten.add.Tensor``, or an op of another library, for which no row is meant."""
+    overload = isinstance(func, torch._ops.OpOverload)
+    name = func._schema.name if overload else func._qualified_op_name
+    if namespace in ("aten", "prims"):
+        return TorchFunction(*_canonical(name.split("::")[1]), func, "op")
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return call_whole(name, func, args, kwargs)
+
+    return TorchFunction(name, False, run, "whole")
+
+
+def _canonical(name: str) -> tuple[str, bool]:
+    name = _OPERATORS.get(name, name)
+    if name.startswith("__") and name.endswith("__"):
+        return name.strip("_"), False
+    if name.endswith("_") and not name.endswith("__"):
+        return name[:-1], True
+    return name, False
+
+
+def handler_name(method: str) -> str:
+    """The name under which a handler of this method of torch.Tensor is entered."""
+    name, inplace = _canonical(method)
+    return name + "_" * inplace
+
+
+_ASKS = {"has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"}
+
+
+def _never(*_: object) -> bool:
+    return False
+
+
+class _TorchWithoutHooks:
+    """``torch``, where ``torch.overrides`` knows of no hook."""
+
+    overrides = types.SimpleNamespace(
+        has_torch_function=_never,
+        has_torch_function_unary=_never,
+        has_torch_function_variadic=_never,
+    )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+_TORCH = _TorchWithoutHooks()
+
+
+def opened_body(func: types.FunctionType) -> Callable[..., Any]:
+    """``func`` without its own hook: the same code, where the questions "is a hook defined?"
+    answer no."""
+    scope = dict(func.__globals__)
+    for name in _ASKS:
+        if name in scope:
+            scope[name] = _never
+    for name in func.__code__.co_names:
+        # A private helper that asks on behalf of its public function (torch.meshgrid) would come
+        # back to it.
+        helper = scope.get(name)
+        if name.startswith("_") and isinstance(helper, types.FunctionType) and helper is not func:
+            if not _ASKS.isdisjoint(helper.__code__.co_names):
+                scope[name] = opened_body(helper)
+    if "overrides" in func.__code__.co_names:
+        if scope.get("torch") is torch:
+            scope["torch"] = _TORCH  # torch.nn.init asks torch.overrides
+        if scope.get("overrides") is torch.overrides:
+            scope["overrides"] = _TORCH.overrides  # torch.sym_int
+    closure = func.__closure__
+    if closure and "if_true" in func.__code__.co_freevars:
+        # torch's boolean_dispatch (F.max_pool2d and the like): the two bodies to choose from ask as
+        # well.
+        closure = tuple(types.CellType(_open_if_python(cell.cell_contents)) for cell in closure)
+    opened = types.FunctionType(func.__code__, scope, func.__name__, func.__defaults__, closure)
+    opened.__kwdefaults__ = func.__kwdefaults__
+    return opened
+
+
+def _open_if_python(value: Any) -> Any:
+    return opened_body(value) if isinstance(value, types.FunctionType) else value

@@ -1,0 +1,277 @@
+"""Ops over lists of tensors: ``torch._foreach_*`` and the fused optimizer steps.
+
+The tensors at position i of all lists belong together, and most of these ops are elementwise in
+them. Where all tensors at each position share one layout, the op runs on lists of shards in one
+call; otherwise the op on single tensors is called position by position. Positions may be on
+different placements, or hold plain tensors: this rank computes at those that it holds, and follows
+the others on ``meta``.
+
+A tensor that is one factor for all positions must have its value on each rank, so it is boxed to B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ....movement.differentiable import box
+from ....movement.world import my_coordinate, whole_on_world
+from ....spec import B, Placement, TensorSpec
+from ...plans.plan import FAST, OtherCall, Plan, list_ops
+from ...plans.shards import HookOff, attach, is_global, plain, rebox
+from ...running.moved_views import refuse_moved
+from ...running.on_lists import OnLists
+from ..functions.torch_functions import TorchFunction
+from . import list_norms, scaled_gradients
+from .fused_steps import fused_step
+
+_Tensor = torch.Tensor
+
+# These are not elementwise, and each has its own function.
+_OTHERS: dict[str, Callable[..., Any]] = {
+    "_foreach_norm": list_norms.norm,
+    "_amp_foreach_non_finite_check_and_unscale_": scaled_gradients.unscale,
+}
+_BY_POSITION = frozenset(("_foreach_max", "_foreach_mm", "_foreach_powsum"))
+# Where torch takes a tensor as the one factor of all; elsewhere it reads a number.
+_TAKE_A_TENSOR = frozenset("_foreach_add _foreach_mul _foreach_div".split())
+# Ops on single tensors that have another name.
+_SINGLE: dict[str, Callable[..., Any]] = {
+    "maximum": _Tensor.clamp_min,
+    "maximum_": _Tensor.clamp_min_,
+    "minimum": _Tensor.clamp_max,
+    "minimum_": _Tensor.clamp_max_,
+    "pow": torch.pow,
+    "powsum": list_norms.powsum,
+}
+
+
+def plan_list_op(function: TorchFunction, args: tuple, kwargs: dict) -> Plan | None:
+    """The plan of a list op for tensors with the specs of these; None if no list is given."""
+    lists = _lists(args, kwargs)
+    if not lists:
+        return None
+    name = function.name + ("_" if function.inplace else "")
+    if name in _OTHERS:
+        return OtherCall(name, _OTHERS[name])
+    if function.name.startswith("_fused_"):
+        return _plan_fused(function, lists, args, kwargs)
+    _check_lengths(lists, args, kwargs)
+    layouts = [_common([x[i] for x in lists]) for i in range(len(lists[0]))]
+    if not _fits(function.name, layouts, _factors(args, kwargs)):
+        return OtherCall(function.name, _with_factors(function, layouts))
+    if function.name in _BY_POSITION or any(layout is None for layout in layouts):
+        return OtherCall(function.name, _one_by_one(function))
+    return _plan_on_shards(function, layouts)
+
+
+def _plan_on_shards(function: TorchFunction, layouts: Sequence[Any]) -> Plan:
+    if not all(map(_is_held, layouts)):
+        return OtherCall(function.name, _in_groups(function, layouts))
+    plan = OnLists(function.name)
+    plan.function, plan.way = function.run, FAST
+    plan.inplace, plan.outs = function.inplace, tuple(layouts)
+    return plan
+
+
+def _is_held(layout: TensorSpec | _Plain | None) -> bool:
+    """Whether this rank has a shard of the tensors of a position."""
+    return isinstance(layout, TensorSpec) and my_coordinate(layout.placement) is not None
+
+
+def _plan_fused(
+    function: TorchFunction, lists: list[Sequence[Any]], args: tuple, kwargs: dict
+) -> Plan:
+    layouts = [_common([x[i] for x in lists if i < len(x)]) for i in range(len(lists[0]))]
+    if not all(map(_is_held, layouts)) or any(map(is_global, _factors(args, kwargs))):
+        return OtherCall(function.name, fused_step(function.run))
+    plan = OnLists(function.name)
+    plan.function, plan.way, plan.inplace = function.run, FAST, True
+    return plan
+
+
+# -- arguments -------------------------------------------------------------------------------------
+
+
+def _lists(args: tuple, kwargs: dict) -> list[Sequence[Any]]:
+    found = [a for a in (*args, *kwargs.values()) if isinstance(a, tuple | list)]
+    return [a for a in found if any(isinstance(x, _Tensor) for x in a)]
+
+
+def _factors(args: tuple, kwargs: dict) -> list[Any]:
+    return [a for a in (*args, *kwargs.values()) if isinstance(a, _Tensor)]
+
+
+def _check_lengths(lists: list[Sequence[Any]], args: tuple, kwargs: dict) -> None:
+    """Check what torch checks, with torch's message."""
+    count = len(lists[0])
+    for each in (a for a in (*args, *kwargs.values()) if isinstance(a, tuple | list)):
+        if len(each) != count:
+            what = "tensors" if any(each is x for x in lists) else "numbers"
+            raise RuntimeError(
+                f"Tensor lists must have the same number of tensors, got {count} and {len(each)} "
+                f"{what}"
+            )
+
+
+class _Plain:
+    """Stands for a position where all tensors are plain."""
+
+
+_PLAIN = _Plain()
+
+
+def _common(tensors: Sequence[Any]) -> TensorSpec | _Plain | None:
+    """The spec of a position whose shards the op may take as they are; None if there is none.
+
+    All tensors share it, and it is not partial; 0-d tensors may be B or plain instead.
+    """
+    if not any(map(is_global, tensors)):
+        return _PLAIN
+    if not is_global(tensors[0]):
+        return None
+    spec: TensorSpec = tensors[0]._spec
+    if any(entry.is_partial for entry in spec.sbp):
+        return None
+    return spec if all(_lies_as(t, spec) for t in tensors[1:]) else None
+
+
+def _lies_as(t: Any, spec: TensorSpec) -> bool:
+    if not is_global(t):
+        return t.ndim == 0
+    other: TensorSpec = t._spec
+    if other is spec:
+        return True
+    if other.placement != spec.placement:
+        return False
+    alike = (other.sbp, other.shape) == (spec.sbp, spec.shape)
+    return alike or (other.ndim == 0 and all(entry is B for entry in other.sbp))
+
+
+def _fits(name: str, layouts: Sequence[Any], factors: Sequence[Any]) -> bool:
+    """Whether the factors of all positions may be used as they are."""
+    placements = {spec.placement for spec in layouts if isinstance(spec, TensorSpec)}
+    return all(
+        not is_global(x)
+        or (
+            name in _TAKE_A_TENSOR
+            and placements == {x.placement}
+            and _PLAIN not in layouts
+            and all(entry is B for entry in x.sbp)
+        )
+        for x in factors
+    )
+
+
+# -- running ---------------------------------------------------------------------------------------
+
+
+def _with_factors(function: TorchFunction, layouts: Sequence[Any]) -> Callable[..., Any]:
+    """The same call through the hook again, with factors that have their value on each rank."""
+    placements = {spec.placement for spec in layouts if isinstance(spec, TensorSpec)}
+    one = placements.pop() if len(placements) == 1 and _PLAIN not in layouts else None
+
+    def value(x: Any) -> Any:
+        if not is_global(x):
+            return x
+        if function.name in _TAKE_A_TENSOR:
+            return _whole(x, one)
+        return x.tolist()  # torch reads numbers here, one for all or one per position
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        named = {key: value(x) for key, x in kwargs.items()}
+        return function.run(*map(value, args), **named)
+
+    return call
+
+
+def _whole(x: Any, placement: Placement | None) -> Any:
+    """``x`` as B where ``placement`` is its own; else a plain tensor, the same on all ranks."""
+    spec: TensorSpec = x._spec
+    if placement == spec.placement or x.requires_grad:
+        return rebox(x, spec.with_sbp((B,) * spec.placement.ndim), "factor of a list")
+    return plain(box(x, spec, whole_on_world(spec)))
+
+
+def _in_groups(function: TorchFunction, layouts: Sequence[Any]) -> Callable[..., Any]:
+    """The op on the positions that this rank holds, and in a call of its own on those that it
+    follows.
+
+    Steps and other writes into ``meta`` shards are left out: not every kernel knows ``meta``.
+    """
+    count = len(layouts)
+    follows = [spec is not _PLAIN and my_coordinate(spec.placement) is None for spec in layouts]
+    inside = [i for i in range(count) if not follows[i]]
+    outside = [i for i in range(count) if follows[i]]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if function.inplace:
+            refuse_moved(function.name, args, kwargs)
+        outs: list[Any] = [None] * count
+        for positions in (inside,) if function.inplace else (inside, outside):
+            if positions:
+                some = {name: _pick(value, positions, count) for name, value in kwargs.items()}
+                with HookOff():
+                    made = function.run(*(_pick(v, positions, count) for v in args), **some)
+                for i, one in zip(positions, made or (), strict=not function.inplace):
+                    outs[i] = one
+        if function.inplace:
+            return args[0]
+        return tuple(map(_typed, outs, layouts))
+
+    return call
+
+
+def _typed(x: torch.Tensor, layout: Any) -> Any:
+    return x if layout is _PLAIN else attach(x, layout.with_dtype(x.dtype))
+
+
+def _pick(value: Any, positions: list[int], count: int) -> Any:
+    if not isinstance(value, tuple | list) or len(value) != count:
+        return value
+    return [value[i] for i in positions]
+
+
+def _one_by_one(function: TorchFunction) -> Callable[..., Any]:
+    """Run the op that works on single tensors, through the hook, at each position."""
+    name = function.name.removeprefix("_foreach_") + ("_" if function.inplace else "")
+    single = _SINGLE.get(name) or getattr(_Tensor, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        count = len(_lists(args, kwargs)[0])
+
+        def at(i: int, value: Any) -> Any:
+            return value[i] if isinstance(value, tuple | list) else value
+
+        outs = [
+            single(
+                *(at(i, a) for a in _single_args(name, args)),
+                **_single_kwargs(name, args, kwargs, i, at),
+            )
+            for i in range(count)
+        ]
+        return args[0] if function.inplace else tuple(outs)
+
+    return call
+
+
+def _single_args(name: str, args: tuple) -> tuple:
+    # addcmul and addcdiv take their factor by keyword when they work on single tensors.
+    return args[:3] if name.startswith("addc") else args
+
+
+def _single_kwargs(
+    name: str, args: tuple, kwargs: dict, i: int, at: Callable[[int, Any], Any]
+) -> dict:
+    numbers = {key: at(i, value) for key, value in kwargs.items() if key != "scalars"}
+    if not name.startswith("addc"):
+        return numbers | ({"other": at(i, kwargs["scalars"])} if "scalars" in kwargs else {})
+    factor = kwargs.get("scalars", args[3] if len(args) > 3 else None)
+    if isinstance(factor, _Tensor):  # one per position, which torch reads as numbers
+        factor = factor.tolist()
+    return numbers | ({} if factor is None else {"value": at(i, factor)})
+
+
+list_ops["_foreach_"] = list_ops["_fused_"] = list_ops["_amp_foreach_"] = plan_list_op

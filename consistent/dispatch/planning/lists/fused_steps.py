@@ -1,0 +1,86 @@
+"""The fused optimizer steps: ``torch._fused_adam_`` and others like it.
+
+They are elementwise in the tensors of a position. Where those share one layout the step runs on the
+shards; otherwise it runs on copies in the layout of the first one, and what is written is boxed
+back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ....movement.differentiable import box
+from ....movement.world import my_coordinate, whole_on_world
+from ....spec import B, TensorSpec
+from ...plans.shards import HookOff, adopt, is_global, plain, rebox
+from ...running.moved_views import refuse_moved
+
+
+def fused_step(run: Callable[..., Any]) -> Callable[..., Any]:
+    """``run`` for tensors of any layouts, some of them plain, on several placements."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        refuse_moved("_fused_step", args, kwargs)
+        targets = [_target(at) for at in zip(*(x for x in args[:2] if x), strict=True)]
+        mine = [
+            i
+            for i, spec in enumerate(targets)
+            if spec is None or my_coordinate(spec.placement) is not None
+        ]
+        laid = [_laid(x, targets) if isinstance(x, tuple | list) else x for x in args]
+        named = {key: _whole(x) for key, x in kwargs.items()}
+        lists = [[x[i] for i in mine] if isinstance(x, list) and x else x for x in laid]
+        if mine:
+            with HookOff():
+                run(*lists, **named)
+        for position, (before, after) in enumerate(zip(args, laid, strict=True)):
+            # Gradients, which come second, are written to only where the step unscales them.
+            if isinstance(after, list) and (position != 1 or kwargs.get("grad_scale") is not None):
+                for x, y in zip(before, after, strict=True):
+                    _put_back(x, y)
+
+    return call
+
+
+def _target(tensors: tuple[Any, ...]) -> TensorSpec | None:
+    """The spec that the tensors of a position are boxed to: that of the first global one, with B in
+    place of P; None if all are plain."""
+    spec = next((t._spec for t in tensors if is_global(t)), None)
+    if spec is None:
+        return None
+    return spec.with_sbp(tuple(B if entry.is_partial else entry for entry in spec.sbp))
+
+
+def _laid(tensors: Any, targets: list[TensorSpec | None]) -> list[Any]:
+    return [_lay(x, spec) for x, spec in zip(tensors, targets, strict=True)] if tensors else []
+
+
+def _lay(x: Any, spec: TensorSpec | None) -> Any:
+    if spec is None or not isinstance(x, torch.Tensor) or (not is_global(x) and x.ndim == 0):
+        return x
+    given = adopt(x, spec.placement, "fused step")
+    sbp = spec.sbp if given._spec.shape == spec.shape else (B,) * spec.placement.ndim
+    target = TensorSpec.of(spec.placement, sbp, given.shape, given.dtype)
+    return given if given._spec is target else rebox(given, target, "fused step")
+
+
+def _whole(x: Any) -> Any:
+    """The value on each rank of a learning rate, or of what GradScaler gives."""
+    if not is_global(x):
+        return x
+    return plain(box(x.detach(), x._spec, whole_on_world(x._spec)))
+
+
+def _put_back(x: Any, y: Any) -> None:
+    if x is y:
+        return
+    spec: TensorSpec = y._spec
+    mine = my_coordinate(spec.placement) is not None
+    source = x._spec if is_global(x) else spec.with_sbp((B,) * spec.placement.ndim)
+    back = box(plain(y.detach()), spec, source)
+    if mine and back.data_ptr() != plain(x).data_ptr():
+        with HookOff(), torch.no_grad():
+            torch.Tensor.copy_(x, back)

@@ -1,0 +1,319 @@
+"""A call not met before: the op's row gives signatures, ``rules.choose`` picks one, and the plan is
+made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace as replace_fields
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from mirrored.transports.default import current
+
+from ...movement.world import my_coordinate
+from ...rules import table
+from ...rules.candidates import candidates
+from ...rules.choose import Choice, choose
+from ...rules.fused_reduce_scatter import FORM as FUSED_REDUCE_SCATTER
+from ...rules.fused_reduce_scatter import joins_sum
+from ...rules.signature import Call, Operand
+from ...spec import Layout, TensorSpec
+from ..plans.arguments import replace, tensors_of
+from ..plans.plan import Answer, ByFacts, OtherCall, OutLayout, Plan, list_ops, watchers
+from ..plans.shards import common_placement, is_global, refuse_mirrored
+from ..running import outside_ranks
+from ..running.on_shards import ByForm, InPlaceOnCopy, OnShards
+from . import autocast
+from .any_size import all_whole, out_layouts
+from .functions.call_rewrites import (
+    as_leaf,
+    given_as_tensors,
+    into_out,
+    reshaped_in_place,
+    with_numbers,
+)
+from .functions.questions import OPERATORS
+from .functions.torch_functions import TorchFunction
+from .meta_run import MISTOLD, has_meta_backward, is_refusal, logical_outputs, on_meta
+from .without_modes import without_modes
+from .writes import written_operands
+
+_Tensor = torch.Tensor
+
+
+def make_plan(
+    function: TorchFunction, args: tuple, kwargs: dict, by_facts: bool, for_any_size: bool
+) -> Plan:
+    """The plan of ``function`` called with these arguments.
+
+    ``by_facts``: its key also has the values of floats, or whether gradients are asked for, because
+    a plan ``ByFacts`` said so. ``for_any_size``: it may be a plan that serves all sizes.
+    """
+    tensors = tensors_of(args, kwargs)
+    for x in tensors:
+        refuse_mirrored(x, function.name)
+    plan = _without_row(function, args, kwargs)
+    if plan is None:
+        planning = _Planning(function, args, kwargs, tensors, for_any_size)
+        with without_modes():
+            plan = planning.under_autocast(planning.plan(by_facts))
+    for watch in watchers:
+        watch(plan)
+    return plan
+
+
+def _without_row(function: TorchFunction, args: tuple, kwargs: dict) -> Plan | None:
+    """Plans that the function and the names of its arguments decide."""
+    if function.call is not None:
+        return OtherCall(function.name, function.call, function.kind == "open")
+    for prefix, plan_list_op in list_ops.items():
+        if function.name.startswith(prefix):
+            plan = plan_list_op(function, args, kwargs)
+            if plan is not None:
+                return plan
+    if kwargs.get("requires_grad") and not isinstance(function.run, OPERATORS):
+        return OtherCall(function.name, as_leaf(function.run))
+    if kwargs and any(kwargs.get(name) is not None for name in function.outs):
+        return OtherCall(function.name, into_out(function.run, function.outs))
+    numbers = given_as_tensors(function.name, args, kwargs)
+    if numbers is not None:
+        return OtherCall(function.name, with_numbers(function.run, numbers))
+    return None
+
+
+class _Planning:
+    """One call being planned."""
+
+    def __init__(
+        self, function: TorchFunction, args: tuple, kwargs: dict, tensors: list, any_size: bool
+    ) -> None:
+        self.function, self.tensors, self.any_size = function, tensors, any_size
+        self.placement = common_placement(function.name, tensors)
+        self.specs = tuple(self._spec_of(t) for t in tensors)
+        operands = tuple(Operand(i, spec) for i, spec in enumerate(self.specs))
+        source = iter(operands)
+        self.call = Call(function.name, replace(args, source), replace(kwargs, source), operands)
+        self.call.inplace = function.inplace
+        self.call.tracked = tracks(tensors)
+        self.row = table.find(function.name)
+        self.outside = my_coordinate(self.placement) is None
+        self.covers_world = self.placement.size == current().size
+
+    def _spec_of(self, t: Any) -> TensorSpec:
+        if is_global(t):
+            return t._spec
+        return TensorSpec.laid(Layout.whole(self.placement), t.shape, t.dtype)
+
+    def plan(self, by_facts: bool) -> Plan:
+        if self.row is None:
+            return self._whole()
+        facts = None if by_facts else self._facts(self.row)
+        if facts is not None and not all_whole(self.specs):
+            return facts
+        plan = self._by_row(self.row)
+        # An op on whole operands that runs as it is called depends on no facts.
+        return plan if facts is None or plan.any_size else facts
+
+    def under_autocast(self, plan: Plan) -> Plan:
+        """``plan``, or the call on operands that are cast first, where torch's own casts on the
+        shards would come too late or would not be known to all ranks."""
+        device = self.placement.type
+        if not isinstance(plan, OnShards) or not autocast.is_on(device):
+            return plan
+        dtype = autocast.dtype_of(self.call, device)
+        unknown = dtype is not None and not (plan.any_size and self.covers_world)
+        # A cast to fewer digits would round addends, which may be far larger than their sum.
+        unknown |= dtype is not None and any(e.is_partial for s in self.specs for e in s.sbp)
+        if not unknown and not isinstance(plan, ByForm):
+            return plan
+        run = autocast.cast_first(self.function.run, device, dtype)
+        return OtherCall(self.function.name, run)
+
+    def _facts(self, row: table.Row) -> Plan | None:
+        extreme = any(e.is_extreme for spec in self.specs for e in spec.sbp)
+        by_value = row.by_value or row.localize is not None or extreme
+        by_value = by_value and _has_floats((self.call.args, self.call.kwargs))
+        by_grad = row.forward or extreme
+        return ByFacts(self.function.name, by_value, by_grad) if by_value or by_grad else None
+
+    # -- by the op's row ---------------------------------------------------------------------------
+
+    def _by_row(self, row: table.Row) -> Plan:
+        """The plan that the row gives, or a whole run where the row does not fit."""
+        call = self.call
+        outs, result = logical_outputs(self.function.run, row, call)
+        if outs is None:
+            return self._whole(kept=not is_refusal(result))
+        if not outs:  # a question about shapes or dtypes, answered by the meta run
+            return Answer(call.name, result)
+        if call.inplace and outs[0].shape != self.specs[0].shape:
+            return OtherCall(call.name, reshaped_in_place(call.name))
+        call.outs = outs
+        choice = self._choice(row)
+        data_dependent = any(out.data_dependent for out in outs)
+        if choice is None or (data_dependent and choice.form is None):
+            return self._whole()
+        if choice.form is None:
+            choice = self._with_sum(choice)
+        plan = self._chosen(row, choice, data_dependent)
+        plan.follow = self._follow(plan, row, data_dependent)
+        return plan.settle()
+
+    def _choice(self, row: table.Row) -> Choice | None:
+        by_axis = candidates(row, self.call, self.placement)
+        if by_axis is None:
+            return None
+        return choose(
+            self.call, self.specs, by_axis, self.specs[0].sbp if self.call.inplace else None
+        )
+
+    def _with_sum(self, choice: Choice) -> Choice:
+        """``choice``, where the op can do the last sum of boxing its first operand itself."""
+        boxed = [s.with_sbp(sbp) for s, sbp in zip(self.specs, choice.ins, strict=True)]
+        axes = joins_sum(self.call, self.specs, boxed)
+        if axes is None:
+            return choice
+        ins = (self.specs[0].sbp, *choice.ins[1:])
+        return replace_fields(choice, ins=ins, form=FUSED_REDUCE_SCATTER, form_axes=axes)
+
+    def _chosen(self, row: table.Row, choice: Choice, data_dependent: bool) -> OnShards:
+        plan = self._new(OnShards if choice.form is None else ByForm)
+        plan.choice = choice
+        self._box(plan, [Layout.of(self.placement, sbp) for sbp in choice.ins])
+        plan.outs = tuple(
+            TensorSpec.of(self.placement, sbp, out.shape, out.dtype)
+            for out, sbp in zip(self.call.outs, choice.outs, strict=True)
+        )
+        if isinstance(plan, ByForm):
+            plan.data_dependent = data_dependent
+            plan.operands = tuple(
+                spec.with_sbp(sbp) for spec, sbp in zip(self.specs, choice.ins, strict=True)
+            )
+        elif not self._serve_any_size(plan, row, choice) and row.localize is not None:
+            self._localize(plan, row)
+        return plan
+
+    def _serve_any_size(self, plan: OnShards, row: table.Row, choice: Choice) -> bool:
+        """Let ``plan`` serve all sizes, if they decide nothing."""
+        if not self.any_size or choice.form is not None:
+            return False
+        if any(entry.is_extreme for sbp in choice.ins for entry in sbp):
+            return False  # signs of numbers decide, those of integers too
+        if self.outside and row.known_outs(self.call):
+            return False
+        if self.function.reshapes:
+            return False  # squeeze_ keeps the sizes of this call, and not those of another
+        if all_whole(self.specs) and not self.call.inplace:
+            layouts: tuple[OutLayout, ...] | None = (OutLayout(Layout.whole(self.placement)),)
+        else:
+            layouts = out_layouts(row, self.call, choice, self.call.outs, self.placement)
+            moved = plan.boxes or plan.adopt or self.outside
+            if layouts is None or (row.localize is not None and (moved or not row.sizing)):
+                return False
+        plan.outs, plan.any_size = layouts, True
+        # A plan for whole operands is found without the values of floats, which may be scales.
+        plan.known_shapes = not (row.by_value and all_whole(self.specs))
+        return True
+
+    def _localize(self, plan: OnShards, row: table.Row) -> None:
+        """Rewrite the sizes among the arguments for this rank's shard."""
+        assert row.localize is not None and plan.choice is not None
+        at, call = my_coordinate(self.placement), self.call
+        ins = [
+            spec.with_sbp(sbp).local_shape(at)
+            for spec, sbp in zip(self.specs, plan.choice.ins, strict=True)
+        ]
+        outs = [spec.local_shape(at) for spec in plan.outs]  # type: ignore[union-attr]
+        plan.template = row.localize(call, ins, outs)
+        (head, *rest), named = plan.template
+        moved = plan.boxes or plan.adopt or plan.inplace
+        if not moved and not named and len(self.specs) == 1 and head is call.args[0]:
+            plan.sizes = _as_given(call, rest)
+
+    # -- whole -------------------------------------------------------------------------------------
+
+    def _whole(self, kept: bool = True) -> Plan:
+        """Every rank computes all of it; never wrong, only slow.
+
+        ``kept``: another call with the same key would be planned so too. Where the row is not for
+        this call it may be for one of other sizes.
+        """
+        whole = Layout.whole(self.placement)
+        target_moves = self.call.inplace and self.specs[0].layout is not whole
+        plan = self._new(InPlaceOnCopy if target_moves else OnShards)
+        self._box(plan, [whole] * len(self.specs))
+        if self.call.inplace:
+            plan.outs = (self.specs[0],)
+        elif self.row is None or all_whole(self.specs):
+            plan.any_size, plan.outs = True, (OutLayout(whole),)
+        made = None if self.covers_world else on_meta(self.function.run, self.call)
+        plan.kept = kept and not is_refusal(made)
+        mistold = self.placement.type == "cpu" and self.call.name in MISTOLD
+        plan.follow = self._follow(plan, None, mistold or isinstance(made, Exception))
+        return plan.settle()
+
+    # -- parts -------------------------------------------------------------------------------------
+
+    def _new(self, kind: type[OnShards]) -> OnShards:
+        plan = kind(self.function.name, self.function.run, self.call, self.placement)
+        plan.adopt = tuple(i for i, t in enumerate(self.tensors) if not is_global(t))
+        plan.outside = self.outside
+        return plan
+
+    def _box(self, plan: OnShards, layouts: Sequence[Layout]) -> None:
+        """Box the operands to ``layouts``; those that the op writes to are boxed back."""
+        pairs = enumerate(zip(self.specs, layouts, strict=True))
+        plan.boxes = tuple((i, layout) for i, (spec, layout) in pairs if spec.layout is not layout)
+        if plan.boxes:
+            written = written_operands(self.function.written, self.call, self.row)
+            plan.writes = tuple(i for i, _ in plan.boxes if i in written)
+
+    def _follow(
+        self, plan: OnShards, row: table.Row | None, unknown: bool
+    ) -> outside_ranks.Follow | None:
+        """The function that runs in place of just computing, if any. ``unknown``: the result is
+        known only by running the op."""
+        if unknown and not self.covers_world and not plan.inplace:
+            return outside_ranks.announced(self.placement.first_rank, self.outside)
+        if not self.outside:
+            return None
+        if unknown and not self.covers_world:
+            return outside_ranks.in_place
+        if row is not None and row.known_outs(self.call):
+            return outside_ranks.as_planned(
+                plan.name, self._exact(plan), [not out.fixed for out in self.call.outs]
+            )
+        if has_meta_backward(self.function.run, self.call):
+            return outside_ranks.on_meta
+        return outside_ranks.in_place_with_node if plan.inplace else outside_ranks.with_node
+
+    def _exact(self, plan: OnShards) -> list[TensorSpec]:
+        assert plan.choice is not None
+        return [
+            TensorSpec.of(self.placement, sbp, out.shape, out.dtype)
+            for out, sbp in zip(self.call.outs, plan.choice.outs, strict=True)
+        ]
+
+
+def tracks(tensors: Sequence[_Tensor]) -> bool:
+    """Whether autograd, reverse or forward mode, follows an op on ``tensors``; every rank gets the
+    same answer."""
+    asked = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    return asked or forward_ad._current_level >= 0
+
+
+def _has_floats(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return any(map(_has_floats, value))
+    if isinstance(value, dict):
+        return any(map(_has_floats, value.values()))
+    return value.__class__ is float or value.__class__ is complex
+
+
+def _as_given(call: Call, rest: Sequence[Any]) -> tuple:
+    """The arguments after the tensor; sizes that were given one by one are passed one by one, since
+    torch parses a tuple of them more slowly."""
+    one_by_one = len(call.args) > 1 and call.args[1].__class__ is int
+    return rest[0] if one_by_one and [r.__class__ for r in rest] == [tuple] else tuple(rest)

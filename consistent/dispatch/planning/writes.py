@@ -1,0 +1,73 @@
+"""Which operands an op writes to, as its schema in torch says.
+
+Beside the target of an in-place op these are running statistics, gradients that are unscaled, and
+whatever a custom op says that it mutates. Operands that were boxed for the call get what was
+written back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ...rules import table
+from ...rules.signature import Call, Operand
+
+
+def written_operands(
+    arguments: Iterable[tuple[int, str]], call: Call, row: table.Row | None
+) -> frozenset[int]:
+    """Indices of the operands of ``call`` that the op writes to; ``arguments`` are those that its
+    schemas mark as written."""
+    found: set[int] = {0} if call.inplace else set()
+    for position, name in arguments:
+        given = call.args[position] if position < len(call.args) else call.kwargs.get(name)
+        found.update(_operands(given))
+    if row is not None:
+        found.update(row.written(call))
+    return frozenset(found)
+
+
+def _operands(value: Any) -> Iterable[int]:
+    if isinstance(value, Operand):
+        yield value.index
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _operands(item)
+
+
+def written_arguments(function: Callable[..., Any]) -> tuple[tuple[int, str], ...]:
+    """(position, name) of the arguments that the schemas of ``function`` say it writes to.
+
+    ``out=`` is left out: it is always given by name, and answered by another call.
+    """
+    found: dict[tuple[int, str], None] = {}
+    for schema in _schemas(function):
+        for position, argument in enumerate(schema.arguments):
+            writes = argument.alias_info is not None and argument.alias_info.is_write
+            if writes and not argument.is_out:
+                found[(position, argument.name)] = None
+    return tuple(found)
+
+
+def reshapes_in_place(function: Callable[..., Any]) -> bool:
+    """Whether torch says that ``function`` may give the tensor that it writes to other sizes
+    (``squeeze_``, ``t_``)."""
+    return any(torch.Tag.inplace_view in overload.tags for overload in _overloads(function))
+
+
+def _schemas(function: Callable[..., Any]) -> Iterable[Any]:
+    return [overload._schema for overload in _overloads(function)]
+
+
+def _overloads(function: Callable[..., Any]) -> Sequence[Any]:
+    if isinstance(function, torch._ops.OpOverload):
+        return (function,)
+    packet: Any = function
+    if not isinstance(function, torch._ops.OpOverloadPacket):
+        packet = getattr(torch.ops.aten, getattr(function, "__name__", ""), None)
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        return ()
+    return [getattr(packet, overload) for overload in packet.overloads()]

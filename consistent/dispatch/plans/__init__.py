@@ -1,0 +1,1 @@
+"""Plans as data, and what all of them work on: arguments, shards and gradients."""

@@ -1,0 +1,58 @@
+"""Walking an op's arguments: tensors out, tensors in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...rules.signature import Operand
+
+_Tensor = torch.Tensor
+
+
+def collect(value: Any, into: list) -> None:
+    """Append the tensors inside ``value`` to ``into``, in order."""
+    for item in value:
+        if isinstance(item, _Tensor):
+            into.append(item)
+        elif isinstance(item, tuple | list):  # among them the named tuples that torch returns
+            collect(item, into)
+        elif isinstance(item, dict):
+            collect(tuple(item.values()), into)
+
+
+def tensors_of(args: tuple, kwargs: dict) -> list[Any]:
+    """The tensors among the arguments, in order."""
+    found: list[Any] = []
+    collect(args, found)
+    if kwargs:
+        collect(tuple(kwargs.values()), found)
+    return found
+
+
+def replace(value: Any, source: Any) -> Any:
+    """``value`` with its tensors replaced in order by those of ``source``."""
+    if isinstance(value, _Tensor):
+        return next(source)
+    if isinstance(value, tuple) and value.__class__ is not torch.Size:
+        return tuple(replace(item, source) for item in value)
+    if isinstance(value, list):
+        return [replace(item, source) for item in value]
+    if isinstance(value, dict):
+        return {name: replace(item, source) for name, item in value.items()}
+    return value
+
+
+def fill(value: Any, tensors: Sequence[Any]) -> Any:
+    """``value`` with its Operands replaced by tensors."""
+    if value.__class__ is Operand:
+        return tensors[value.index]
+    if value.__class__ is tuple:
+        return tuple(fill(item, tensors) for item in value)
+    if value.__class__ is list:
+        return [fill(item, tensors) for item in value]
+    if value.__class__ is dict:
+        return {name: fill(item, tensors) for name, item in value.items()}
+    return value

@@ -1,0 +1,193 @@
+"""Shards as global tensors: retyping, boxing, taking plain tensors in.
+
+A global tensor is its local shard with another Python class and a spec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from mirrored.mirrored_tensor import MirroredTensor
+
+from ...movement import check_mode
+from ...movement.differentiable import box, spread
+from ...movement.world import my_coordinate
+from ...spec import B, Placement, TensorSpec, misfit
+from .. import _C
+
+HookOff = torch._C.DisableTorchFunctionSubclass
+_Tensor = torch.Tensor
+
+# GlobalTensor; its module imports this one and enters the class here.
+_class: Any = None
+
+
+def set_class(cls: Any) -> None:
+    """Set the class that shards are retyped to."""
+    global _class
+    _class = cls
+
+
+def is_global(x: Any) -> bool:
+    """Whether ``x`` is a global tensor."""
+    return x.__class__ is _class
+
+
+def common_placement(name: str, tensors: Sequence[Any]) -> Placement:
+    """The one placement of the global tensors among ``tensors``."""
+    first = None
+    for t in tensors:
+        if is_global(t):
+            if first is None:
+                first = t
+            elif t._spec.placement != first._spec.placement:
+                raise RuntimeError(
+                    f"{name}: its tensors are on different placements, and boxing does not move "
+                    "tensors between "
+                    f"placements by itself.\n  One is {first._spec}, another is {t._spec}.\n"
+                    "  Move one of them first: x.to_global(placement=y.placement)."
+                )
+    assert first is not None
+    return first._spec.placement
+
+
+# (local, spec) -> local, retyped as the shard of a global tensor; nobody else may hold ``local``.
+attach = _C.attach
+
+
+def plain(x: torch.Tensor) -> torch.Tensor:
+    """The shard as a plain tensor that shares storage and autograd history."""
+    with HookOff():
+        try:
+            return _Tensor.as_subclass(x, _Tensor)  # type: ignore[arg-type]
+        except NotImplementedError:  # sparse tensors have no storage
+            return x.clone() if x.requires_grad else x.detach()
+
+
+def lay_anew(x: Any, local: torch.Tensor, spec: TensorSpec) -> None:
+    """From now on the object ``x`` is the shard ``local`` under ``spec``; aliases keep the old
+    data."""
+    with HookOff():
+        _Tensor.data.__set__(x, local)  # type: ignore[attr-defined]
+        torch.autograd.graph.increment_version(x)
+    attach(x, spec)
+
+
+def rebox(x: Any, target: TensorSpec, what: str = "to_global") -> Any:
+    """``x`` boxed to ``target``; differentiable."""
+    check_mode.calling(what)
+    return attach(box(x, x._spec, target), target)
+
+
+def adopt(x: torch.Tensor, placement: Placement, what: str) -> Any:
+    """A plain tensor that is the same on every rank, as a B global tensor; its gradient is the
+    whole gradient."""
+    if x.__class__ is _class:
+        return x
+    refuse_mirrored(x, what)
+    if torch._C._functorch.is_functorch_wrapped_tensor(x):  # pyright: ignore
+        raise RuntimeError(  # operators make another message of a TypeError
+            f"{what}: a global tensor on {placement} meets a tensor that a torch.func or vmap "
+            "transform follows, and the "
+            "transform would see this rank's shard only. Use torch.autograd.grad, which works on "
+            "global tensors, or x.full()."
+        )
+    spec = TensorSpec.of(placement, (B,) * placement.ndim, x.shape, x.dtype)
+    if check_mode.enabled:
+        check_mode.check_equal(x, placement, f"a plain tensor given to {what}")
+    if my_coordinate(placement) is None or (torch.is_grad_enabled() and x.requires_grad):
+        return attach(spread(x, spec), spec)
+    return attach(x.detach(), spec)
+
+
+def refuse_mirrored(x: Any, what: str) -> None:
+    """Raise if ``x``, met among global tensors, is an element of a mirrored one."""
+    if x.__class__ is MirroredTensor:
+        raise RuntimeError(  # operators make another message of a TypeError
+            f"{what}: a mirrored tensor meets a global one. The mirrored one is a list with one "
+            "element a device, over ranks "
+            f"{x.ranks}, here of shape {tuple(x.shape)}; nothing says how the elements make up "
+            "one logical tensor.\n"
+            "  Say it with mirrored.to_global(sbp) (split(0) joins them), or use the global "
+            "tensor's pieces: x.to_mirrored()."
+        )
+
+
+def promote(x: torch.Tensor, placement: Placement, what: str) -> Any:
+    """A plain tensor that a global one is written into: from now on this very object is a B
+    global tensor."""
+    if x.requires_grad:
+        raise RuntimeError(
+            f"{what}_: a global tensor is written in place into a plain tensor of shape "
+            f"{tuple(x.shape)} that requires "
+            "grad, and its history is not global. Make it global first: consistent.distribute(x, "
+            "placement, sbp.broadcast)."
+        )
+    if check_mode.enabled:
+        check_mode.check_equal(x, placement, f"the plain tensor that {what}_ writes into")
+    spec = TensorSpec.of(placement, (B,) * placement.ndim, x.shape, x.dtype)
+    if my_coordinate(placement) is None:
+        x.data = torch.empty(x.shape, dtype=x.dtype, device="meta")
+    return attach(x, spec)
+
+
+def retype(out: Any, outs: tuple[TensorSpec, ...]) -> Any:
+    """Attach specs to the tensors in ``out``, in order."""
+    position = 0
+
+    def visit(value: Any) -> None:
+        nonlocal position
+        if isinstance(value, _Tensor):
+            spec = outs[position]
+            position += 1
+            if value.__class__ is _Tensor:
+                attach(value, spec if value.dtype is spec.dtype else spec.with_dtype(value.dtype))
+        elif isinstance(value, tuple | list):
+            for item in value:
+                visit(item)
+
+    visit(out)
+    return out
+
+
+def whole_result(out: Any, placement: Placement) -> tuple[Any, tuple[TensorSpec, ...]]:
+    """Attach B specs to the tensors that an op made of whole inputs, whatever their shapes turned
+    out to be. Returns ``out`` and these specs."""
+    outs: list[TensorSpec] = []
+    everywhere = (B,) * placement.ndim
+
+    def visit(value: Any) -> Any:
+        if value.__class__ is _Tensor:
+            spec = TensorSpec.of(placement, everywhere, value.shape, value.dtype)
+            outs.append(spec)
+            attach(value, spec)
+        elif isinstance(value, tuple | list):
+            for item in value:
+                visit(item)
+        elif isinstance(value, dict):
+            for item in value.values():
+                visit(item)
+        return value
+
+    return visit(out), tuple(outs)
+
+
+def check_partial(what: str, spec: TensorSpec) -> None:
+    """Raise if the spec is P and its dtype has no sum, or P(max) or P(min) and it has no order."""
+    if fault := misfit(spec):
+        raise ValueError(
+            f"{what}: {spec}: {fault}. Use S or B, or another dtype such as torch.int64."
+        )
+
+
+_CPU = torch.device("cpu")
+
+
+def device_of(placement: Placement) -> torch.device:
+    """Where this rank keeps its shard."""
+    if placement.type == "cuda":
+        return torch.device("cuda", torch.cuda.current_device())
+    return _CPU

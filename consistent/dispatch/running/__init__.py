@@ -1,0 +1,1 @@
+"""Running a plan that is more than one call of torch."""

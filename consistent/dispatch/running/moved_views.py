@@ -1,0 +1,179 @@
+"""Views whose data boxing moved.
+
+On one device a view shares storage with its source. One that was moved is a copy that remembers its
+source: when it is read after the source was written, it is taken again; what is written into it is
+put into the source.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..plans.arguments import collect, replace
+from ..plans.shards import HookOff
+
+# One entry for each moved view; while the list is not empty, the hook looks for moved views among
+# operands.
+alive: list[None] = []
+
+VIEWS = frozenset(
+    "getitem select narrow view reshape view_as transpose t permute movedim moveaxis swapaxes "
+    "swapdims squeeze "
+    "unsqueeze expand expand_as split chunk split_with_sizes tensor_split unbind diagonal flatten "
+    "unflatten "
+    "unfold real imag detach".split()
+)
+# Whether these give a view depends on strides, which a logical tensor does not have: they are read
+# as copies, and writing into them raises.
+_AT_TIMES = frozenset(("reshape", "flatten", "detach"))
+# An element of these stands for several elements, or for a part of one: writing into them raises.
+_NOT_ONE_TO_ONE = frozenset("as_strided expand expand_as unfold real imag".split())
+_INEXACT = frozenset((torch.int64, torch.uint64))  # not all of their values are exact in float64
+
+
+class MovedView:
+    """How a view is taken from its source, and the source and its version when it was last
+    taken."""
+
+    __slots__ = ("_given", "_graded", "_index", "_name", "_run", "_seen", "_tensors", "_value")
+
+    def __init__(self, name: str, run: Any, given: tuple, index: int | None) -> None:
+        alive.append(None)  # first: `__del__` runs even if a line below raises
+        self._name, self._run, self._given, self._index = name, run, given, index
+        self._graded, self._value = torch.is_grad_enabled(), None
+        self._tensors: list[Any] = []  # the first is the source
+        collect(given, self._tensors)
+        self._seen = self._source()
+
+    def __del__(self) -> None:
+        alive.pop()
+
+    def fresh(self, x: Any) -> Any:
+        """The view ``x`` of what its source holds now."""
+        source, version = self._source()
+        if source is not self._seen[0] or version != self._seen[1]:
+            with torch.set_grad_enabled(self._graded):
+                self._value = self._taken_from(source)
+            self._seen = source, version
+        return x if self._value is None else self._value
+
+    def current(self, x: Any) -> Any:
+        """``fresh(x)`` if that takes no communication; else None."""
+        source = up_to_date(self._tensors[0])
+        with HookOff():
+            same = source is self._seen[0] and source._version == self._seen[1]
+        return (x if self._value is None else self._value) if same else None
+
+    def takes(self, value: Any) -> bool:
+        """Whether `put` can write such a value."""
+        return self._name not in _NOT_ONE_TO_ONE and value.dtype not in _INEXACT
+
+    def put(self, value: Any) -> None:
+        """Write ``value`` where the view was taken from; differentiable.
+
+        The value goes the way that the view's gradient would go: each element goes to its place.
+        """
+        source, tracked = self._source()[0], torch.is_grad_enabled() and value.requires_grad
+        has_gradients = source.is_floating_point() or source.is_complex()
+        dtype = source.dtype if has_gradients else torch.float64
+        with torch.enable_grad():
+            blank = torch.zeros_like(source, dtype=dtype).requires_grad_()
+            view = self._taken_from(blank)
+            (places,) = torch.autograd.grad(view, blank, torch.ones_like(view), retain_graph=True)
+            (put,) = torch.autograd.grad(view, blank, value.to(dtype), create_graph=tracked)
+        source.copy_(torch.where(places != 0, put.to(source.dtype), source))
+
+    def _taken_from(self, source: Any) -> Any:
+        args, kwargs = replace(self._given, iter([source, *self._tensors[1:]]))
+        made = self._run(*args, **kwargs)
+        return made if self._index is None else made[self._index]
+
+    def _source(self) -> tuple[Any, int]:
+        source = fresh(self._tensors[0])
+        with HookOff():
+            return source, source._version
+
+
+def fresh(x: Any) -> Any:
+    """``x``, or the same view of what its source holds now."""
+    moved: Any = getattr(x, "_moved_view", None)  # a plain tensor, which is B here, has none
+    return moved.fresh(x) if moved.__class__ is MovedView else x
+
+
+def up_to_date(x: Any) -> Any:
+    """``fresh(x)`` if that takes no communication; else None."""
+    moved: Any = getattr(x, "_moved_view", None)
+    return moved.current(x) if moved.__class__ is MovedView else x
+
+
+def freshened(args: tuple, kwargs: dict) -> tuple | None:
+    """(args, kwargs) with fresh tensors; None if all are fresh already."""
+    given: list[Any] = []
+    collect((args, kwargs), given)
+    new = [fresh(x) for x in given]
+    if all(a is b for a, b in zip(new, given, strict=True)):
+        return None
+    return replace((args, kwargs), iter(new))
+
+
+def is_view(plan: Any) -> bool:
+    """Whether the op's result would share storage with its input on one device."""
+    if plan.name != "getitem":
+        return plan.name in VIEWS
+    # Tensors and lists of numbers as an index make a copy, in torch as here.
+    index = plan.call.args[1] if plan.call.args[1].__class__ is tuple else (plan.call.args[1],)
+    return len(plan.call.operands) == 1 and not any(isinstance(part, list | bool) for part in index)
+
+
+def remember(out: Any, plan: Any, source: Any, args: tuple, kwargs: dict) -> None:
+    """Let the views ``out``, which the call of ``plan`` has moved, remember ``source``."""
+    with HookOff():
+        tracked = plan.name not in _AT_TIMES and not source.is_inference()
+    several = isinstance(out, tuple | list)
+    for index, view in enumerate(out if several else (out,)):
+        at = index if several else None
+        view._moved_view = (
+            MovedView(plan.name, plan.function, (args, kwargs), at) if tracked else True
+        )
+
+
+def write_through(plan: Any, args: tuple, kwargs: dict, view: Any) -> Any:
+    """Run an in-place op of a moved view on a copy, which is then put into the view's source."""
+    moved = _writable(view, plan.name)
+    written, given = view.clone(), []
+    collect((args, kwargs), given)
+    args, kwargs = replace((args, kwargs), iter([written, *given[1:]]))
+    out = plan.function(*args, **kwargs)
+    moved.put(written)
+    return None if out is None else view
+
+
+def put(view: Any, value: Any, name: str) -> None:
+    """Write ``value`` where the moved ``view`` was taken from."""
+    _writable(view, name).put(value)
+
+
+def _writable(view: Any, name: str) -> MovedView:
+    moved = view._moved_view
+    if moved.__class__ is not MovedView or not moved.takes(view):
+        raise moved_view_error(name)
+    return moved
+
+
+def moved_view_error(name: str) -> RuntimeError:
+    return RuntimeError(
+        f"{name}_: this tensor is a view on one device, but boxing had to move its data, and what "
+        "is written here cannot be put into "
+        "the tensor it was taken from. Write into that tensor instead: x[index] = value."
+    )
+
+
+def refuse_moved(name: str, args: tuple, kwargs: dict) -> None:
+    """Raise if a list op is about to write into a moved view: into its first list, or, if it is a
+    fused step, into all but the gradients, which come second."""
+    lists, given = (*args, *kwargs.values()), []
+    collect(lists[:1] + (lists[2:] if name.startswith("_fused_") else ()), given)
+    if any(getattr(x, "_moved_view", False) for x in given):
+        raise moved_view_error(name)

@@ -1,0 +1,263 @@
+"""Plans that run an op on shards: operands are taken in and boxed, the op runs, the outputs get
+their specs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from ...forms import FORMS, Shards
+from ...movement.differentiable import box
+from ...rules.choose import Choice
+from ...rules.signature import Call
+from ...spec import Layout, Placement, TensorSpec
+from ..plans.arguments import fill, replace
+from ..plans.plan import FAST, RUN, OutLayout, Plan, Source, observers
+from ..plans.shards import HookOff, adopt, attach, plain, promote, rebox, retype, whole_result
+from . import moved_views
+from .outside_ranks import Follow
+
+_Tensor = torch.Tensor
+
+
+class OnShards(Plan):
+    """torch's function on the shards, some of them boxed first."""
+
+    kind = "run"
+
+    def __init__(
+        self, name: str, function: Callable[..., Any], call: Call, placement: Placement
+    ) -> None:
+        super().__init__(name)
+        self.function, self.call, self.placement = function, call, placement
+        self.inplace = call.inplace
+        self.choice: Choice | None = None  # None: every rank computes the whole
+        self.adopt: tuple[int, ...] = ()  # plain tensors, taken in as broadcast
+        self.boxes: tuple[tuple[int, Layout], ...] = ()
+        self.writes: tuple[int, ...] = ()  # boxed operands that the op writes to
+        self.template: tuple[tuple, dict] | None = None  # arguments with sizes for the shard
+        self.outside = False  # this rank is not in the placement and follows on meta tensors
+        self.follow: Follow | None = None  # what is done in place of just computing
+
+    @property
+    def is_whole(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether every rank computes all of it, because the op has no row that fits."""
+        return self.choice is None
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether there is nothing to do but to call the function and to type its outputs."""
+        simple = not (self.adopt or self.boxes or self.outside or self.follow)
+        return simple and (self.template is None or self.sizes is not None)
+
+    def settle(self) -> OnShards:
+        """Say how the hook runs this plan, once it is complete."""
+        self.way = FAST if self.is_simple else RUN
+        return self
+
+    def run(self, args: tuple, kwargs: dict, tensors: list) -> Any:
+        first = tensors[0]
+        for index in self.adopt:
+            take = promote if self.inplace and index == 0 else adopt
+            tensors[index] = take(tensors[index], self.placement, self.name)
+        if self.inplace and first._moved_view:
+            return moved_views.write_through(self, args, kwargs, first)
+        given = list(tensors)
+        specs = [t._spec for t in given]
+        for index, layout in self.boxes:
+            tensors[index] = rebox(given[index], specs[index].with_layout(layout), self.name)
+        out = self._computed(tensors, args, kwargs)
+        for index in self.writes:
+            self._put_back(tensors[index], given[index])
+        out, outs = self._typed(out, specs, first)
+        if self._moves_views(first):
+            moved_views.remember(out, self, first, args, kwargs)
+        for observe in observers:
+            observe(self, specs, outs)
+        return out
+
+    def _put_back(self, written: Any, original: Any) -> None:
+        """Box what the op has written to a boxed copy back into ``original``."""
+        if original._moved_view:
+            moved_views.put(original, written, self.name)
+            return
+        with torch.no_grad(), HookOff():
+            _Tensor.copy_(original, box(plain(written), written._spec, original._spec))
+
+    def _computed(self, tensors: list, args: tuple, kwargs: dict) -> Any:
+        if self.outside:
+            # Ops on meta tensors may be written in Python, where shape and device of a global
+            # tensor are the logical ones.
+            tensors = [plain(t) for t in tensors]
+        if self.follow is None:
+            return self.compute(tensors, args, kwargs)
+        return self.follow(partial(self.compute, tensors, args, kwargs), tensors)
+
+    def compute(self, tensors: list, args: tuple, kwargs: dict) -> Any:
+        """The op on shards that have the planned layouts."""
+        assert self.function is not None
+        with HookOff():
+            if self.template is not None:
+                args, kwargs = self.template
+                return self.function(*fill(args, tensors), **fill(kwargs, tensors))
+            if not self.is_simple:
+                source = iter(tensors)
+                args, kwargs = replace(args, source), replace(kwargs, source)
+            return self.function(*args, **kwargs)
+
+    def _typed(
+        self, out: Any, specs: Sequence[TensorSpec], first: Any
+    ) -> tuple[Any, Sequence[TensorSpec]]:
+        """(result, specs of its tensors)."""
+        if self.inplace:  # x[i] = v gives None
+            return (first if out is not None else None), (specs[0],)
+        if self.is_whole:
+            return whole_result(out, self.placement)
+        if self.any_size:
+            return _typed_by_layout(out, self.outs, specs)
+        return retype(out, self.outs), self.outs  # type: ignore[arg-type, return-value]
+
+    def _moves_views(self, first: Any) -> bool:
+        """Whether the result is a view on one device, and here a copy, because boxing moved the
+        data."""
+        if self.inplace or not moved_views.is_view(self):
+            return False
+        return self._moved or getattr(first, "_moved_view", False)
+
+    @property
+    def _moved(self) -> bool:
+        return bool(self.boxes) if self.is_whole else any(i == 0 for i, _ in self.boxes)
+
+    def __repr__(self) -> str:
+        boxes = ", ".join(f"{i} to {layout.sbp}" for i, layout in self.boxes)
+        outs = ", ".join(
+            str(o.layout.sbp if isinstance(o, OutLayout) else o.sbp) for o in self.outs
+        ) or str(Layout.whole(self.placement).sbp)
+        kind = "whole" if self.is_whole else self.kind
+        return f"{self.name}: {kind}" + (f", box {boxes}" if boxes else "") + f" -> {outs}"
+
+
+class ByForm(OnShards):
+    """A form of ``forms/`` in place of torch's function; its outputs are as planned, except for
+    those whose shape depends on data."""
+
+    kind = "form"
+
+    def __init__(
+        self, name: str, function: Callable[..., Any], call: Call, placement: Placement
+    ) -> None:
+        super().__init__(name, function, call, placement)
+        self.operands: tuple[TensorSpec, ...] = ()  # their specs when the form runs
+        self.data_dependent = False  # the form gives (result, logical shapes of its tensors)
+
+    @property
+    def is_simple(self) -> bool:
+        return False
+
+    @property
+    def _moved(self) -> bool:
+        return True
+
+    def compute(self, tensors: list, args: tuple, kwargs: dict) -> Any:
+        shards = [plain(t) for t in tensors]
+        assert self.choice is not None and self.choice.form is not None
+        source = iter(shards)
+        local = Shards(
+            run=self.function,  # type: ignore[arg-type]
+            call=self.call,
+            axes=self.choice.form_axes,
+            tensors=tuple(shards),
+            specs=self.operands,
+            outs=self.outs,  # type: ignore[arg-type]
+            args=replace(args, source),
+            kwargs=replace(kwargs, source),
+        )
+        return FORMS[self.choice.form](local)
+
+    def _typed(
+        self, out: Any, specs: Sequence[TensorSpec], first: Any
+    ) -> tuple[Any, Sequence[TensorSpec]]:
+        if self.inplace or not self.data_dependent:
+            return super()._typed(out, specs, first)
+        out, shapes = out
+        outs = tuple(
+            TensorSpec.of(self.placement, o.sbp, shape, o.dtype)  # type: ignore[union-attr]
+            for o, shape in zip(self.outs, shapes, strict=True)
+        )
+        return retype(out, outs), outs
+
+
+class InPlaceOnCopy(OnShards):
+    """An in-place op that fits no layout of its target: it runs on a whole copy, which is then
+    boxed back."""
+
+    kind = "whole"
+
+    @property
+    def is_simple(self) -> bool:
+        return False
+
+    def run(self, args: tuple, kwargs: dict, tensors: list) -> Any:
+        for index in self.adopt:
+            take = promote if index == 0 else adopt
+            tensors[index] = take(tensors[index], self.placement, self.name)
+        target, given = tensors[0], list(tensors)
+        if target._moved_view:
+            return moved_views.write_through(self, args, kwargs, target)
+        spec, whole = target._spec, Layout.whole(self.placement)
+        specs = [t._spec for t in given]
+        copies = [rebox(t, t._spec.with_layout(whole), self.name) for t in given]
+        copies[0] = attach(plain(copies[0]).clone(), spec.with_layout(whole))
+        out = self._computed(copies, args, kwargs)
+        result = plain(copies[0])
+        if tuple(result.shape) != tuple(spec.shape):
+            raise RuntimeError(
+                f"{self.name}: the result has shape {tuple(result.shape)}, and the tensor it is "
+                f"written into is {spec}. Call the op that returns a new tensor."
+            )
+        back = box(result, spec.with_layout(whole), spec)
+        with HookOff():
+            _Tensor.copy_(target, back)
+        for index in self.writes:
+            if index != 0:
+                self._put_back(copies[index], given[index])
+        for observe in observers:
+            observe(self, specs, (spec,))
+        return target if out is not None else None
+
+
+def _typed_by_layout(
+    out: Any, outs: Sequence[Any], operands: Sequence[TensorSpec]
+) -> tuple[Any, list[TensorSpec]]:
+    """The tensors in ``out`` with specs for the sizes that they turned out to have."""
+    found: list[TensorSpec] = []
+
+    def visit(value: Any) -> None:
+        if value.__class__ is _Tensor:
+            rule: OutLayout = outs[min(len(found), len(outs) - 1)]
+            shape = _whole_shape(value.shape, rule.sources, operands)
+            found.append(TensorSpec.laid(rule.layout, shape, value.dtype))
+            attach(value, found[-1])
+        elif isinstance(value, tuple | list):
+            for item in value:
+                visit(item)
+        elif isinstance(value, dict):
+            for item in value.values():
+                visit(item)
+
+    visit(out)
+    return out, found
+
+
+def _whole_shape(
+    local: torch.Size, sources: Sequence[Source], operands: Sequence[TensorSpec]
+) -> torch.Size:
+    if not sources:
+        return local
+    shape = list(local)
+    for source in sources:
+        shape[source.dim] = operands[source.operand].shape[source.along]
+    return torch.Size(shape)

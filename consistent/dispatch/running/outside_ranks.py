@@ -1,0 +1,151 @@
+"""What ranks outside a placement do where others run an op: they keep track of its shapes and its
+graph.
+
+Mostly they run it too, on ``meta`` tensors. Three kinds of ops need more:
+
+* the result is known only by running it (``nonzero``, ``x[mask]``, ``unique``, ``equal``): the
+  first rank of the placement announces it;
+* torch has no kernel of it for ``meta`` tensors, and the rule gives the shapes (``ctc_loss``): meta
+  tensors of these shapes stand in for the result;
+* the backward of torch's op asks for values (``x[mask] = v``, ``index_fill``): a node that passes
+  gradients of the right shapes stands in for it.
+
+Each function below is what a plan does in place of just computing; it is given the function that
+computes the op, and the operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mirrored.transports.default import current
+
+from ...spec import TensorSpec
+from ..plans.shards import plain
+
+Compute = Callable[[], Any]
+Tensors = Sequence[torch.Tensor]
+Follow = Callable[[Compute, Tensors], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMeta:
+    """Shape, dtype and requires_grad of a tensor, without its values."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+
+
+def announced(first_rank: int, outside: bool) -> Follow:
+    """The first rank of the placement announces what came out. This is a collective of all ranks of
+    the world, those inside the placement included."""
+
+    def follow(compute: Compute, tensors: Tensors) -> Any:
+        transport = current()
+        out = None if outside else compute()
+        note = None
+        if transport.rank == first_rank:
+            note = map_values(out, torch.Tensor, lambda x: _meta_of(x, x.requires_grad))
+        note = transport.gather_objects(note, tuple(range(transport.size)))[first_rank]
+        return _stand_in(note, tensors) if outside else out
+
+    return follow
+
+
+def on_meta(compute: Compute, tensors: Tensors) -> Any:
+    """The op on meta tensors."""
+    # Torch saves what an op returns for its backward, and meta kernels written in Python would
+    # read the logical shape of a global tensor.
+    return map_values(compute(), torch.Tensor, plain)
+
+
+def with_node(compute: Compute, tensors: Tensors) -> Any:
+    """The op on meta tensors, under a node that replaces its own, whose backward asks for
+    values."""
+    if not _tracked(tensors):
+        return on_meta(compute, tensors)
+    with torch.no_grad():
+        out = compute()
+    outcome = map_values(out, torch.Tensor, lambda x: _meta_of(x, _has_gradients(x)))
+    return _stand_in(outcome, tensors)
+
+
+def in_place_with_node(compute: Compute, tensors: Tensors) -> Any:
+    """The same for an op that writes to its first operand."""
+    return in_place(compute, tensors) if _tracked(tensors) else on_meta(compute, tensors)
+
+
+def in_place(compute: Compute, tensors: Tensors) -> Any:
+    """Only the node of an op that writes to its first operand; nothing is computed."""
+    target = tensors[0]
+    wanted = TensorMeta(tuple(target.shape), target.dtype, _tracked(tensors))
+    (written,) = _stand_in((wanted,), tensors)
+    return torch.Tensor.copy_(target, written)
+
+
+def as_planned(name: str, outs: Sequence[TensorSpec], differentiable: Sequence[bool]) -> Follow:
+    """Meta tensors of the shapes that the rule gives, packed as torch's op ``name`` packs its
+    results."""
+    metas = [
+        TensorMeta(spec.local_shape(None), spec.dtype, asked and spec.dtype.is_floating_point)
+        for spec, asked in zip(outs, differentiable, strict=True)
+    ]
+    named = getattr(torch.return_types, name, tuple)
+    made = metas[0] if len(metas) == 1 else named(metas)
+    return lambda compute, tensors: _stand_in(made, tensors)
+
+
+def _stand_in(outcome: Any, tensors: Tensors) -> Any:
+    """``outcome`` with a meta tensor for each TensorMeta, in the graph made of ``tensors``."""
+    metas: list[TensorMeta] = []
+    map_values(outcome, TensorMeta, metas.append)
+    made = iter(_StandIn.apply(tuple(metas), *map(plain, tensors)) if metas else ())
+    return map_values(outcome, TensorMeta, lambda _: next(made))
+
+
+class _StandIn(torch.autograd.Function):
+    """The node that this rank has where the ranks of the placement have the op's own."""
+
+    @staticmethod
+    def forward(ctx: Any, metas: tuple[TensorMeta, ...], *tensors: torch.Tensor) -> tuple:
+        ctx.inputs = tuple(_meta_of(x, _has_gradients(x)) for x in tensors)
+        made = tuple(torch.empty(m.shape, dtype=m.dtype, device="meta") for m in metas)
+        fixed = (x for x, m in zip(made, metas, strict=True) if not m.requires_grad)
+        ctx.mark_non_differentiable(*fixed)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple:
+        made = _StandIn.apply(ctx.inputs, *(x for x in grads if x is not None))
+        needed = ctx.needs_input_grad[1:]
+        return None, *(x if wanted else None for x, wanted in zip(made, needed, strict=True))
+
+
+def _meta_of(x: torch.Tensor, requires_grad: bool) -> TensorMeta:
+    return TensorMeta(tuple(x.shape), x.dtype, requires_grad)
+
+
+def _has_gradients(x: torch.Tensor) -> bool:
+    return x.dtype.is_floating_point or x.dtype.is_complex
+
+
+def _tracked(tensors: Tensors) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
+def map_values(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """``value`` with each ``kind`` inside it changed."""
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, tuple) and hasattr(value, "_make"):  # a named tuple of the user's
+        return value._make(map_values(item, kind, change) for item in value)  # type: ignore[attr-defined]
+    if isinstance(value, tuple | list):
+        return type(value)([map_values(item, kind, change) for item in value])
+    if isinstance(value, dict):
+        return {name: map_values(item, kind, change) for name, item in value.items()}
+    return value

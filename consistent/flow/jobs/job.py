@@ -1,0 +1,224 @@
+"""Jobs: a function of placeholders, called with numpy arrays or tensors.
+
+```
+                   arguments            in the function    results
+consistent view    whole batch  --cut-> global tensors    --join-> whole arrays
+mirrored view      list of parts -own-> mirrored tensors  --all--> lists of arrays
+```
+
+Every rank calls the job with the same arguments and gets the same results. A job of type "train"
+then takes one step: gradients are those of the mean of the losses over the whole batch, under
+either view.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+
+from mirrored import DataParallel
+
+from ...spec import Placement
+from .. import config as devices
+from .. import session
+from ..ops.micro_batches import MicroBatches, pack
+from ..scope import ViewName, current_view
+from ..session import Minimizer, Run
+from .arguments import Arguments
+from .function_config import FunctionConfig
+from .results import returned
+
+Kind = Literal["train", "predict"]
+
+
+def global_function(
+    type: Kind | FunctionConfig | None = None,  # noqa: A002  (the documents' name)
+    function_config: FunctionConfig | None = None,
+) -> Callable[[Callable[..., Any]], Job]:
+    """Make the function below a job.
+
+    Args:
+        type: "train" or "predict". The older form gives the config here, which trains if it has a
+            learning rate.
+        function_config: dtype of variables, view, placement.
+    """
+    if isinstance(type, FunctionConfig):
+        type, function_config = None, type
+    settings = function_config or FunctionConfig()
+    kind: Kind = type or ("train" if settings.train.lr is not None else "predict")
+    if kind not in ("train", "predict"):
+        raise ValueError(
+            f'global_function: type is {kind!r}, and a job is of type "train" or "predict".'
+        )
+
+    def make(function: Callable[..., Any]) -> Job:
+        # Annotations that are text may name variables of the place where the job is defined.
+        names = sys._getframe(1).f_locals
+        return Job(
+            function, inspect.signature(function, locals=names, eval_str=True), kind, settings
+        )
+
+    return make
+
+
+class Job:
+    """A function of placeholders that runs on many devices. Made by ``global_function``."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        signature: inspect.Signature,
+        kind: Kind,
+        settings: FunctionConfig,
+    ):
+        functools.update_wrapper(self, function)
+        self.name = function.__name__
+        self.kind = kind
+        self.settings = settings
+        self.steps = 0
+        self._function = function
+        self._arguments = Arguments(self.name, signature)
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._model: _Model | None = None
+        self._parallel: Callable[..., Any] | None = None
+
+    @property
+    def view(self) -> ViewName:
+        """The view that the config says, else the scope's, else that of the placeholders."""
+        return self.settings.view or current_view() or self._arguments.view or "consistent"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        view, placement = self.view, self._placement()
+        inputs = self._arguments.read(args, kwargs, view, placement)
+        run = Run(self.name, view, placement, self.settings.dtype)
+        if self.kind == "predict":
+            with session.start(run), torch.no_grad():
+                return returned(self._function(*inputs))
+        call = self._function if view == "consistent" else self._copies(run, inputs)
+        with session.start(run):
+            result = returned(call(*inputs))  # before the step: a variable may be among the results
+            self._step(run)
+        return result
+
+    # -- where ------------------------------------------------------------------------------------
+
+    def _placement(self) -> Placement:
+        placement = self.settings.placement or devices.devices()
+        size = devices.world_size()
+        outside = [rank for rank in placement.ranks.ravel().tolist() if rank >= size]
+        if outside:
+            raise ValueError(
+                f"{self.name}: it is to run on {placement}, and the world has {size} ranks: rank "
+                f"{outside[0]} is not there.\n"
+                "  Each device is driven by one rank, which the launcher starts.\n"
+                f"  Start the program with --nproc_per_node {placement.size}, or name fewer "
+                "devices."
+            )
+        return placement
+
+    def _copies(self, run: Run, inputs: list[Any]) -> Callable[..., Any]:
+        """The function as a module with a copy on every rank, under the mirrored view."""
+        size = devices.world_size()
+        if run.placement.size != size:
+            raise ValueError(
+                f"{self.name}: it is to run on {run.placement.size} devices, and the world has "
+                f"{size} ranks.\n"
+                "  Under the mirrored view every rank has a copy of the model.\n"
+                f"  Start the program with {run.placement.size} ranks, or run the job under "
+                "scope.consistent_view()."
+            )
+        if self._model is None:
+            self._model = _Model(self._function, self._first_variables(run, inputs))
+            self._parallel = DataParallel(self._model) if size > 1 else self._model
+        assert self._parallel is not None
+        return self._parallel
+
+    def _first_variables(self, run: Run, inputs: list[Any]) -> dict[str, torch.nn.Parameter]:
+        """Run the function once for the variables it makes; its random numbers are drawn again
+        afterwards."""
+        trial = Run(run.job, run.view, run.placement, run.dtype)
+        state = torch.get_rng_state()
+        with session.start(trial), torch.no_grad():
+            self._function(*inputs)
+        torch.set_rng_state(state)
+        return {n: v.seen_by(run.view) for n, v in trial.used.items() if v.trainable}
+
+    # -- the step ---------------------------------------------------------------------------------
+
+    def _step(self, run: Run) -> None:
+        words = run.optimizer or self.settings.train.optimizer()
+        if not run.losses or words is None:
+            lacks = "no loss was given" if not run.losses else "no learning rate was set"
+            raise ValueError(
+                f"{self.name}: it is of type train, and {lacks}.\n"
+                "  A training job takes a step at its end.\n"
+                "  Call optimizer.SGD(...).minimize(loss) in it, or losses.add_loss(loss) with "
+                'config.train.primary_lr(...); or make it of type "predict".'
+            )
+        optimizer = self._optimizer_for(run, words)
+        optimizer.zero_grad()
+        total: Any = sum(_mean(loss) for loss in run.losses)
+        total.backward()
+        optimizer.step()
+        self.steps += 1
+
+    def _optimizer_for(self, run: Run, words: Minimizer) -> torch.optim.Optimizer:
+        """torch's optimizer of the variables used so far, one group per placement, at this step's
+        learning rate."""
+        used = [v for v in run.used.values() if v.trainable]
+        held = {id(p) for g in self._groups() for p in g["params"]}
+        fresh: dict[Placement, list[Any]] = {}
+        for variable in used:
+            parameter = variable.seen_by(run.view)
+            if id(parameter) not in held:
+                fresh.setdefault(variable.value.placement, []).append(parameter)
+        for parameters in fresh.values():
+            if self._optimizer is None:
+                self._optimizer = words.make(parameters)
+            else:
+                self._optimizer.add_param_group({"params": parameters})
+        if self._optimizer is None:
+            raise ValueError(
+                f"{self.name}: it is of type train, and uses no trainable variable.\n"
+                "  There is nothing that a step could change.\n"
+                "  Make variables with layers or get_variable(..., trainable=True)."
+            )
+        for group in self._groups():
+            group["lr"] = words.lr_scheduler(self.steps)
+        return self._optimizer
+
+    def _groups(self) -> list[dict]:
+        return self._optimizer.param_groups if self._optimizer else []
+
+
+class _Model(torch.nn.Module):
+    """A job's function as a module, whose parameters DataParallel keeps equal."""
+
+    def __init__(self, function: Callable[..., Any], variables: dict[str, torch.nn.Parameter]):
+        super().__init__()
+        self._function = function
+        self._variables = torch.nn.ParameterList(variables.values())
+        self._names = frozenset(variables)
+
+    def forward(self, *inputs: Any) -> Any:
+        result = self._function(*inputs)
+        run = session.running_in("job")
+        late = [n for n, v in run.used.items() if v.trainable and n not in self._names]
+        if late:
+            raise RuntimeError(
+                f"{run.job}: variable {late[0]!r} was made after the job's first call.\n"
+                "  Under the mirrored view the copies are kept equal for the variables of the "
+                "first call.\n"
+                "  Use the same variables at every call."
+            )
+        return result
+
+
+def _mean(loss: Any) -> Any:
+    whole = pack(loss, len(loss)) if isinstance(loss, MicroBatches) else loss
+    return whole.mean()

@@ -1,0 +1,33 @@
+"""The results of a job: numpy arrays, the same ones on every rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from mirrored.mirrored_tensor import MirroredTensor
+
+from ..ops.micro_batches import MicroBatches, pack
+from ..typing import ListNumpy, Numpy, Several
+
+
+def returned(value: Any) -> Any:
+    """Global tensors whole, mirrored ones as lists with one array per device. A collective."""
+    if isinstance(value, MicroBatches):
+        return returned(pack(value, len(value)))
+    if isinstance(value, tuple | list):
+        return Several(returned(item) for item in value)
+    if isinstance(value, dict):
+        return {name: returned(item) for name, item in value.items()}
+    if isinstance(value, MirroredTensor):
+        return ListNumpy(_array(x) for x in value.to_list())
+    if isinstance(value, torch.Tensor):
+        return _array(value).view(Numpy)
+    return value
+
+
+def _array(x: torch.Tensor) -> Any:
+    # A copy: x may be a variable, which the next step changes.
+    return np.array(x.detach().cpu().numpy())

@@ -1,0 +1,86 @@
+"""Micro-batches, and the decorator of all ops of this API, which chooses where they run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...spec import B, Placement, S
+from ...tensor.global_tensor import GlobalTensor
+from .. import session
+from ..scope import current_placement
+
+
+class MicroBatches(list):
+    """A batch cut into parts; ops of this API run on one after the other."""
+
+
+def unpack(x: Any, count: int) -> MicroBatches:
+    """``count`` micro-batches of ``x``, cut along dim 0; ``pack`` joins them again."""
+    if x.shape[0] % count:
+        raise ValueError(
+            f"unpack: dim 0 of x is {x.shape[0]}, and {count} micro-batches are asked for.\n"
+            "  Micro-batches are of one size.\n"
+            f"  Choose a number that divides {x.shape[0]}."
+        )
+    return MicroBatches(torch.chunk(x, count))
+
+
+def pack(parts: MicroBatches, count: int) -> Any:
+    """The whole batch of ``count`` micro-batches."""
+    if len(parts) != count:
+        raise ValueError(
+            f"pack: there are {len(parts)} micro-batches, and {count} are asked for.\n"
+            "  pack undoes unpack.\n"
+            f"  Give {len(parts)}."
+        )
+    return torch.cat(parts)
+
+
+def op(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` with its tensors on one placement, run for each micro-batch."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        counts = {len(a) for a in (*args, *kwargs.values()) if isinstance(a, MicroBatches)}
+        if len(counts) > 1:
+            raise ValueError(
+                f"{function.__name__}: its arguments are {sorted(counts)} micro-batches.\n"
+                "  The k-th ones belong together.\n"
+                "  Unpack all of them into the same number."
+            )
+        for count in counts:
+            return MicroBatches(run(*_part(args, k), **_part(kwargs, k)) for k in range(count))
+        target = _placement([*args, *kwargs.values()])
+        if target is None:
+            return function(*args, **kwargs)
+        moved = {name: at(value, target) for name, value in kwargs.items()}
+        return function(*(at(value, target) for value in args), **moved)
+
+    return run
+
+
+def at(x: Any, placement: Placement) -> Any:
+    """A global ``x`` on ``placement``: B on one device, S(0) over several."""
+    if not isinstance(x, GlobalTensor) or x.placement == placement:
+        return x
+    entry = S(0) if x.ndim and placement.size > 1 else B
+    return x.to_global(placement=placement, sbp=(entry,) * placement.ndim)
+
+
+def _part(values: Any, k: int) -> Any:
+    if isinstance(values, dict):
+        return dict(zip(values, _part(tuple(values.values()), k)))
+    return tuple(v[k] if isinstance(v, MicroBatches) else v for v in values)
+
+
+def _placement(values: list[Any]) -> Placement | None:
+    """The scope's placement; without one that of the data, or the job's where the data is on
+    several."""
+    found = {v.placement for v in values if isinstance(v, GlobalTensor)}
+    if not found:
+        return None
+    return current_placement() or (found.pop() if len(found) == 1 else session.place())

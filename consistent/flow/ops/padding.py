@@ -1,0 +1,47 @@
+"""Padding of convolutions and pools, as the documents name it: "SAME" and "VALID"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.nn.functional as F
+
+
+def pair(size: int | Sequence[int]) -> tuple[int, int]:
+    """One number for both dims, or one each."""
+    if isinstance(size, int):
+        return size, size
+    height, width = size
+    return height, width
+
+
+def same(
+    x: Any,
+    padding: str,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    dilation: tuple[int, int] = (1, 1),
+    value: float = 0.0,
+) -> tuple[Any, tuple[int, int]]:
+    """``x`` and the padding that torch is to add on both sides, so that ``padding`` holds.
+
+    "VALID" adds none. "SAME" gives ceil(n / stride) outputs; padding that cannot be halved puts one
+    more at the end, for which ``x`` itself is padded with ``value``.
+    """
+    if padding == "VALID":
+        return x, (0, 0)
+    if padding != "SAME":
+        raise ValueError(
+            f'padding is {padding!r}, and layers know "SAME" (ceil(n / stride) outputs) and '
+            '"VALID" (no padding).'
+        )
+    totals = [
+        max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)
+        for n, k, s, d in zip(x.shape[-2:], kernel, stride, dilation)
+    ]
+    if not any(total % 2 for total in totals):
+        return x, (totals[0] // 2, totals[1] // 2)
+    (high, wide) = totals
+    sides = (wide // 2, wide - wide // 2, high // 2, high - high // 2)
+    return F.pad(x, sides, value=value), (0, 0)

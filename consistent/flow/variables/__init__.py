@@ -1,0 +1,1 @@
+"""Variables that jobs share by name, and their initial values."""

@@ -1,0 +1,95 @@
+"""Forms whose result's length depends on data. They give (result, logical shapes).
+
+Ranks tell each other how much they found; then rows are evened out, or joined.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....rules.families.indexing.data_dependent import FORM, masked
+from ....rules.signature import is_split
+from ....spec import TensorSpec
+from ...even_out import evened, gathered, numbers
+from ...join_results import slot
+from ...registry import Shards, form
+
+Shapes = list[tuple[int, ...]]
+
+
+def _found(shard: Shards, rows: list[Tensor]) -> tuple[list[Tensor], Shapes]:
+    """(this rank's balanced pieces of what all ranks found, logical shapes). This rank found
+    ``rows``, which are equally long."""
+    axes = tuple(a for a in shard.axes if is_split(shard.outs[0].sbp[a], 0))
+    joint = replace(shard, axes=axes)
+    held = [n for (n,) in numbers(joint, [len(rows[0])], rows[0].device)]
+    made, shapes = [], []
+    for x, out in zip(rows, shard.outs, strict=True):
+        shape = (sum(held), *out.shape[1:])
+        spec = TensorSpec.of(shard.placement, out.sbp, shape, out.dtype)
+        boxes = [spec.region(shard.placement.coordinate_of(rank)) for rank in joint.ranks]
+        made.append(evened(joint, x, held, [(starts[0], sizes[0]) for starts, sizes in boxes]))
+        shapes.append(shape)
+    return made, shapes
+
+
+@form(FORM)
+def _selected_by_mask(shard: Shards) -> tuple[Tensor, Shapes]:
+    """masked_select, x[mask]."""
+    pair = masked(shard.call)
+    assert pair is not None
+    x, mask = (shard.tensors[operand.index] for operand in pair)
+    (made,), shapes = _found(shard, [x[mask]])
+    return made, shapes
+
+
+@form("nonzero")
+def _nonzero(shard: Shards) -> tuple[Any, Shapes]:
+    """nonzero, argwhere."""
+    start = shard.region()[0][0]
+    if shard.call.name == "where" or shard.kwargs.get("as_tuple", False):
+        first, *rest = shard.tensors[0].nonzero(as_tuple=True)
+        made, shapes = _found(shard, [first + start, *rest])
+        return tuple(made), shapes
+    rows = shard.tensors[0].nonzero()
+    rows[:, 0] += start
+    (made,), shapes = _found(shard, [rows])
+    return made, shapes
+
+
+@form("unique")
+def _unique(shard: Shards) -> tuple[tuple[Tensor, Tensor, Tensor], Shapes]:
+    """Unique values of the ranks' unique values."""
+    x = shard.tensors[0].detach()
+    inverse, counts = (bool(shard.get(n, False)) for n in ("return_inverse", "return_counts"))
+    asked = {"return_inverse": inverse, "return_counts": counts}
+    values, places, repeats = torch.ops.aten._unique2(x, **asked)
+    held = [n for (n,) in numbers(shard, [len(values)], x.device)]
+    every = torch.cat(gathered(shard, values, held))
+    values, to, _ = torch.ops.aten._unique2(every, return_inverse=True)
+    if counts:
+        total = torch.zeros_like(values, dtype=torch.int64)
+        repeats = total.index_add(0, to, torch.cat(gathered(shard, repeats, held)))
+    if inverse:
+        places = to.split(held)[slot(shard)[0]][places]
+    shapes = [tuple(values.shape), tuple(shard.outs[1].shape), tuple(repeats.shape)]
+    return (values, places, repeats), shapes
+
+
+@form("bincount")
+def _bincount(shard: Shards) -> tuple[Tensor, Shapes]:
+    x, weights = shard.tensors[0], shard.get("weights")
+    ends = [-int(x.min()), int(x.max())] if x.numel() else [0, -1]
+    low, high = (max(each) for each in zip(*numbers(shard, ends, x.device), strict=True))
+    if low > 0:  # on every rank alike
+        raise RuntimeError(
+            f"bincount: the input holds {-low}, and counts are of the numbers from 0 on. "
+            "Shift it first: bincount(x - x.min())."
+        )
+    n = max(shard.get("minlength", 0), high + 1)
+    counts = torch.bincount(x, weights, minlength=n).to(shard.outs[0].dtype)
+    return counts, [(n,)]

@@ -1,0 +1,103 @@
+"""Forms of the ops that count elements in row-major order: each rank translates places in the whole
+into places in its shard.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ....rules.families.indexing.data_dependent import masked
+from ....rules.signature import Operand
+from ...join_results import slot, stack
+from ...registry import Shards, form
+
+
+def _own_places(shard: Shards, index: Tensor) -> tuple[Tensor, Tensor]:
+    """(place in the flattened shard of each place in the flattened whole, whether another rank has
+    it)."""
+    shape, total = shard.specs[0].shape, shard.specs[0].numel
+    # Masking would hide indices that torch refuses.
+    torch._assert_async(  # pyright: ignore[reportPrivateImportUsage]
+        ((index >= -total) & (index < total)).all(), f"{shard.call.name}: index out of range"
+    )
+    rest = torch.where(index < 0, index + total, index)
+    place, outside = torch.zeros_like(rest), torch.zeros_like(rest, dtype=torch.bool)
+    scale = 1
+    for n, start, size in reversed(list(zip(shape, *shard.region(), strict=True))):
+        at = rest % max(n, 1) - start
+        rest = rest // max(n, 1)
+        outside |= (at < 0) | (at >= size)
+        place, scale = place + at * scale, scale * size
+    return place.masked_fill(outside, 0), outside
+
+
+def _with_spare(x: Tensor) -> Tensor:
+    return torch.cat([x.reshape(-1), x.new_zeros(1)])
+
+
+@form("take")
+def _take(shard: Shards) -> Tensor:
+    """take, and take_along_dim without a dim."""
+    x, index = shard.tensors[0], shard.get("index")
+    place, outside = _own_places(shard, index)
+    out = _with_spare(x).take(place.masked_fill(outside, x.numel()))
+    return out.reshape(shard.out_shape())
+
+
+@form("put")
+def _put(shard: Shards) -> Tensor:
+    """Values for elements of other ranks go to a spare element."""
+    x = shard.tensors[0]
+    place, outside = _own_places(shard, shard.get("index"))
+    place = place.masked_fill(outside, x.numel())
+    how = bool(shard.get("accumulate", False))
+    out = _with_spare(x).put(place, shard.get("source"), how)[:-1].reshape(x.shape)
+    return x.copy_(out) if shard.call.inplace else out
+
+
+@form("masked_scatter")
+def _masked_scatter(shard: Shards) -> Tensor:
+    """Each True of the shard takes the value with its number among the Trues of the whole mask."""
+    x, mask, source = (shard.get(name) for name in ("input", "mask", "source"))
+    operand = shard.call.get("mask")
+    assert isinstance(operand, Operand)
+    if not shard.specs[operand.index].sbp[shard.axes[0]].is_split:
+        mask = mask.expand(shard.specs[0].shape)
+    mask, number = _numbered(shard, operand, mask)
+    out = torch.where(mask, _chosen(shard, source.reshape(-1), mask, number), x)
+    return x.copy_(out) if shard.call.inplace else out
+
+
+@form("masked_write")
+def _masked_write(shard: Shards) -> Tensor:
+    """x[mask] = value with a value for each True."""
+    pair = masked(shard.call)
+    assert pair is not None
+    x, value = shard.tensors[0], shard.tensors[-1]
+    mask, number = _numbered(shard, pair[1], shard.tensors[pair[1].index])
+    given = _chosen(shard, value.to(x.dtype), mask, number)
+    out = torch.where(mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim)), given, x)
+    return x.copy_(out) if shard.call.inplace else out
+
+
+def _numbered(shard: Shards, operand: Operand, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """This rank's part of a mask, and how many Trues of the whole come before each element."""
+    if shard.specs[operand.index].sbp[shard.axes[0]].is_split:
+        before = stack(shard, mask.sum())[: slot(shard)[0]].sum()
+        return mask, (mask.reshape(-1).cumsum(0) - 1).reshape(mask.shape) + before
+    number = (mask.reshape(-1).cumsum(0) - 1).reshape(mask.shape)
+    for d, (start, size) in enumerate(zip(*shard.region(), strict=True)):
+        if d < mask.ndim:
+            number, mask = number.narrow(d, start, size), mask.narrow(d, start, size)
+    return mask, number
+
+
+def _chosen(shard: Shards, rows: Tensor, mask: Tensor, number: Tensor) -> Tensor:
+    """The row of each number; anything where the mask is False."""
+    n = len(rows)
+    torch._assert_async(  # pyright: ignore[reportPrivateImportUsage]
+        ((number < n) | ~mask).all(), f"{shard.call.name}: more places than values"
+    )
+    spare = torch.cat([rows, rows.new_zeros(1, *rows.shape[1:])])
+    return spare[number.masked_fill(~mask, n).clamp(0, n)]

@@ -1,0 +1,232 @@
+"""Forms of indexing along a split dim: each rank deals with what it holds.
+
+Reading gives a part with zeros where other ranks have the values, so the result is P; writing
+leaves out elements of other ranks. Empty parts go through the same ops as full ones: every rank
+must keep the same autograd graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ....rules.families.indexing.gather_scatter import READ, WRITE
+from ....rules.layout.subscript import Item, Subscript, subscript_of
+from ....rules.signature import Operand
+from ...registry import Shards, form
+
+Tensor = torch.Tensor
+_ALL = slice(None)
+
+
+# -- x[...] ------------------------------------------------------------
+
+
+@form("read_slice")
+def read_slice(shard: Shards) -> Tensor:
+    """x[index] of the shard: its part of the slice, zeros elsewhere; then its index tensors."""
+    index, x = subscript_of(shard.call), shard.tensors[0]
+    inner, places = _selected(shard, index)
+    out = x[inner]
+    sizes = [
+        item.count if item.kind in ("slice", "int") else n
+        for item, n in zip(index.items, out.shape, strict=True)
+    ]
+    if list(out.shape) != sizes:
+        part, out = out, x.new_zeros(sizes)
+        out[places] = part
+    out = out[tuple(0 if item.kind == "int" else _ALL for item in index.items)]
+    return _looked_up(shard, index, out) if index.tensors else out
+
+
+def _selected(shard: Shards, index: Subscript) -> tuple[tuple, tuple]:
+    """(which part of the shard is in the slice, its places in the slice), entry by entry; ints as
+    slices."""
+    starts, sizes = shard.region()
+    inner: list[Any] = []
+    places: list[Any] = []
+    for item in index.items:
+        own, place = _ALL, _ALL
+        if item.kind in ("slice", "int"):
+            own, place = item.within(starts[item.dim], sizes[item.dim])
+        inner.append(None if item.kind == "new" else own)
+        places.append(place)
+    return tuple(inner), tuple(places)
+
+
+def _looked_up(shard: Shards, index: Subscript, x: Tensor) -> Tensor:
+    entries: list[Any] = [_ALL] * len(index.left)
+    outside = None
+    for at, item in enumerate(index.left):
+        if item.kind != "tensor":
+            continue
+        entries[at] = _index_tensor(shard, item, x)
+        if shard.region()[1][item.dim] != shard.specs[0].shape[item.dim]:
+            x, entries[at], missed = _shifted(shard, item.dim, entries[at], x, at)
+            outside = missed if outside is None else outside | missed
+    out = x[tuple(entries)]
+    if outside is None:
+        return out
+    place, shape = index.block
+    return out.masked_fill(_lined_up(outside, out.ndim - place - len(shape)), 0)
+
+
+def _index_tensor(shard: Shards, item: Item, x: Tensor) -> Tensor:
+    if isinstance(item.tensor, Operand):
+        return shard.tensors[item.tensor.index]
+    return torch.tensor(item.tensor, device=x.device)
+
+
+def _lined_up(mask: Tensor, after: int) -> Tensor:
+    return mask.reshape(mask.shape + (1,) * after)
+
+
+@form("write_slice")
+def write_slice(shard: Shards) -> Tensor:
+    """x[index] = value, or a copy of x with it: the part of the slice that lies in the shard."""
+    index, x = subscript_of(shard.call), shard.tensors[0]
+    if shard.call.name == "setitem":
+        value = shard.args[2]
+    else:
+        x, value = x.clone(), shard.get("src")
+    inner, places = _selected(shard, index)
+    kept = [
+        (i, p) for i, p, item in zip(inner, places, index.items, strict=True) if item.kind != "new"
+    ]
+    target = tuple(i for i, _ in kept)
+    x[target] = _part(value, index, x.shape, places) if isinstance(value, Tensor) else value
+    return x
+
+
+@form("write_by_index")
+def write_by_index(shard: Shards) -> Tensor:
+    """x[index tensors] = value, index_put: what belongs to other ranks goes to a spare row."""
+    index, x = subscript_of(shard.call), shard.tensors[0]
+    sets = shard.call.name == "setitem"
+    value = shard.args[2] if sets else shard.get("values")
+    out, entries = x, []
+    for item in index.items:
+        if item.kind == "tensor":
+            entry = _index_tensor(shard, item, x)
+            if shard.region()[1][item.dim] != shard.specs[0].shape[item.dim]:
+                entry, outside = _counted(shard, item.dim, entry)
+                out = _with_spare(out, item.dim)
+                entry = entry.masked_fill(outside, x.shape[item.dim])
+            entries.append(entry)
+        else:
+            entries.append(_entry(item))
+    out = out.clone() if out is x else out
+    if sets:
+        out[tuple(entries)] = value
+    else:
+        looks = [entry if isinstance(entry, Tensor) else None for entry in entries]
+        torch.ops.aten.index_put_(out, looks, value, shard.get("accumulate", False))
+    for d, n in enumerate(x.shape):
+        out = out.narrow(d, 0, n)
+    return x.copy_(out) if shard.call.inplace else out
+
+
+def _entry(item: Item) -> Any:
+    if item.kind == "new":
+        return None
+    if item.kind == "int":
+        return item.start
+    if item.kind == "all":
+        return _ALL
+    end = item.start + (item.count - 1) * item.step + 1 if item.count else item.start
+    return slice(item.start, end, item.step)
+
+
+def _part(value: Tensor, index: Subscript, shape: tuple[int, ...], places: tuple) -> Tensor:
+    """The part of ``value`` at ``places``, with a dim of 1 for each int and none for each None."""
+    sizes = {
+        "all": lambda item: shape[item.dim],
+        "slice": lambda item: item.count,
+        "new": lambda item: 1,
+    }
+    region = [sizes[item.kind](item) for item in index.left]
+    value = value[(0,) * (value.ndim - len(region))].expand(region)
+    kinds = {"int": None, "new": 0}
+    return value[
+        tuple(kinds.get(item.kind, place) for item, place in zip(index.items, places, strict=True))
+    ]
+
+
+# -- index tensors -----------------------------------------------------
+
+
+def _shifted(
+    shard: Shards, dim: int, index: Tensor, x: Tensor, at: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(x, ``index`` counted in the shard, which indices point outside it).
+
+    Dim ``dim`` of the first operand is dim ``at`` of ``x``. Those outside are set to the first
+    item; an empty shard gets one zero.
+    """
+    local, outside = _counted(shard, dim, index)
+    if x.shape[at] == 0:
+        x = _with_spare(x, at)
+    return x, local.masked_fill(outside, 0), outside
+
+
+def _counted(shard: Shards, dim: int, index: Tensor) -> tuple[Tensor, Tensor]:
+    starts, sizes = shard.region()
+    n = shard.specs[0].shape[dim]
+    # Masking would hide indices that torch refuses.
+    torch._assert_async(  # pyright: ignore[reportPrivateImportUsage]
+        ((index >= -n) & (index < n)).all(), f"{shard.call.name}: index out of range"
+    )
+    local = torch.where(index < 0, index + n, index) - starts[dim]
+    return local, (local < 0) | (local >= sizes[dim])
+
+
+def _with_spare(x: Tensor, dim: int) -> Tensor:
+    shape = list(x.shape)
+    shape[dim] = 1
+    return torch.cat([x, x.new_zeros(shape)], dim)
+
+
+def _index_operand(shard: Shards) -> int:
+    operand = shard.call.get("index")
+    assert isinstance(operand, Operand)
+    return operand.index
+
+
+@form(READ)
+def read_index(shard: Shards) -> Tensor:
+    """index_select, gather, take_along_dim with the dim that is indexed split."""
+    at, dim = _index_operand(shard), shard.call.dim("dim")
+    x, index, outside = _shifted(shard, dim, shard.tensors[at], shard.tensors[0], dim)
+    out = _again(shard, {0: x, at: index})
+    if shard.call.name == "index_select":
+        outside = _lined_up(outside, out.ndim - dim - 1)
+    return out.masked_fill(outside, 0)
+
+
+@form(WRITE)
+def write_index(shard: Shards) -> Tensor:
+    """scatter, index_add, ... with ``dim`` split: what belongs to other ranks goes to a spare
+    row."""
+    at, dim, x = _index_operand(shard), shard.call.dim("dim"), shard.tensors[0]
+    local, outside = _counted(shard, dim, shard.tensors[at])
+    n = x.shape[dim]
+    out = _again(shard, {0: _with_spare(x, dim), at: local.masked_fill(outside, n)}).narrow(
+        dim, 0, n
+    )
+    return x.copy_(out) if shard.call.inplace else out
+
+
+def _again(shard: Shards, by: dict[int, Tensor]) -> Any:
+    """The op with some of its tensors replaced."""
+    count = -1
+
+    def one(value: Any) -> Any:
+        nonlocal count
+        if not isinstance(value, Tensor):
+            return value
+        count += 1
+        return by.get(count, value)
+
+    args = [one(value) for value in shard.args]
+    return shard.run(*args, **{name: one(value) for name, value in shard.kwargs.items()})

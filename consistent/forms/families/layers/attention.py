@@ -1,0 +1,104 @@
+"""Attention where a rank must know where its rows and keys lie: causal rows, split keys, dropout.
+
+With the keys split, each rank attends to its own; the softmax is joined over the ranks by the
+maximum and the sum of each row, and what a rank then has is an addend of the result. Dropout is
+done here, not by torch's kernel: the mask is a function of the logical index of each probability.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ....movement import differentiable
+from ....spec import S
+from ...native import load
+from ...random.draw import key_from
+from ...registry import Shards, form
+
+
+@form("attention")
+def attention(shard: Shards) -> Tensor:
+    """``softmax(scale q k^T + mask) v``, with dropout of the probabilities if ``dropout_p`` is not
+    0."""
+    p, axes = shard.get("dropout_p", 0.0), _key_axes(shard)
+    if p == 0 and not axes:
+        return _fused(shard)
+    query, keys, values = (shard.get(name) for name in ("query", "key", "value"))
+    if shard.get("enable_gqa", False) and keys.shape[-3]:
+        keys = keys.repeat_interleave(query.shape[-3] // keys.shape[-3], -3)
+        values = values.repeat_interleave(query.shape[-3] // values.shape[-3], -3)
+    scale = shard.get("scale")
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = (query * scale) @ keys.transpose(-2, -1)
+    # As torch's kernels do: sums of exponentials in half precision would lose the small ones.
+    scores = _biased(shard, scores.float() if scores.dtype.itemsize < 4 else scores)
+    chances = _joined_softmax(shard, scores, axes).to(values.dtype)
+    return (_dropped(shard, chances, p) if p else chances) @ values
+
+
+def _key_axes(shard: Shards) -> tuple[int, ...]:
+    """Placement axes that split the keys."""
+    spec = shard.specs[1]
+    return tuple(a for a, entry in enumerate(spec.sbp) if entry is S(spec.ndim - 2))
+
+
+def _fused(shard: Shards) -> Tensor:
+    """torch's own kernel on rows from ``first``: under a causal mask they see ``first`` more
+    keys."""
+    first = shard.region(0)[0][-2]
+    if not first or not shard.get("is_causal", False):
+        return shard.run(*shard.args, **shard.kwargs)
+    query, keys, values = (shard.get(name) for name in ("query", "key", "value"))
+    # Keys that no row sees are left out.
+    count = min(keys.shape[-2], first + query.shape[-2])
+    sees = torch.ones(query.shape[-2], count, dtype=torch.bool, device=query.device).tril(first)
+    return shard.run(
+        query, keys.narrow(-2, 0, count), values.narrow(-2, 0, count), attn_mask=sees,
+        scale=shard.get("scale"), enable_gqa=shard.get("enable_gqa", False),
+    )  # fmt: skip
+
+
+def _biased(shard: Shards, scores: Tensor) -> Tensor:
+    """Scores with the mask added, or minus infinity where it is False or where a row would look
+    ahead."""
+    mask = shard.get("attn_mask")
+    if shard.get("is_causal", False):
+        rows, columns = scores.shape[-2:]
+        ahead = torch.ones(rows, columns, dtype=torch.bool, device=scores.device)
+        offset = shard.region(0)[0][-2] - shard.region(1)[0][-2]
+        scores = scores.masked_fill(ahead.triu(1 + offset), -math.inf)
+    if mask is None:
+        return scores
+    if mask.dtype is torch.bool:
+        return scores.masked_fill(~mask, -math.inf)
+    return scores + mask
+
+
+def _joined_softmax(shard: Shards, scores: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Softmax of the last dim, which ``axes`` split. A row that attends to no key gives zeros, as
+    in torch."""
+    with torch.no_grad():
+        lowest = scores.new_full((*scores.shape[:-1], 1), -math.inf)
+        top = torch.cat([scores, lowest], -1).amax(-1, keepdim=True)
+        top = differentiable.max_over(top, shard.placement, axes) if axes else top
+        top = top.masked_fill(top == -math.inf, 0.0)
+    weights = (scores - top).exp()
+    total = weights.sum(-1, keepdim=True)
+    total = differentiable.sum_over(total, shard.placement, axes) if axes else total
+    return weights / total.masked_fill(total == 0, 1.0)
+
+
+def _dropped(shard: Shards, chances: Tensor, p: float) -> Tensor:
+    """Dropout of each probability by its logical index; probabilities are laid out as the result,
+    except for the last dim."""
+    key, out = key_from(None), shard.outs[0]
+    starts, columns = out.region(shard.coordinate)[0], shard.region(1)[0][-2]
+    logical = (*out.shape[:-1], shard.specs[1].shape[-2])
+    chances = chances.expand(*shard.out_shape()[:-1], chances.shape[-1])
+    return load.dropout(
+        chances, p, seed=key.seed, counter=key.counter, starts=(*starts[:-1], columns),
+        logical_sizes=logical,
+    )  # fmt: skip

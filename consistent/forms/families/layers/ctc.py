@@ -1,0 +1,47 @@
+"""ctc_loss of a rank's own samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....rules.notation import MEAN, NONE
+from ...registry import Shards, form
+
+
+@form("ctc_loss")
+def _ctc(shard: Shards) -> Tensor:
+    """The losses of this rank's samples, or their addend of the sum or mean: P. A mean divides each
+    loss by its target's length, and by the number of all samples."""
+    x, targets, reduction = shard.tensors[0], shard.get("targets"), shard.get("reduction", MEAN)
+    lengths, sizes = (_numbers(shard.get(f"{n}_lengths")) for n in ("input", "target"))
+    start, held = shard.region()[0][1], shard.region()[1][1]
+    if targets.ndim == 1:
+        targets = targets.narrow(0, sum(sizes[:start]), sum(sizes[start : start + held]))
+    lengths, sizes = lengths[start : start + held], sizes[start : start + held]
+    if held and shard.coordinate is not None:
+        losses = torch.ctc_loss(
+            x,
+            targets,
+            lengths,
+            sizes,
+            shard.get("blank", 0),
+            NONE,
+            shard.get("zero_infinity", False),
+        )
+    else:
+        losses = x.sum((0, 2))  # as many as there are samples, and a graph like the other ranks'
+    if reduction == NONE:
+        return losses
+    if reduction == MEAN:
+        each = losses.new_tensor(sizes).clamp_min(1)
+        losses = losses / each / shard.specs[0].shape[1]
+    return losses.sum()
+
+
+def _numbers(lengths: Any) -> list[int]:
+    if not isinstance(lengths, Tensor):
+        return list(lengths)
+    return [0] * len(lengths) if lengths.is_meta else lengths.tolist()

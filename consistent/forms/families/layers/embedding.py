@@ -1,0 +1,87 @@
+"""Embedding with the vocabulary split: each rank looks up the rows that it holds, and reads zeros
+for the others, so that the result is P."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...native import load as native
+from ...registry import Shards, form
+
+
+@form("masked_embedding")
+def masked_embedding(shard: Shards) -> Tensor:
+    """torch.embedding of this rank's rows, one pass each way."""
+    table, index = shard.tensors
+    # The mask would hide indices that torch refuses.
+    torch._assert_async(  # pyright: ignore[reportPrivateImportUsage]
+        ((index >= 0) & (index < shard.specs[0].shape[0])).all(),
+        f"{shard.call.name}: index out of range",
+    )
+    return _LookUp.apply(
+        table,
+        index,
+        shard.region()[0][0],
+        shard.get("padding_idx", -1),
+        shard.get("scale_grad_by_freq", False),
+    )
+
+
+class _LookUp(torch.autograd.Function):
+    """
+    ```
+    forward    row i of the result     <-  row index[i] of the table, if it is held here
+    backward   row index[i] of the gradient  +=  row i
+    ```
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, table: Tensor, index: Tensor, start: int, padding_idx: int, by_count: bool
+    ) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.where = table.shape[0], start, padding_idx, by_count
+        return native.masked_embedding(table, index, start)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        (index,) = ctx.saved_tensors
+        return _AddUp.apply(grad, index, *ctx.where), None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        (index,) = ctx.saved_tensors
+        return native.masked_embedding(tangent, index, ctx.where[1])
+
+
+class _AddUp(torch.autograd.Function):
+    """The backward of `_LookUp`. Its own backward looks up again, and gives zeros for padding."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        grad: Tensor,
+        index: Tensor,
+        rows: int,
+        start: int,
+        padding_idx: int,
+        by_count: bool,
+    ) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.where = start, padding_idx, by_count
+        return native.masked_embedding_backward(grad, index, rows, start, padding_idx, by_count)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (index,), (start, padding_idx, by_count) = ctx.saved_tensors, ctx.where
+        if by_count:
+            raise RuntimeError(
+                "embedding: scale_grad_by_freq=True and a second derivative were asked for.\n"
+                "  torch does not define the derivative of a gradient that is divided by counts.\n"
+                "  Leave scale_grad_by_freq out, or differentiate once."
+            )
+        made = _LookUp.apply(grad, index.masked_fill(index == padding_idx, -1), start, -1, False)
+        return made, None, None, None, None, None

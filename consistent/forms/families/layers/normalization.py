@@ -1,0 +1,122 @@
+"""Normalization over split dims: sums of the shards are joined, first for the mean, then for the
+squared deviations from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....spec import S
+from ...join_results import wide
+from ...registry import Shards, form
+
+
+def moments(shard: Shards, x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """(mean, biased variance) over ``dims`` of all shards, dims kept."""
+    n = math.prod(shard.specs[0].shape[d] for d in dims)
+    mean = shard.sum(x.sum(tuple(dims), keepdim=True)) / n
+    return mean, shard.sum((x - mean).square().sum(tuple(dims), keepdim=True)) / n
+
+
+def scaled(shard: Shards, y: Tensor, shape: Sequence[int]) -> Tensor:
+    """y * weight + bias, each if it is given, reshaped to ``shape``; in the op's dtype."""
+    weight = shard.get("weight")
+    bias = shard.get("bias") if "bias" in shard.call.params else None
+    if weight is not None:
+        y = y * weight.reshape(shape)
+    if bias is not None:
+        y = y + bias.reshape(shape)
+    return y.to(shard.outs[0].dtype)
+
+
+def _channels(x: Tensor) -> list[int]:
+    """Shape in which one number per channel broadcasts to ``x``."""
+    return [1, -1] + [1] * (x.ndim - 2) if x.shape[1] else [1, 0] + [1] * (x.ndim - 2)
+
+
+def _last(shard: Shards) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(the normalized dims, local shape of the weight)."""
+    x, count = shard.tensors[0], len(shard.get("normalized_shape"))
+    return tuple(range(x.ndim - count, x.ndim)), tuple(x.shape[x.ndim - count :])
+
+
+@form("layer_norm")
+def _layer_norm(shard: Shards) -> Any:
+    dims, shape = _last(shard)
+    x = wide(shard.tensors[0])
+    mean, variance = moments(shard, x, dims)
+    scale = (variance + shard.get("eps", 1e-5)).rsqrt()
+    y = scaled(shard, (x - mean) * scale, shape)
+    return y if len(shard.outs) == 1 else (y, *_saved(shard, mean, scale))
+
+
+def _saved(shard: Shards, *statistics: Tensor) -> list[Tensor]:
+    """The statistics that native_layer_norm returns for its backward."""
+    return [t.detach().to(out.dtype) for t, out in zip(statistics, shard.outs[1:], strict=True)]
+
+
+@form("rms_norm")
+def _rms_norm(shard: Shards) -> Tensor:
+    dims, shape = _last(shard)
+    x, eps = wide(shard.tensors[0]), shard.get("eps")
+    n = math.prod(shard.specs[0].shape[d] for d in dims)
+    square = shard.sum(x.square().sum(dims, keepdim=True)) / n
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    return scaled(shard, x * (square + eps).rsqrt(), shape)
+
+
+@form("group_norm")
+def _group_norm(shard: Shards) -> Tensor:
+    """Every rank gets the statistics of all groups, [samples, groups], and takes those of its
+    channels."""
+    x, groups = wide(shard.tensors[0]), shard.get("num_groups")
+    logical = shard.specs[0].shape
+    axes_of_channels = [a for a, e in enumerate(shard.specs[0].sbp) if e is S(1)]
+    if groups % shard.placement.size == 0 and set(shard.axes) <= set(axes_of_channels):
+        # Whole groups on every rank: nothing to join.
+        own = groups * x.shape[1] // logical[1]
+        eps = shard.get("eps", 1e-5)
+        return torch.group_norm(shard.tensors[0], own, shard.get("weight"), shard.get("bias"), eps)
+    size = logical[1] // groups
+    first = shard.region()[0][1]
+    group = torch.arange(first, first + x.shape[1], device=x.device) // size
+    dims, n = tuple(range(2, x.ndim)), size * math.prod(logical[2:])
+
+    def mean(values: Tensor) -> Tensor:
+        by_channel = values.sum(dims) if dims else values
+        by_group = values.new_zeros(x.shape[0], groups).index_add(1, group, by_channel)
+        of_channel = shard.sum(by_group).index_select(1, group) / n
+        return of_channel.reshape(*of_channel.shape, *[1] * len(dims))
+
+    centred = x - mean(x)
+    y = centred * (mean(centred.square()) + shard.get("eps", 1e-5)).rsqrt()
+    return scaled(shard, y, _channels(x))
+
+
+@form("batch_norm")
+def _batch_norm(shard: Shards) -> Tensor:
+    """Training: the statistics of the whole batch; every rank updates its copy of the running ones
+    in the same way."""
+    x = wide(shard.tensors[0])
+    dims = [d for d in range(x.ndim) if d != 1]
+    mean, variance = moments(shard, x, dims)
+    n = math.prod(shard.specs[0].shape[d] for d in dims)
+    momentum = shard.get("momentum", 0.1)
+    unbiased = variance * (n / max(n - 1, 1))
+    for name, now in (("running_mean", mean), ("running_var", unbiased)):
+        running = shard.get(name)
+        if running is not None:
+            with torch.no_grad():
+                running.lerp_(now.reshape(running.shape).to(running.dtype), momentum)
+    return scaled(shard, (x - mean) * (variance + shard.get("eps", 1e-5)).rsqrt(), _channels(x))
+
+
+@form("instance_norm")
+def _instance_norm(shard: Shards) -> Tensor:
+    x = wide(shard.tensors[0])
+    mean, variance = moments(shard, x, range(2, x.ndim))
+    return scaled(shard, (x - mean) * (variance + shard.get("eps", 1e-5)).rsqrt(), _channels(x))

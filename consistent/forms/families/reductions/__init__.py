@@ -1,0 +1,5 @@
+"""Forms of ops that look along a split dim."""
+
+from . import cumulative, extremes, losses, order_statistics, reduce, sort
+
+__all__ = ["cumulative", "extremes", "losses", "order_statistics", "reduce", "sort"]

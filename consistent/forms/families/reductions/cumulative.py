@@ -1,0 +1,95 @@
+"""Scans along a split dim: each rank scans its shard, and goes on from the totals of the shards
+before it.
+
+Pieces are empty at the end of a split only, so a total that an empty shard gives is never read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mirrored.reduction import identity
+
+from ...join_results import slot, stack, summed, wide, wide_dtype
+from ...registry import Shards, form
+
+
+def _before(shard: Shards, total: Tensor) -> Tensor:
+    """The totals of the shards before this one, [shards, ...]."""
+    return stack(shard, total)[: slot(shard)[0]]
+
+
+def _written(shard: Shards, value: Tensor) -> Tensor:
+    return shard.tensors[0].copy_(value) if shard.call.inplace else value
+
+
+@form("cumsum")
+def _cumsum(shard: Shards) -> Tensor:
+    x, dim, dtype = shard.tensors[0], shard.call.dim(), shard.outs[0].dtype
+    x = x.to(wide_dtype(dtype))
+    before = _before(shard, x.sum(dim, keepdim=True)).sum(0)
+    return _written(shard, (x.cumsum(dim) + before).to(dtype))
+
+
+@form("cumprod")
+def _cumprod(shard: Shards) -> Tensor:
+    x, dim, dtype = shard.tensors[0].clone(), shard.call.dim(), shard.outs[0].dtype
+    x = x.to(wide_dtype(dtype))
+    before = _before(shard, x.prod(dim, keepdim=True)).prod(0)
+    return _written(shard, (x.cumprod(dim) * before).to(dtype))
+
+
+@form("logcumsumexp")
+def _logcumsumexp(shard: Shards) -> Tensor:
+    """The shard is scanned after one number, which stands for all shards before it."""
+    x, dim = wide(shard.tensors[0]), shard.call.dim()
+    before = _before(shard, x.logsumexp(dim, keepdim=True)).logsumexp(0)
+    scanned = torch.cat([before, x], dim).logcumsumexp(dim).narrow(dim, 1, x.shape[dim])
+    return _written(shard, scanned.to(shard.outs[0].dtype))
+
+
+@form("cummax_or_cummin")
+def _cummax_or_cummin(shard: Shards) -> Any:
+    """cummax, cummin: of equal numbers the last one counts, and NaN wins."""
+    x, dim, is_max = shard.tensors[0], shard.call.dim(), shard.call.name == "cummax"
+    own, at = shard.run(x, dim)
+    at = at + shard.region()[0][dim]
+    # The scan of the ranks' last values, up to the rank before; the first rank takes none of it.
+    lasts, places = (stack(shard, each) for each in _last(x, own, at, dim, is_max))
+    me = slot(shard)[0]
+    best, which = (each[max(me - 1, 0)] for each in shard.run(lasts, 0))
+    place = places.gather(0, which.unsqueeze(0)).squeeze(0)
+    wins = own >= best if is_max else own <= best
+    mine = (wins | own.isnan()) & ~(best.isnan() & ~own.isnan()) if me else wins | True
+    values, indices = torch.where(mine, own, best), torch.where(mine, at, place)
+    return getattr(torch.return_types, shard.call.name)((values, indices))
+
+
+def _last(x: Tensor, own: Tensor, at: Tensor, dim: int, is_max: bool) -> tuple[Tensor, Tensor]:
+    """Last value of a scan and its index."""
+    if x.shape[dim]:
+        return own.narrow(dim, -1, 1), at.narrow(dim, -1, 1)
+    shape = [1 if d == dim else n for d, n in enumerate(x.shape)]
+    value = x.new_full(shape, identity(x.dtype, "max" if is_max else "min"))
+    if x.is_floating_point():  # a graph whose backward joins the other ranks'
+        value = value + x.sum(dim, keepdim=True)
+    return value, x.new_zeros(shape, dtype=torch.int64)
+
+
+@form("trapezoid")
+def _trapezoid(shard: Shards) -> Tensor:
+    """A point weighs half the way from the point before it to the one after it."""
+    y, dim, n = shard.tensors[0], shard.call.dim("dim", -1), shard.specs[0].shape
+    start, size = (side[dim] for side in shard.region())
+    if len(shard.tensors) > 1:
+        x = shard.tensors[1].movedim(dim, -1) if shard.tensors[1].ndim > 1 else shard.tensors[1]
+        steps = x.diff()
+    else:
+        steps = y.new_full((n[dim] - 1,), shard.get("dx", 1), dtype=shard.outs[0].dtype)
+    weights = (F.pad(steps, (1, 0)) + F.pad(steps, (0, 1))) / 2
+    weighted = wide(y).movedim(dim, -1) * wide(weights).narrow(-1, start, size)
+    return summed(shard, weighted.sum(-1))

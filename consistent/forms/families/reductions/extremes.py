@@ -1,0 +1,173 @@
+"""Extremes along a split dim: largest, smallest, where they are, the k largest, any and all.
+
+An empty shard takes part with the identity of its reduction, so that no rank leaves the others
+waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mirrored.reduction import identity
+
+from ...join_results import dropped, own_part, parted, stack, tracked
+from ...registry import Shards, form
+
+_LAST = torch.iinfo(torch.int64).max
+
+
+def local_extreme(x: Tensor, dims: Sequence[int], is_max: bool) -> Tensor:
+    """amax or amin with ``keepdim=True``; the identity where ``dims`` are empty."""
+    if not dims:
+        return x
+    if all(x.shape[d] for d in dims):
+        return x.amax(tuple(dims), True) if is_max else x.amin(tuple(dims), True)
+    shape = [1 if d in dims else n for d, n in enumerate(x.shape)]
+    return x.new_full(shape, identity(x.dtype, "max" if is_max else "min"))
+
+
+class _Evenly(torch.autograd.Function):
+    """value -> value, with a gradient that goes to the elements of ``x`` in ``ties``, shared
+    evenly."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, value: Tensor, ties: Tensor, count: Tensor) -> Tensor:
+        ctx.save_for_backward(ties, count)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        ties, count = ctx.saved_tensors
+        return grad * ties / count, None, None, None
+
+
+def extreme_over(shard: Shards, x: Tensor, dims: Sequence[int], is_max: bool) -> Tensor:
+    """amax or amin over ``dims`` of all shards, ``keepdim=True``; NaN wins, ties share the
+    gradient."""
+    with torch.no_grad():
+        every = stack(shard, local_extreme(x, dims, is_max))
+        value = every.amax(0) if is_max else every.amin(0)
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        return value
+    with torch.no_grad():
+        ties = x == value
+        if not shard.call.name.startswith(
+            "a"
+        ):  # amax and amin pass no gradient to NaN; max and min do
+            ties |= x.isnan() & value.isnan()
+    return evenly(shard, x, value, ties, dims)
+
+
+def evenly(shard: Shards, x: Tensor, value: Tensor, ties: Tensor, dims: Sequence[int]) -> Tensor:
+    """``value``, the same on every rank and kept in ``dims``; its gradient goes to ``ties``."""
+    with torch.no_grad():
+        count = shard.sum(ties.sum(tuple(dims), keepdim=True))
+        once = value if shard.is_first else torch.zeros_like(value)
+    return shard.sum(_Evenly.apply(x, once, ties, count))
+
+
+# -- forms -----------------------------------------------------------------------------------------
+
+
+@form("any_or_all")
+def _any_or_all(shard: Shards) -> Tensor:
+    """any and all."""
+    found = shard.run(*shard.args, **shard.kwargs)
+    every = parted(shard, found)
+    return (every.any(0) if shard.call.name == "any" else every.all(0)).to(found.dtype)
+
+
+@form("amax_or_amin")
+def _amax_or_amin(shard: Shards) -> Tensor:
+    """amax, amin, and max and min of all elements."""
+    x, dims = shard.tensors[0], shard.call.dims()
+    is_max = shard.call.name.endswith("max")
+    keepdim = shard.call.name.startswith("a") and bool(shard.get("keepdim"))
+    if tracked(x):
+        value = own_part(shard, extreme_over(shard, x, dims, is_max), () if keepdim else dims)
+    else:
+        every = parted(shard, local_extreme(x, dims, is_max), () if keepdim else dims)
+        value = every.amax(0) if is_max else every.amin(0)
+    return dropped(value, dims, keepdim)
+
+
+@form("local_extreme")
+def _local_extreme(shard: Shards) -> Tensor:
+    """The largest or smallest element of the shard alone; the result is P(max) or P(min)."""
+    keepdim = shard.call.name.startswith("a") and bool(shard.get("keepdim"))
+    dims, is_max = shard.call.dims(), shard.call.name.endswith("max")
+    return dropped(local_extreme(shard.tensors[0], dims, is_max), dims, keepdim)
+
+
+@form("aminmax")
+def _aminmax(shard: Shards) -> Any:
+    """aminmax."""
+    x, dims, keepdim = shard.tensors[0], shard.call.dims(), bool(shard.get("keepdim"))
+    low, high = (
+        dropped(extreme_over(shard, x, dims, is_max), dims, keepdim) for is_max in (False, True)
+    )
+    return torch.return_types.aminmax((low, high))
+
+
+@form("argmax_or_argmin")
+def _argmax_or_argmin(shard: Shards) -> Any:
+    """argmax, argmin; max and min along a dim with indices. The first index wins among equals."""
+    x, dims = shard.tensors[0], shard.call.dims()
+    is_max = shard.call.name.endswith("max")
+    value, index = _local_winner(shard, x, is_max)
+    gone = () if bool(shard.get("keepdim")) else dims
+    values, indices = parted(shard, value, gone), parted(shard, index, gone)
+    with torch.no_grad():
+        best = values.amax(0) if is_max else values.amin(0)
+        ties = (values == best) | (values.isnan() & best.isnan())
+        first, where = torch.where(ties, indices, _LAST).min(0)
+    first = first.reshape(shard.out_shape(len(shard.outs) - 1))
+    if len(shard.outs) == 1:
+        return first
+    chosen = dropped(
+        values.gather(0, where.unsqueeze(0)).squeeze(0), dims, bool(shard.get("keepdim"))
+    )
+    return getattr(torch.return_types, shard.call.name)((chosen, first))
+
+
+def _local_winner(shard: Shards, x: Tensor, is_max: bool) -> tuple[Tensor, Tensor]:
+    """(value, logical index) of the shard's winner, dims kept; the index is flat if the op is
+    over all elements."""
+    dims, starts = shard.call.dims(), shard.region()[0]
+    shape = [1 if d in dims else n for d, n in enumerate(x.shape)]
+    if not all(x.shape[d] for d in dims):
+        value = x.new_full(shape, identity(x.dtype, "max" if is_max else "min"))
+        if x.is_floating_point():
+            value = value + x.sum(
+                dims, keepdim=True
+            )  # 0, and a graph whose backward joins the other ranks'
+        return value, x.new_full(shape, _LAST, dtype=torch.int64)
+    if shard.get("dim") is not None:
+        (dim,) = dims
+        value, index = x.max(dim, True) if is_max else x.min(dim, True)
+        return value, index + starts[dim] if x.ndim else index
+    flat = x.reshape(-1)
+    local = flat.argmax() if is_max else flat.argmin()
+    value, index = flat.gather(0, local.reshape(1)).reshape(shape), torch.zeros_like(local)
+    for at, start, n in zip(
+        torch.unravel_index(local, x.shape), starts, shard.specs[0].shape, strict=True
+    ):
+        index = index * n + at + start
+    return value, index.reshape(shape)
+
+
+@form("topk")
+def _topk(shard: Shards) -> Any:
+    """The k elements of the result are among the k of each rank."""
+    x, dim, k = shard.tensors[0], shard.call.dim("dim", -1), shard.get("k")
+    how = (shard.get("largest", True), shard.get("sorted", True))
+    values, index = x.topk(k, dim, *how)
+    offered, indices = (
+        torch.cat(parted(shard, t).unbind(0), dim) for t in (values, index + shard.region()[0][dim])
+    )
+    best, place = offered.topk(k, dim, *how)
+    return torch.return_types.topk((best, indices.gather(dim, place)))

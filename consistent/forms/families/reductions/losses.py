@@ -1,0 +1,290 @@
+"""Losses over split rows, elements or classes.
+
+A mean is the shard's sum over the count of all shards. Where classes are split no rank sees a whole
+row of logits, so the rows' largest values and sums are joined, [rows] each.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....movement.differentiable import max_over, sum_over
+from ....movement.run import run
+from ....rules.families.reductions.losses import class_dim, has_probabilities
+from ....rules.notation import MEAN, NONE, SUM, reduction_of
+from ....spec import B, S, Split, TensorSpec
+from ...join_results import summed, wide
+from ...native import load as native
+from ...registry import Shards, form
+from .extremes import local_extreme
+
+
+@form("mean_loss")
+def _mean_loss(shard: Shards) -> Tensor:
+    """Sum of the shard's losses over their logical number: P."""
+    return _run_with(shard, SUM) / _count(shard)
+
+
+@form("half_loss")
+def _half_loss(shard: Shards) -> Tensor:
+    """The mean or sum of losses in half precision, which are added in float32."""
+    total = wide(_run_with(shard, NONE)).sum()
+    mean = reduction_of(shard.call) == MEAN
+    return summed(shard, total / _count(shard) if mean else total)
+
+
+def _count(shard: Shards) -> int:
+    """The logical number of losses."""
+    shapes = [spec.shape for spec in shard.specs]
+    by_row = "margin_loss" in shard.call.name or shard.call.name == "cosine_embedding_loss"
+    one_each = by_row and shard.call.name != "soft_margin_loss"
+    return shapes[0][0] if one_each else math.prod(torch.broadcast_shapes(*shapes))
+
+
+def _run_with(shard: Shards, reduction: int) -> Tensor:
+    """The op on the shard with another reduction."""
+    args, kwargs = list(shard.args), dict(shard.kwargs)
+    position = shard.call.params.index("reduction")
+    if position < len(args):
+        args[position] = reduction
+    else:
+        kwargs["reduction"] = reduction
+    return shard.run(*args, **kwargs)
+
+
+# -- one class out of many -------------------------------------------------------------------------
+
+
+class _Rows:
+    """State that cross_entropy and nll_loss share: which axes split rows, which split classes, and
+    the target's place."""
+
+    def __init__(self, shard: Shards) -> None:
+        self.shard, self.dim = shard, class_dim(shard.call)
+        at_class = S(self.dim)
+        entries = shard.specs[0].sbp
+        self.class_axes = tuple(a for a in shard.axes if entries[a] is at_class)
+        self.row_axes = tuple(
+            a for a in shard.axes if isinstance(entries[a], Split) and entries[a] is not at_class
+        )
+        self.classes = shard.specs[0].shape[self.dim]
+        starts, sizes = shard.region()
+        self.start, self.held = starts[self.dim], sizes[self.dim]
+        self.weight: Tensor | None = shard.get("weight")
+        self.held_weight, self.total_weight = None, float(self.classes)
+        if self.weight is not None:
+            self.held_weight = self.weight.detach()[self.start : self.start + self.held]
+            self.total_weight = self.weight.detach().sum()
+
+    def reduce(self, losses: Tensor, count: Tensor | float | None = None) -> Tensor:
+        """Losses, [rows], reduced as the call asks; a mean is over ``count``, the number in all
+        shards."""
+        reduction = reduction_of(self.shard.call)
+        if reduction == NONE:
+            return losses
+        total = wide(losses).sum()
+        if reduction == MEAN:
+            assert count is not None
+            total = total / count
+        return self.joined(total, self.row_axes)
+
+    def joined(self, total: Tensor, axes: tuple[int, ...]) -> Tensor:
+        """A rank's total where the result is partial; else the sum of those along ``axes``."""
+        out = self.shard.outs[0]
+        whole = tuple(a for a in axes if not out.sbp[a].is_partial)
+        return sum_over(total, self.shard.placement, whole) if whole else total
+
+    def find(self, target: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(target with 0 where it is ignored, which rows are not, each row's weight)."""
+        valid = target != self.shard.get("ignore_index", -100)
+        target = torch.where(valid, target, 0)
+        inside = (target >= 0) & (target < self.classes)
+        torch._assert_async(  # pyright: ignore[reportPrivateImportUsage]
+            inside.all(),
+            f"{self.shard.call.name}: a target lies outside the {self.classes} classes",
+        )
+        weight = None if self.weight is None else self.weight[target]
+        return target, valid, weight
+
+    def place(self, target: Tensor) -> tuple[Tensor, Tensor]:
+        """(place of each target among the classes held here, whether it has one)."""
+        place = target - self.start
+        mine = (place >= 0) & (place < self.held)
+        return torch.where(mine, place, 0).unsqueeze(self.dim), mine
+
+    def pick(self, x: Tensor, target: Tensor) -> Tensor:
+        """x[target] of each row, 0 where another rank holds that class."""
+        if self.held == 0:
+            return x.sum(self.dim)
+        place, mine = self.place(target)
+        return torch.where(mine, x.gather(self.dim, place).squeeze(self.dim), 0)
+
+    def put(self, values: Tensor, target: Tensor, like: Tensor) -> Tensor:
+        """``values`` of each row at its target, zeros elsewhere; shaped as ``like``."""
+        if self.held == 0:
+            return torch.zeros_like(like)
+        place, mine = self.place(target)
+        own = torch.where(mine, values, 0).unsqueeze(self.dim)
+        return torch.zeros_like(like).scatter(self.dim, place, own)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """[...] of each rank that holds classes -> [ranks, ...] on all of them."""
+        placement, axes = self.shard.placement, self.class_axes
+        entries = tuple(S(0) if a in axes else B for a in range(placement.ndim))
+        shape = (math.prod(placement.shape[a] for a in axes), *x.shape)
+        src = TensorSpec.of(placement, entries, shape, x.dtype)
+        return run(x.unsqueeze(0), src, src.with_sbp((B,) * placement.ndim))
+
+    def count(self, valid: Tensor, weight: Tensor | None, like: Tensor) -> Tensor | None:
+        """Number (or weight) of the rows of all shards that are not ignored; None where no mean
+        is asked for."""
+        if reduction_of(self.shard.call) != MEAN:
+            return None
+        with torch.no_grad():
+            counted = (
+                valid.to(like.dtype)
+                if weight is None
+                else torch.where(valid, weight.to(like.dtype), 0)
+            )
+            return sum_over(counted.sum(), self.shard.placement, self.row_axes)
+
+    def sliced(self, by_class: Tensor, x: Tensor) -> Tensor:
+        """A vector over all classes, cut to those held here, in a shape that broadcasts to
+        ``x``."""
+        shape = [1] * x.ndim
+        shape[self.dim] = self.held
+        return by_class[self.start : self.start + self.held].reshape(shape)
+
+
+@form("nll_loss")
+def _nll(shard: Shards) -> Tensor:
+    """A rank adds the rows whose class it holds."""
+    rows, x = _Rows(shard), shard.tensors[0]
+    target, valid, weight = rows.find(shard.tensors[1])
+    losses = torch.where(valid, -rows.pick(x, target), 0)
+    if weight is not None:
+        losses = losses * weight
+    reduced = rows.reduce(losses, rows.count(valid, weight, wide(x)))
+    return rows.joined(reduced, rows.class_axes).to(shard.outs[0].dtype)
+
+
+@form("cross_entropy")
+def _cross_entropy(shard: Shards) -> Tensor:
+    rows = _Rows(shard)
+    if has_probabilities(shard.call):
+        return _of_probabilities(rows, wide(shard.tensors[0])).to(shard.outs[0].dtype)
+    return _of_indices(rows, shard.tensors[0]).to(shard.outs[0].dtype)
+
+
+def _of_indices(rows: _Rows, x: Tensor) -> Tensor:
+    """-log p[target], smoothed with -sum over classes of weight * log p / classes."""
+    target, valid, weight = rows.find(rows.shard.tensors[1].to(torch.int64))
+    losses = torch.where(valid, _FromLogits.apply(x, rows, target, weight), 0)
+    return _Shared.apply(rows.reduce(losses, rows.count(valid, weight, losses)), rows)
+
+
+class _Shared(torch.autograd.Function):
+    """A value that all ranks of split classes have: each uses it, so its gradient is the sum of
+    theirs.
+
+    ```
+    forward    a        a        a       --->    a        a        a
+    backward   x+y+z    x+y+z    x+y+z   <---    x        y        z
+    ```
+    """
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, rows: _Rows) -> Tensor:
+        ctx.rows = rows
+        return loss.clone()  # the result may be written into
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return sum_over(grad, ctx.rows.shard.placement, ctx.rows.class_axes), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        return tangent.clone()
+
+
+class _FromLogits(torch.autograd.Function):
+    """Losses, [rows], of split logits, which are read once each way.
+
+    ```
+    forward    each rank finds over its classes: largest, sum, x[target]; all gather these
+    backward   each rank makes its classes' gradient from the loss's and those numbers
+    ```
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: _Rows, target: Tensor, weight: Tensor | None) -> Tensor:
+        smoothing = rows.shard.get("label_smoothing", 0.0)
+        said = rows.gather(
+            native.split_cross_entropy(
+                x, target, rows.held_weight, rows.dim, rows.start, smoothing != 0
+            )
+        )
+        largest = said[:, 0].amax(0)
+        reference = torch.where(largest == -math.inf, 0, largest)
+        total = (said[:, 1] * (said[:, 0] - reference).exp()).sum(0)
+        smooth = smoothing / max(1, rows.classes)
+        chosen = torch.full_like(total, 1 - smoothing)
+        if weight is not None:
+            chosen *= weight
+        every = chosen + smooth * rows.total_weight
+        losses = every * total.log() - chosen * (said[:, 2].sum(0) - reference)
+        if smoothing:
+            own = torch.where(said[:, 0] == -math.inf, 0, said[:, 0])
+            losses -= smooth * (said[:, 3] + said[:, 4] * (own - reference)).sum(0)
+        ctx.save_for_backward(x, target)
+        ctx.rows, ctx.numbers = rows, (reference, total, chosen, every, smooth)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return _gradient(ctx, grad), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        rows, ones = ctx.rows, torch.ones_like(ctx.numbers[1])
+        sloped = (_gradient(ctx, ones) * tangent).sum(rows.dim, dtype=ones.dtype)
+        return sum_over(sloped, rows.shard.placement, rows.class_axes)
+
+
+def _gradient(ctx: Any, grad: Tensor) -> Tensor:
+    """The gradient of this rank's logits, from that of the losses; by torch's own ops where it will
+    be differentiated again."""
+    rows, (reference, total, chosen, every, smooth) = ctx.rows, ctx.numbers
+    x, target = ctx.saved_tensors
+    if not torch.is_grad_enabled():
+        numbers = torch.stack([reference, grad * every / total, grad * smooth, grad * chosen])
+        return native.split_cross_entropy_backward(
+            x, target, numbers, rows.held_weight, rows.dim, rows.start
+        )
+    powers = (wide(x) - reference.unsqueeze(rows.dim)).exp()
+    total = sum_over(powers.sum(rows.dim), rows.shard.placement, rows.class_axes)
+    made = powers * (grad * every / total).unsqueeze(rows.dim)
+    if smooth:
+        by_class = 1.0 if rows.weight is None else rows.sliced(rows.weight, x)
+        made = made - (grad * smooth).unsqueeze(rows.dim) * by_class
+    return (made - rows.put(grad * chosen, target, made)).to(x.dtype)
+
+
+def _of_probabilities(rows: _Rows, x: Tensor) -> Tensor:
+    """-sum over classes of weight * target * log p."""
+    smoothing = rows.shard.get("label_smoothing", 0.0)
+    target = rows.shard.tensors[1].to(x.dtype) * (1 - smoothing) + smoothing / rows.classes
+    if rows.weight is not None:
+        target = target * rows.sliced(rows.weight, x)
+    placement = rows.shard.placement
+    shifted = x - max_over(local_extreme(x.detach(), (rows.dim,), True), placement, rows.class_axes)
+    mine = [shifted.exp(), shifted * target, target]
+    joined = sum_over(torch.stack([t.sum(rows.dim) for t in mine]), placement, rows.class_axes)
+    total, weighted, weights = joined.unbind(0)
+    return rows.reduce(
+        total.log() * weights - weighted, rows.shard.specs[0].numel / max(1, rows.classes)
+    )

@@ -1,0 +1,129 @@
+"""The element at a place of the sorted order along a split dim: median, nanmedian, kthvalue,
+quantile, nanquantile.
+
+Nothing is sorted. The ranks count how many of their keys start with each byte, add the counts up,
+and so find the wanted key byte by byte; among equal keys the first of the whole comes first. Each
+byte costs 256 counts per row, however long the rows are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...join_results import slot, stack
+from ...registry import Shards, form
+from .extremes import evenly
+from .sort_keys import keys
+
+
+def _rows(x: Tensor, dims: Sequence[int]) -> Tensor:
+    """[rows, items]: ``dims`` last and as one."""
+    kept = [d for d in range(x.ndim) if d not in dims]
+    moved = x.permute(*kept, *dims) if x.ndim else x
+    rows = moved.shape[: len(kept)].numel()
+    return moved.reshape(rows, x.numel() // rows if rows else 0)
+
+
+def _found(shard: Shards, key: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """(key at each of ``places``, how many equal ones come before it), both [places, rows].
+
+    ``key`` is [rows, own items]; ``places``, [places, rows], are the same on every rank.
+    """
+    bits = key.dtype.itemsize * 8
+    key, prefix = key.long().unsqueeze(0), torch.zeros_like(places)
+    for shift in range(bits - 8, -1, -8):
+        first = shift == bits - 8
+        byte = (key >> shift) & 255
+        byte = byte ^ 128 if first else byte  # the sign: below zero comes first
+        alike = byte >= 0 if first else (key >> (shift + 8)) == prefix.unsqueeze(-1)
+        counts = torch.zeros(*places.shape, 256, dtype=torch.int64, device=key.device)
+        counts.scatter_add_(-1, *(t.expand(*places.shape, -1) for t in (byte, alike.long())))
+        counts = shard.sum(counts)
+        ends = counts.cumsum(-1)
+        chosen = (ends <= places.unsqueeze(-1)).sum(-1, keepdim=True).clamp_max(255)
+        places = places - (ends - counts).gather(-1, chosen).squeeze(-1)
+        chosen = chosen.squeeze(-1)
+        prefix = chosen - 128 if first else prefix * 256 + chosen
+    return prefix, places
+
+
+def _taken(
+    shard: Shards, x: Tensor, key: Tensor, places: Tensor, start: int = 0
+) -> tuple[Tensor, Tensor]:
+    """(values, indices) at ``places`` of the sorted rows ``x``, [places, rows], on every rank."""
+    wanted, nth = _found(shard, key, places)
+    ties = key.long() == wanted.unsqueeze(-1)
+    own = ties.sum(-1)
+    nth = nth - stack(shard, own)[: slot(shard)[0]].sum(0)
+    mine = (nth >= 0) & (nth < own)
+    spot = (ties.cumsum(-1) <= nth.unsqueeze(-1)).sum(-1).masked_fill(~mine, x.shape[1])
+    spare = torch.cat([x, x.new_zeros(x.shape[0], 1)], 1)
+    values = spare.expand(len(places), *spare.shape).gather(-1, spot.unsqueeze(-1)).squeeze(-1)
+    return shard.sum(values), shard.sum((spot + start).masked_fill(~mine, 0))
+
+
+def _middle(shard: Shards, x: Tensor, n: int) -> Tensor:
+    """[1, rows]: the place of the median of each row; for median that of a NaN, if there is one."""
+    nans = shard.sum(x.isnan().sum(-1))
+    if shard.call.name == "nanmedian":
+        return ((n - nans - 1) // 2).clamp_min(0).unsqueeze(0)
+    return torch.where(nans > 0, n - nans, (n - 1) // 2).unsqueeze(0)
+
+
+@form("order_statistic")
+def _ranked(shard: Shards) -> Any:
+    """kthvalue, and median and nanmedian along a dim: (values, indices)."""
+    x, (dim,) = shard.tensors[0], shard.call.dims("dim", -1)
+    rows, n = _rows(x, (dim,)), shard.specs[0].shape[dim]
+    if shard.call.name == "kthvalue":
+        places = torch.full((1, len(rows)), shard.get("k") - 1, device=x.device)
+    else:
+        places = _middle(shard, rows, n)
+    found = _taken(shard, rows, keys(rows), places, shard.region()[0][dim])
+    shape = shard.out_shape()
+    return getattr(torch.return_types, shard.call.name)(tuple(t.reshape(shape) for t in found))
+
+
+@form("median_of_all")
+def _of_all(shard: Shards) -> Tensor:
+    """median and nanmedian of all elements; ties share the gradient."""
+    x = shard.tensors[0]
+    with torch.no_grad():
+        flat = x.reshape(1, -1)
+        places = _middle(shard, flat, shard.specs[0].numel)
+        value = _taken(shard, flat, keys(flat), places)[0].reshape(())
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        return value
+    with torch.no_grad():
+        ties = (x == value) | (x.isnan() & value.isnan())
+    return evenly(shard, x, value, ties, range(x.ndim)).reshape(())
+
+
+@form("quantile")
+def _quantile(shard: Shards) -> Tensor:
+    """quantile, nanquantile: between the elements around the fraction q of the sorted order."""
+    x, dims, q = shard.tensors[0], shard.call.dims(), shard.get("q")
+    rows, n = _rows(x, dims), math.prod(shard.specs[0].shape[d] for d in dims)
+    q = (q if isinstance(q, Tensor) else x.new_tensor(q)).reshape(-1, 1)
+    nans = shard.sum(rows.isnan().sum(-1))
+    if shard.call.name == "nanquantile":
+        place = q * (n - nans - 1).clamp_min(0)
+    else:
+        place = (q * (n - 1)).expand(-1, len(rows)).masked_fill(nans > 0, n - 1)
+    how = shard.get("interpolation", "linear")
+    if how in _ROUNDED:
+        found = _taken(shard, rows, keys(rows), _ROUNDED[how](place).long())[0]
+    else:
+        below = place.floor()
+        ends = torch.cat([below, place.ceil()]).long()
+        low, high = _taken(shard, rows, keys(rows), ends)[0].chunk(2)
+        found = low.lerp(high, (place - below) if how == "linear" else low.new_tensor(0.5))
+    return found.reshape(shard.out_shape())
+
+
+_ROUNDED = {"lower": torch.floor, "higher": torch.ceil, "nearest": torch.round}

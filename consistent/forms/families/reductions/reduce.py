@@ -1,0 +1,163 @@
+"""Sums, means, products, norms and softmax along a split dim: each rank reduces its shard, and the
+small results are joined.
+
+Torch accumulates half precision in float32 and rounds the result once. So do these forms: what
+ranks send each other is float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....rules.families.reductions.reduce import norm_of, spread_of
+from ....spec import Split
+from ...join_results import (
+    dropped,
+    own_part,
+    parted,
+    slot,
+    stack,
+    summed,
+    tracked,
+    wide,
+    wide_dtype,
+)
+from ...registry import Shards, form
+from .extremes import extreme_over, local_extreme
+
+
+def _keepdim(shard: Shards) -> bool:
+    return bool(shard.get("keepdim"))
+
+
+def _count(shard: Shards, dims: Sequence[int]) -> int:
+    return math.prod(shard.specs[0].shape[d] for d in dims)
+
+
+def _accumulated(shard: Shards) -> Tensor:
+    """The first operand's shard in the dtype that torch accumulates the result in."""
+    dtype = shard.outs[0].dtype
+    return wide(shard.tensors[0]).to(wide_dtype(dtype))
+
+
+@form("sum")
+def _sum(shard: Shards) -> Tensor:
+    """sum and nansum in half precision."""
+    add = torch.nansum if shard.call.name == "nansum" else torch.sum
+    return summed(shard, add(_accumulated(shard), shard.call.dims(), _keepdim(shard)))
+
+
+@form("mean")
+def _mean(shard: Shards) -> Tensor:
+    """Sum of the shard over the logical count."""
+    dims = shard.call.dims()
+    return summed(shard, _accumulated(shard).sum(dims, _keepdim(shard)) / _count(shard, dims))
+
+
+@form("nanmean")
+def _nanmean(shard: Shards) -> Tensor:
+    x, dims = shard.tensors[0], shard.call.dims()
+    count = shard.sum((~x.isnan()).sum(dims, _keepdim(shard)))
+    return shard.sum(wide(x).nansum(dims, _keepdim(shard))).div(count).to(shard.outs[0].dtype)
+
+
+@form("trace")
+def _trace(shard: Shards) -> Tensor:
+    """The part of the diagonal that lies in the shard; element (i, j) of it is (i + top, j + left)
+    of the whole."""
+    top, left = shard.region()[0]
+    return summed(shard, _accumulated(shard).diagonal(top - left).sum())
+
+
+@form("prod")
+def _prod(shard: Shards) -> Tensor:
+    x, dim = _accumulated(shard), shard.get("dim")
+    local = x.prod() if dim is None else x.prod(dim, keepdim=_keepdim(shard))
+    return parted(shard, local).prod(0, dtype=local.dtype).to(shard.outs[0].dtype)
+
+
+@form("logsumexp")
+def _logsumexp(shard: Shards) -> Tensor:
+    x, dims = wide(shard.tensors[0]), shard.call.dims()
+    x = x if x.is_floating_point() else x.to(shard.outs[0].dtype)
+    gone = () if _keepdim(shard) else dims
+    if not tracked(x):
+        total = parted(shard, x.logsumexp(dims, keepdim=True), gone).logsumexp(0)
+        return dropped(total, dims, _keepdim(shard)).to(shard.outs[0].dtype)
+    top = shard.max(local_extreme(x.detach(), dims, True))
+    top = torch.where(top.isinf(), 0, top)
+    total = shard.sum((x - top).exp().sum(dims, keepdim=True)).log() + top
+    total = own_part(shard, total, gone)
+    return dropped(total, dims, _keepdim(shard)).to(shard.outs[0].dtype)
+
+
+@form("variance")
+def _variance(shard: Shards) -> Any:
+    """var, std, var_mean, std_mean: the mean of all shards, then the squared deviations from it."""
+    correction, dims, keepdim = spread_of(shard.call)
+    x, n = wide(shard.tensors[0]), _count(shard, dims)
+    mean = shard.sum(x.sum(dims, keepdim=True)) / n
+    apart = x - mean
+    squares = (apart * apart.conj()).real if x.is_complex() else apart.square()
+    spread = shard.sum(squares.sum(dims, keepdim=True)) / max(n - correction, 0)
+    if shard.call.name.startswith("std"):
+        # As in torch, the gradient of a std of 0 is 0.
+        spread = torch.where(spread == 0, 0, torch.where(spread == 0, 1, spread).sqrt())
+    dtype = shard.outs[0].dtype
+    spread = dropped(spread, dims, keepdim).to(dtype)
+    if not shard.call.name.endswith("_mean"):
+        return spread
+    return spread, dropped(mean, dims, keepdim).to(shard.outs[1].dtype)
+
+
+@form("norm")
+def _norm(shard: Shards) -> Tensor:
+    """A norm of order p > 0 is the norm of the shards' norms; of order inf or -inf, the largest or
+    smallest absolute value; of order 0, how many are not 0."""
+    order, dims = norm_of(shard.call)
+    assert order is not None
+    x, out = wide(shard.tensors[0]), shard.outs[0]
+    x = x.to(shard.kwargs["dtype"]) if shard.kwargs.get("dtype") else x
+    gone = () if _keepdim(shard) else dims
+    if math.isinf(order):
+        value = own_part(shard, extreme_over(shard, wide(x.abs()), dims, order > 0), gone)
+        return dropped(value, dims, _keepdim(shard)).to(out.dtype)
+    local = torch.linalg.vector_norm(wide(x), order, dims, keepdim=_keepdim(shard))
+    every = parted(shard, local)
+    joined = every.sum(0) if order == 0 else torch.linalg.vector_norm(every, order, 0)
+    return joined.to(out.dtype)
+
+
+@form("cosine_similarity")
+def _cosine_similarity(shard: Shards) -> Tensor:
+    """The product of each pair and both squares are summed over the ranks."""
+    x, y = torch.broadcast_tensors(*map(wide, shard.tensors))
+    dim = shard.get("dim") % max(x.ndim, 1)
+    sums = torch.stack([(a * b).sum(dim) for a, b in ((x, y), (x, x), (y, y))])
+    split = isinstance(shard.outs[0].sbp[shard.axes[0]], Split)
+    product, *squares = parted(shard, sums, (0,)).sum(0) if split else shard.sum(sums)
+    least = shard.get("eps", 1e-8) ** 2
+    lengths = [square.clamp_min(least).sqrt() for square in squares]
+    return (product / (lengths[0] * lengths[1])).to(shard.outs[0].dtype)
+
+
+@form("softmax")
+def _softmax(shard: Shards) -> Tensor:
+    """softmax and log_softmax: the largest of all shards, then the sum of the exponentials."""
+    dim, dtype = shard.call.dim(), shard.outs[0].dtype
+    x = wide(shard.tensors[0])
+    x = x.to(dtype) if dtype.itemsize > x.dtype.itemsize else x
+    if not tracked(x) and slot(shard)[1] <= 4:
+        # One number per row from every rank is no more than two reductions send.
+        total = stack(shard, x.logsumexp(dim, keepdim=True)).logsumexp(0)
+        shifted = x - torch.where(total == math.inf, math.nan, total)
+        return (shifted if "log" in shard.call.name else shifted.exp()).to(dtype)
+    shifted = x - shard.max(local_extreme(x.detach(), (dim,), True))
+    powers = shifted.exp()
+    total = shard.sum(powers.sum(dim, keepdim=True))
+    return (shifted - total.log() if "log" in shard.call.name else powers / total).to(dtype)

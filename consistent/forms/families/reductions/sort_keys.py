@@ -1,0 +1,31 @@
+"""Numbers as integers in the order that torch sorts them in.
+
+With integers there is no NaN to compare, ``~key`` reverses the order, and the digits of a key can
+be counted.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_INTS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def keys(x: Tensor, descending: bool = False) -> Tensor:
+    """Integers as wide as the elements of ``x`` that compare as those do: NaN is the largest, -0 is
+    0.
+
+    uint8 takes 16 bits, for the sign.
+    """
+    x = x.detach()
+    if x.is_floating_point():
+        bits = (x + 0.0).view(_INTS[x.dtype.itemsize])
+        top = torch.iinfo(bits.dtype).max
+        # Below zero a larger magnitude is a smaller number.
+        key = torch.where(bits < 0, bits ^ top, bits).masked_fill(x.isnan(), top)
+    elif x.dtype == torch.bool:
+        key = x.to(torch.int8)
+    else:
+        key = x.to(torch.int16) if x.dtype == torch.uint8 else x
+    return ~key if descending else key

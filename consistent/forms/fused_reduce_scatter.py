@@ -1,0 +1,50 @@
+"""An op together with the sum that boxes its operand from P to S: forward it reads the addends,
+backward its gradient is boxed the other way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..movement.differentiable import box
+from ..movement.run import addends
+from ..rules.fused_reduce_scatter import FORM
+from ..spec import TensorSpec
+from .native.reduce_shards import Epilogue, Given, Slice, reduce_from
+from .registry import Shards, form
+
+
+@dataclass(frozen=True, slots=True)
+class Boxed:
+    """The addends whose sum is the last step of boxing ``src`` to ``dst``.
+
+    ```
+    forward    src ------> dst, but for the sum
+    backward   dual(src) <------ dual(dst)
+    ```
+    """
+
+    src: TensorSpec
+    dst: TensorSpec
+
+    @contextmanager
+    def open(self, tensors: Sequence[Tensor]) -> Iterator[tuple[list[Tensor], Slice]]:
+        with addends(tensors[0], self.src, self.dst) as (parts, dim, start, size):
+            yield parts, Slice(dim, start, size)
+
+    def back(self, grad: Tensor) -> Sequence[Tensor]:
+        return [box(grad, self.dst.dual, self.src.dual)]
+
+
+@form(FORM)
+def fused_reduce_scatter(shard: Shards) -> Tensor:
+    """rms_norm of a sum."""
+    src, eps = shard.specs[0], shard.get("eps")
+    eps = torch.finfo(shard.tensors[0].dtype).eps if eps is None else eps
+    epilogue = Epilogue(norm="rms", normalized=len(shard.get("normalized_shape")), eps=eps)
+    source = Boxed(src, src.with_sbp(shard.outs[0].sbp))
+    return reduce_from(source, shard.tensors[:1], epilogue, Given(weight=shard.get("weight")))

@@ -1,0 +1,194 @@
+"""Ops on images, on the inputs along a split dim that were fetched for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...rules.halo.spatial import (
+    block_rows,
+    block_window,
+    padding_at,
+    per_dim,
+    pool_window,
+    scaled_by,
+    scales_of,
+)
+from ..registry import Shards
+from .halo import ON_FETCHED, Fetched, again, cropped
+
+Parts = list[Fetched]
+
+
+def bordered(x: Tensor, parts: Parts, value: float) -> Tensor:
+    """``x`` with ``value`` where its parts look past the ends."""
+    pad = [0, 0] * x.ndim
+    for part in parts:
+        k = 2 * (x.ndim - 1 - part.dim)
+        pad[k : k + 2] = part.low, part.high
+    return F.pad(x, pad, value=value) if any(pad) else x
+
+
+def _paddings(shard: Shards, x: Tensor, parts: Parts, count: int) -> list[int]:
+    """The op's padding along each plane dim; 0 where the parts contain their padding."""
+    own = {part.dim for part in parts}
+    first = x.ndim - count
+    return [0 if first + k in own else padding_at(shard.call, k) or 0 for k in range(count)]
+
+
+# -- convolution -----------------------------------------------------------------------------------
+
+
+def _local_groups(shard: Shards, x: Tensor) -> dict[str, int]:
+    """A rank with part of the channels has the same fraction of the groups."""
+    groups, count = shard.get("groups", 1), shard.tensors[1].ndim - 2
+    channels = shard.specs[0].shape[x.ndim - count - 1]
+    return {} if groups == 1 else {"groups": groups * x.shape[-count - 1] // channels}
+
+
+def _convolve(shard: Shards, x: Tensor, parts: Parts) -> Tensor:
+    padding = _paddings(shard, x, parts, shard.tensors[1].ndim - 2)
+    x = bordered(x, parts, 0)
+    return again(shard, x, padding=padding, **_local_groups(shard, x))
+
+
+def _convolve_transposed(shard: Shards, x: Tensor, parts: Parts) -> Tensor:
+    count = shard.tensors[1].ndim - 2
+    padding = _paddings(shard, x, parts, count)
+    out = again(shard, x, padding=padding, **_local_groups(shard, x))
+    for part in parts:
+        at = part.dim - (x.ndim - count)
+        stride, before = per_dim(shard.get("stride", 1), at, 1), padding_at(shard.call, at) or 0
+        out = cropped(out, part, part.first + before - part.start * stride)
+    return out
+
+
+# -- pooling ---------------------------------------------------------------------------------------
+
+
+def _averaged(count: int) -> Callable[[Shards, Tensor, Parts], Tensor]:
+    def finish(shard: Shards, x: Tensor, parts: Parts) -> Tensor:
+        padding = _paddings(shard, x, parts, count)
+        out = again(shard, bordered(x, parts, 0), padding=padding)
+        if "divisor_override" in shard.call.params and shard.get("divisor_override"):
+            return out
+        for part in parts:
+            out = _recounted(shard, out, part, part.dim - (x.ndim - count))
+        return out
+
+    return finish
+
+
+def _recounted(shard: Shards, out: Tensor, part: Fetched, at: int) -> Tensor:
+    """Correct the averages: the border that was added was counted as elements, and torch leaves
+    some of it out of the count."""
+    kernel, stride, before, _ = pool_window(shard.call, at)
+    n, counted = shard.specs[0].shape[part.dim], shard.get("count_include_pad", True)
+    factors = []
+    for place in range(part.first, part.first + part.count):
+        start = place * stride - before
+        end = min(start + kernel, n + before)
+        inside = end - start if counted else min(end, n) - max(start, 0)
+        factors.append(kernel / inside)
+    if all(factor == 1 for factor in factors):
+        return out
+    shape = [1] * out.ndim
+    shape[part.dim] = -1
+    return out * torch.tensor(factors, dtype=out.dtype, device=out.device).view(shape)
+
+
+def _largest(count: int) -> Callable[[Shards, Tensor, Parts], Any]:
+    def finish(shard: Shards, x: Tensor, parts: Parts) -> Any:
+        padding = _paddings(shard, x, parts, count)
+        lowest = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
+        bordered_x = bordered(x, parts, lowest)
+        return _placed(shard, again(shard, bordered_x, padding=padding), bordered_x, parts, count)
+
+    return finish
+
+
+def _placed(shard: Shards, found: Any, x: Tensor, parts: Parts, count: int) -> Any:
+    """Maxima with their places in the whole plane, from places in the part."""
+    if isinstance(found, Tensor):
+        return found
+    values, places = found
+    inside, starts = list(x.shape[-count:]), [0] * count
+    for part in parts:
+        starts[part.dim - (x.ndim - count)] = part.start - part.low
+    moved, whole = torch.zeros_like(places), shard.specs[0].shape[-count:]
+    for k in range(count):
+        at = places // math.prod(inside[k + 1 :]) % inside[k] + starts[k]
+        moved = moved + at * math.prod(whole[k + 1 :])
+    return values, moved
+
+
+def _adapted(count: int) -> Callable[[Shards, Tensor, Parts], Any]:
+    def finish(shard: Shards, x: Tensor, parts: Parts) -> Any:
+        size = list(shard.outs[0].shape[-count:])
+        for part in parts:
+            size[part.dim - (x.ndim - count)] = part.count
+        found = again(shard, x, output_size=size)
+        return _placed(shard, found, x, parts, count)
+
+    return finish
+
+
+# -- resampling, blocks ----------------------------------------------------------------------------
+
+
+def _resample(shard: Shards, x: Tensor, parts: Parts) -> Tensor:
+    logical, made = shard.specs[0].shape, shard.outs[0].shape
+    if scales_of(shard.call):
+        out = again(shard, x)
+    else:
+        size = list(made[2:])
+        for part in parts:
+            size[part.dim - 2] = x.shape[part.dim] * made[part.dim] // logical[part.dim]
+        out = again(shard, x, size=size)
+    for part in parts:
+        more, less = scaled_by(logical[part.dim], made[part.dim]) or (1, 1)
+        out = cropped(out, part, part.first - part.start * more // less)
+    return out
+
+
+def _to_blocks(shard: Shards, x: Tensor, parts: Parts) -> Tensor:
+    (part,), width = parts, block_rows(shard.call)[1]
+    out = again(shard, bordered(x, parts, 0), padding=[0, block_window(shard.call, 1)[1]])
+    return out.narrow(-1, part.first - part.first // width * width, part.count)
+
+
+def _from_blocks(shard: Shards, x: Tensor, parts: Parts) -> Tensor:
+    (part,), width = parts, block_rows(shard.call)[1]
+    (stride, before, span), columns = block_window(shard.call, 0), block_window(shard.call, 1)
+    rows, image = x.shape[-1] // width, shard.get("output_size")[1]
+    if rows == 0:  # no block reaches these rows, and the fetch stays in the graph
+        return x.new_zeros(shard.out_shape()) + x.sum()
+    height = (rows - 1) * stride + span
+    out = again(shard, x, output_size=[height, image], padding=[0, columns[1]])
+    start = part.first - (part.start // width * stride - before)
+    end = start + part.count
+    out = out[..., max(0, start) : min(height, end), :]
+    return F.pad(out, (0, 0, max(0, -start), max(0, end - height)))
+
+
+ON_FETCHED.update(
+    {
+        "col2im": _from_blocks, "im2col": _to_blocks,
+        **{f"adaptive_{kind}_pool{k}d": _adapted(k) for kind in ("avg", "max") for k in (1, 2, 3)},
+        **{f"avg_pool{k}d": _averaged(k) for k in (1, 2, 3)},
+        **{f"conv{k}d": _convolve for k in (1, 2, 3)},
+        **{f"conv_transpose{k}d": _convolve_transposed for k in (1, 2, 3)},
+        **{f"max_pool{k}d": _largest(k) for k in (1, 2, 3)},
+        **{f"max_pool{k}d_with_indices": _largest(k) for k in (1, 2, 3)},
+        **{f"upsample_nearest{k}d": _resample for k in (1, 2, 3)},
+        **{f"_upsample_nearest_exact{k}d": _resample for k in (1, 2, 3)},
+        "upsample_linear1d": _resample, "upsample_trilinear3d": _resample,
+        **{f"upsample_{kind}2d": _resample for kind in ("bilinear", "bicubic")},
+        **{f"_upsample_{k}2d_aa": _resample for k in ("bilinear", "bicubic", "lanczos")},
+    }
+)  # fmt: skip

@@ -1,0 +1,50 @@
+"""Joining and cutting along a split dim: ranks exchange what the new cuts move."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...rules.halo.halo import Ranges
+from ...rules.layout.join import CUT, JOINED, offsets
+from ...spec import Coordinate
+from ..halo.halo import fetch
+from ..registry import Shards, form
+
+
+@form(JOINED)
+def joined(shard: Shards) -> Tensor:
+    """cat: the part of every operand that lies in this rank's piece of the result."""
+    out = shard.outs[0]
+    dim = shard.call.dim("dim", 0, ndim=out.ndim)
+    pieces = []
+    for x, spec, start in zip(shard.tensors, shard.specs, offsets(shard.call, dim), strict=True):
+        if start is None:
+            continue
+
+        def wanted(c: Coordinate, start: int = start) -> Ranges:
+            firsts, counts = out.region(c)
+            return [(firsts[dim] - start, firsts[dim] + counts[dim] - start)]
+
+        pieces.append(fetch(shard, x, spec, dim, wanted))
+    return torch.cat(pieces, dim)
+
+
+@form(CUT)
+def cut(shard: Shards) -> tuple[Tensor, ...]:
+    """split and similar ops: this rank's piece of every part, in one exchange."""
+    (spec,), outs = shard.specs, shard.outs
+    dim = next(e.dim for e in (spec.sbp[a] for a in shard.axes) if e.is_split)  # type: ignore
+    starts = [0]
+    for out in outs:
+        starts.append(starts[-1] + out.shape[dim])
+
+    def wanted(c: Coordinate) -> Ranges:
+        boxes = [out.region(c) for out in outs]
+        return [
+            (start + firsts[dim], start + firsts[dim] + counts[dim])
+            for start, (firsts, counts) in zip(starts, boxes, strict=False)
+        ]
+
+    x = fetch(shard, shard.tensors[0], spec, dim, wanted)
+    return x.split([shard.out_shape(i)[dim] for i in range(len(outs))], dim)

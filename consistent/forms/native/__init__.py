@@ -1,0 +1,1 @@
+"""The native ops of csrc/, loaded, checked and typed."""

@@ -1,0 +1,304 @@
+"""The native ops, loaded and typed.
+
+Random values do not depend on how a tensor is cut. Each is a function of `seed`, `counter` and the
+element's row-major index in the logical tensor. `starts` holds the first index that this rank has
+in each dim, `logical_sizes` the shape of the whole; without them the tensor is whole. CPU and CUDA
+give the same bits; `meta` tensors stay as they are.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:
+    # Loading it registers torch.ops.consistent.
+    from consistent.forms.native import _C  # noqa: F401  # pyright: ignore[reportAttributeAccessIssue]
+except ImportError as error:
+    raise ImportError(
+        "consistent.forms.native._C, the native part of this package, could not be loaded "
+        f"({error}); build it with `make build`, or `pip install --no-build-isolation -e .`."
+    ) from error
+
+__all__ = [
+    "bernoulli_",
+    "cauchy_",
+    "dropout",
+    "exponential_",
+    "geometric_",
+    "log_normal_",
+    "masked_embedding",
+    "masked_embedding_backward",
+    "normal_",
+    "randint_",
+    "randperm",
+    "reduce_shards",
+    "split_cross_entropy",
+    "split_cross_entropy_backward",
+    "uniform_",
+]
+
+_ops = torch.ops.consistent
+Ints = Sequence[int] | None
+
+
+def _signed(number: int) -> int:
+    """The same 64 bits as torch's `int` holds them: seeds reach up to 2^64."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _where(x: Tensor, seed: int, counter: int, starts: Ints, logical_sizes: Ints) -> tuple:
+    if starts is None:
+        starts = [0] * x.dim()
+    return _signed(seed), counter, starts, x.shape if logical_sizes is None else logical_sizes
+
+
+def uniform_(
+    out: Tensor,
+    low: float = 0.0,
+    high: float = 1.0,
+    *,
+    seed: int,
+    counter: int,
+    starts: Ints = None,
+    logical_sizes: Ints = None,
+) -> Tensor:
+    """Fills with reals of [low, high), never high itself."""
+    _ops.uniform_(out, low, high, *_where(out, seed, counter, starts, logical_sizes))
+    return out
+
+
+def normal_(
+    out: Tensor,
+    mean: float = 0.0,
+    std: float = 1.0,
+    *,
+    seed: int,
+    counter: int,
+    starts: Ints = None,
+    logical_sizes: Ints = None,
+) -> Tensor:
+    """Fills with normals."""
+    _ops.normal_(out, mean, std, *_where(out, seed, counter, starts, logical_sizes))
+    return out
+
+
+def log_normal_(
+    out: Tensor,
+    mean: float = 1.0,
+    std: float = 2.0,
+    *,
+    seed: int,
+    counter: int,
+    starts: Ints = None,
+    logical_sizes: Ints = None,
+) -> Tensor:
+    """Fills with exp of normals of this mean and deviation."""
+    _ops.log_normal_(out, mean, std, *_where(out, seed, counter, starts, logical_sizes))
+    return out
+
+
+def exponential_(
+    out: Tensor,
+    rate: float = 1.0,
+    *,
+    seed: int,
+    counter: int,
+    starts: Ints = None,
+    logical_sizes: Ints = None,
+) -> Tensor:
+    """Fills with waiting times of this rate, each above 0."""
+    _ops.exponential_(out, rate, *_where(out, seed, counter, starts, logical_sizes))
+    return out
+
+
+def cauchy_(
+    out: Tensor,
+    median: float = 0.0,
+    scale: float = 1.0,
+    *,
+    seed: int,
+    counter: int,
+    starts: Ints = None,
+    logical_sizes: Ints = None,
+) -> Tensor:
+    """Fills with Cauchy values."""
+    _ops.cauchy_(out, median, scale, *_where(out, seed, counter, starts, logical_sizes))
+    return out
+
+
+def geometric_(
+    out: Tensor,
+    p: float,
+    *,
+    seed: int,
+    counter: int,
+    starts: Ints = None,
+    logical_sizes: Ints = None,
+) -> Tensor:
+    """Fills with the number of trials up to the first success, 1 or more."""
+    _ops.geometric_(out, p, *_where(out, seed, counter, starts, logical_sizes))
+    return out
+
+
+def bernoulli_(
+    out: Tensor,
+    p: float | Tensor = 0.5,
+    *,
+    seed: int,
+    counter: int,
+    starts: Ints = None,
+    logical_sizes: Ints = None,
+) -> Tensor:
+    """Fills with ones of probability p, else zeros; a tensor p is split like `out`."""
+    op = _ops.bernoulli_tensor_ if isinstance(p, Tensor) else _ops.bernoulli_
+    op(out, p, *_where(out, seed, counter, starts, logical_sizes))
+    return out
+
+
+def randint_(
+    out: Tensor,
+    low: int,
+    high: int,
+    *,
+    seed: int,
+    counter: int,
+    starts: Ints = None,
+    logical_sizes: Ints = None,
+) -> Tensor:
+    """Fills with integers of [low, high), in an integer, bool or floating dtype."""
+    _ops.randint_(out, low, high, *_where(out, seed, counter, starts, logical_sizes))
+    return out
+
+
+def dropout(
+    x: Tensor,
+    p: float = 0.5,
+    *,
+    seed: int,
+    counter: int,
+    starts: Ints = None,
+    logical_sizes: Ints = None,
+) -> Tensor:
+    """x * keep / (1 - p); backward draws the same mask again instead of storing it."""
+    return _ops.dropout(x, p, *_where(x, seed, counter, starts, logical_sizes))
+
+
+def randperm(
+    n: int, *, seed: int, counter: int, device: torch.device | str | None = None
+) -> Tensor:
+    """A permutation of 0 .. n-1 as int64, the same on every rank and device."""
+    return _ops.randperm(n, _signed(seed), counter, device=torch.device(device) if device else None)
+
+
+def reduce_shards(
+    parts: Sequence[Tensor], dim: int, start: int, size: int, **epilogue: Any
+) -> tuple[Tensor, Tensor]:
+    """(norm(activation(total)), total), total = scale * sum of parts + bias + residual, of the
+    slice [start, start + size) of ``dim``.
+
+    The parts are added in order, in float32 (float64 for float64). total is empty unless
+    ``keep_total``. ``epilogue``: scale, bias, residual, activation ("relu", "gelu", "gelu_tanh",
+    "silu"), norm ("layer", "rms") over the last ``normalized`` dims, weight, norm_bias, eps,
+    keep_total, dtype.
+    """
+    return _ops.reduce_shards(parts, dim, start, size, **epilogue)
+
+
+def split_cross_entropy(
+    logits: Tensor, target: Tensor, weight: Tensor | None, dim: int, start: int, smooth: bool
+) -> Tensor:
+    """Numbers for each row over this rank's classes, which begin at ``start``: [3, rows], or [5,
+    rows] if ``smooth``.
+
+    Largest logit m; sum of exp(x - r), with r = m, or 0 where m is -inf; x[target], 0 where it
+    is not held here; sum of weight * (x - r); sum of weight. In float32, or float64 for float64
+    logits.
+    """
+    return _ops.split_cross_entropy(logits, target, weight, dim, start, smooth)
+
+
+def split_cross_entropy_backward(
+    logits: Tensor, target: Tensor, rows: Tensor, weight: Tensor | None, dim: int, start: int
+) -> Tensor:
+    """exp(logits - r) * scale - weight * shift, minus pick at the target; ``rows`` is [4, rows]: r,
+    scale, shift, pick."""
+    return _ops.split_cross_entropy_backward(logits, target, rows, weight, dim, start)
+
+
+def masked_embedding(table: Tensor, index: Tensor, start: int, scale: float = 1.0) -> Tensor:
+    """scale * table[index - start], zeros where that row is not held. [held, width], [...] ->
+    [..., width]."""
+    return _ops.masked_embedding(table, index, start, scale)
+
+
+def masked_embedding_backward(
+    gradient: Tensor,
+    index: Tensor,
+    rows: int,
+    start: int,
+    padding_idx: int = -1,
+    by_count: bool = False,
+    scale: float = 1.0,
+) -> Tensor:
+    """[..., width], [...] -> [rows, width]: each row held here gets scale * the sum of its
+    look-ups' gradients, in order; divided by their number if ``by_count``. Row ``padding_idx`` gets
+    none."""
+    return _ops.masked_embedding_backward(
+        gradient, index, rows, start, padding_idx, by_count, scale
+    )
+
+
+def _filled(out: Tensor, *_: object) -> None:
+    """Nothing to do without data."""
+
+
+def _register_fakes() -> None:
+    fills = ("uniform_", "normal_", "log_normal_", "exponential_", "cauchy_", "geometric_")
+    for name in (*fills, "bernoulli_", "bernoulli_tensor_", "randint_"):
+        torch.library.register_fake(f"consistent::{name}", _filled)
+
+    @torch.library.register_fake("consistent::dropout")
+    def _(x: Tensor, *_: object) -> Tensor:
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+    @torch.library.register_fake("consistent::randperm")
+    def _(n: int, *_: object, device: torch.device | None = None) -> Tensor:
+        return torch.empty(n, dtype=torch.int64, device=device)
+
+    @torch.library.register_fake("consistent::masked_embedding")
+    def _(table: Tensor, index: Tensor, *_: object) -> Tensor:
+        return table.new_empty((*index.shape, table.shape[1]))
+
+    @torch.library.register_fake("consistent::masked_embedding_backward")
+    def _(gradient: Tensor, index: Tensor, rows: int, *_: object) -> Tensor:
+        return gradient.new_empty((rows, gradient.shape[-1]))
+
+    @torch.library.register_fake("consistent::reduce_shards")
+    def _(
+        parts: Sequence[Tensor],
+        dim: int,
+        start: int,
+        size: int,
+        *,
+        keep_total: bool = False,
+        dtype: torch.dtype | None = None,
+        **_: object,
+    ) -> tuple[Tensor, Tensor]:
+        shape = [*parts[0].shape]
+        shape[dim] = size
+        out = parts[0].new_empty(shape, dtype=dtype or parts[0].dtype)
+        return out, out.new_empty(shape if keep_total else [0])
+
+    @torch.library.register_fake("consistent::split_cross_entropy")
+    def _(logits: Tensor, target: Tensor, *rest: Any) -> Tensor:
+        dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        return logits.new_empty((5 if rest[-1] else 3, *target.shape), dtype=dtype)
+
+    @torch.library.register_fake("consistent::split_cross_entropy_backward")
+    def _(logits: Tensor, *_: object) -> Tensor:
+        return torch.empty_like(logits, memory_format=torch.contiguous_format)
+
+
+_register_fakes()

@@ -1,0 +1,259 @@
+"""The sum of a partial tensor's addends with what follows it, in one pass over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import load as native
+
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """norm(activation(scale * sum)): what follows a sum, without its tensors.
+
+    Args:
+        activation: "none", "relu", "gelu", "gelu_tanh", "silu".
+        norm: "none", "layer", "rms", over the last ``normalized`` dims.
+    """
+
+    scale: float = 1.0
+    activation: str = "none"
+    norm: str = "none"
+    normalized: int = 0
+    eps: float = 1e-5
+
+
+def _at_silu(grad: Tensor, x: Tensor) -> Tensor:
+    if not torch.is_grad_enabled():
+        return _aten.silu_backward(grad, x)
+    s = x.sigmoid()  # that op has no derivative
+    return grad * s * (1 + x * (1 - s))
+
+
+# (f, (gradient of f(x), x) -> gradient of x)
+ACTIVATIONS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
+    "none": (lambda x: x, lambda g, x: g),
+    "relu": (torch.relu, lambda g, x: _aten.threshold_backward(g, x, 0)),
+    "gelu": (F.gelu, _aten.gelu_backward),
+    "gelu_tanh": (
+        lambda x: F.gelu(x, approximate="tanh"),
+        lambda g, x: _aten.gelu_backward(g, x, approximate="tanh"),
+    ),
+    "silu": (F.silu, _at_silu),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The tensors that an epilogue reads beside the parts; each may be absent. bias: one number per
+    column; residual: of the result's shape."""
+
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+    weight: Tensor | None = None
+    norm_bias: Tensor | None = None
+
+
+class Source(Protocol):
+    """A source of the parts, which also takes the gradient of their sum."""
+
+    def open(self, tensors: Sequence[Tensor]) -> AbstractContextManager[tuple[list[Tensor], Slice]]:
+        """The parts, to be read inside the block, and what of them is kept."""
+        ...
+
+    def back(self, grad: Tensor) -> Sequence[Tensor]:
+        """The gradient of the kept sum -> of each tensor."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """[start, start + size) of ``dim``."""
+
+    dim: int
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Parts that this rank has, of one shape."""
+
+    kept: Slice
+    shape: tuple[int, ...]
+    count: int
+
+    @contextmanager
+    def open(self, tensors: Sequence[Tensor]) -> Iterator[tuple[list[Tensor], Slice]]:
+        yield list(tensors), self.kept
+
+    def back(self, grad: Tensor) -> Sequence[Tensor]:
+        dim, after = self.kept.dim, len(self.shape) - 1 - self.kept.dim
+        behind = self.shape[dim] - self.kept.start - self.kept.size
+        whole = F.pad(grad, (0, 0) * after + (self.kept.start, behind))
+        return [whole] * self.count
+
+
+def reduce_shards(
+    parts: Sequence[Tensor],
+    epilogue: Epilogue = Epilogue(),  # noqa: B008  (a value)
+    given: Given = Given(),  # noqa: B008  (a value)
+    kept: Slice | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """norm(activation(scale * sum of parts + bias + residual)), of what is kept, in one pass.
+
+    ```
+    [n, m], [n, m], ... -> [n, m]          kept=Slice(0, 1, 2):  -> [2, m], rows 1 and 2
+    ```
+
+    The parts are added in their order, in float32 (float64 for float64). Differentiable any number
+    of times.
+
+    Raises:
+        ValueError: there are no parts.
+        RuntimeError: parts differ, the slice is not inside, or it cuts a normalized dim.
+    """
+    if not parts:
+        raise ValueError(
+            "reduce_shards: no parts were given.\n  Their sum would have no shape and no dtype.\n"
+            "  Pass at least one tensor."
+        )
+    if kept is None:
+        kept = Slice(0, 0, parts[0].shape[0])
+    source = Listed(kept, tuple(parts[0].shape), len(parts))
+    return reduce_from(source, parts, epilogue, given, dtype)
+
+
+def reduce_from(
+    source: Source,
+    tensors: Sequence[Tensor],
+    epilogue: Epilogue,
+    given: Given,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """The same with the parts that ``source`` makes of ``tensors``."""
+    beside = (given.bias, given.residual, given.weight, given.norm_bias)
+    return _Reduce.apply(source, epilogue, dtype, *beside, *tensors)[0]
+
+
+class _Reduce(torch.autograd.Function):
+    """
+    ```
+    forward    parts -> total -> out
+    backward   grad of out -> of total, by torch's ops -> of every part: the same, scaled
+    ```
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, source: Source, epilogue: Epilogue, dtype: torch.dtype | None, *tensors: Any
+    ) -> tuple[Tensor, Tensor]:
+        (bias, residual, weight, norm_bias), parts = tensors[:4], tensors[4:]
+        shaped = epilogue.activation != "none" or epilogue.norm != "none"
+        with source.open(parts) as (opened, kept):
+            out, total = native.reduce_shards(
+                opened,
+                kept.dim,
+                kept.start,
+                kept.size,
+                scale=epilogue.scale,
+                bias=bias,
+                residual=residual,
+                activation=epilogue.activation,
+                norm=epilogue.norm,
+                normalized=epilogue.normalized,
+                weight=weight,
+                norm_bias=norm_bias,
+                eps=epilogue.eps,
+                keep_total=shaped and any(ctx.needs_input_grad),
+                dtype=dtype,
+            )
+        ctx.source, ctx.epilogue, ctx.shaped, ctx.inner = source, epilogue, shaped, parts[0].dtype
+        ctx.save_for_backward(total, weight, norm_bias, bias)
+        ctx.set_materialize_grads(False)
+        return out, total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, _grad_total: Tensor | None) -> tuple:
+        total, weight, norm_bias, bias = ctx.saved_tensors
+        at_weight = at_bias = None
+        at_total = _sum(_grad_total, None)
+        if grad is not None and ctx.shaped:
+            found = _through(ctx.epilogue, total, weight, norm_bias, grad)
+            at_total, at_weight, at_bias = _sum(at_total, found[0]), found[1], found[2]
+        elif grad is not None:
+            at_total = grad
+        if at_total is None:
+            return (None,) * len(ctx.needs_input_grad)
+        needs = ctx.needs_input_grad
+        at_column = None
+        if needs[3]:
+            at_column = at_total.sum(tuple(range(at_total.ndim - 1))).reshape(bias.shape)
+            at_column = at_column.to(bias.dtype)
+        parts: Sequence[Tensor | None] = [None] * (len(needs) - 7)
+        if any(needs[7:]):
+            scaled = at_total if ctx.epilogue.scale == 1 else at_total * ctx.epilogue.scale
+            parts = ctx.source.back(scaled.to(ctx.inner))
+        beside = at_column, at_total if needs[4] else None, at_weight, at_bias
+        return (None, None, None, *beside, *parts)
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else a + b
+
+
+def through_activation(activation: str, total: Tensor, grad: Tensor) -> Tensor:
+    """Gradient of activation(total) -> of total, by torch ops that can be differentiated again."""
+    return ACTIVATIONS[activation][1](_wide(grad), _wide(total)).to(total.dtype)
+
+
+def _through(
+    epilogue: Epilogue,
+    total: Tensor,
+    weight: Tensor | None,
+    norm_bias: Tensor | None,
+    grad: Tensor,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Gradients of total, weight and norm_bias, by torch ops that can be differentiated again."""
+    dtype = total.dtype
+    x, grad = _wide(total), _wide(grad)
+    activate, slope = ACTIVATIONS[epilogue.activation]
+    at_weight = at_bias = None
+    if epilogue.norm != "none":
+        y = activate(x)
+        grad, at_weight, at_bias = _through_norm(epilogue, y, weight, norm_bias, grad)
+    return slope(grad, x).to(dtype), at_weight, at_bias
+
+
+def _through_norm(
+    epilogue: Epilogue, y: Tensor, weight: Tensor | None, norm_bias: Tensor | None, grad: Tensor
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """y = weight * z + norm_bias, z = (y - mean) * scale: of the gradient of z only the part that
+    changes neither mean nor scale reaches y."""
+    dims = tuple(range(y.ndim - epilogue.normalized, y.ndim))
+    lead = tuple(range(y.ndim - epilogue.normalized))
+    if epilogue.norm == "layer":
+        y = y - y.mean(dims, keepdim=True)
+    scale = (y.square().mean(dims, keepdim=True) + epilogue.eps).rsqrt()
+    z = y * scale
+    at_weight = None if weight is None else (grad * z).sum(lead).to(weight.dtype)
+    at_bias = None if norm_bias is None else grad.sum(lead).to(norm_bias.dtype)
+    at_z = grad if weight is None else grad * weight
+    made = at_z - z * (at_z * z).mean(dims, keepdim=True)
+    if epilogue.norm == "layer":
+        made = made - at_z.mean(dims, keepdim=True)
+    return made * scale, at_weight, at_bias
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x

@@ -1,0 +1,265 @@
+"""Random values of global tensors: each a function of (seed, op counter, logical index), whatever
+the layout.
+
+Every op takes one key on every rank, also on ranks that hold ``meta`` shards, so that the counters
+agree. A ``generator=`` of the user's is honoured: the key is drawn from it, which gives the same
+numbers on all ranks if they seeded it alike, as they must with torch's own seed.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...movement.world import my_coordinate
+from ...spec import Coordinate, P, TensorSpec
+from ..native import load
+from ..registry import Shards, form
+from . import generator
+from .generator import RngState
+
+_DRAWN = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def key_from(given: torch.Generator | None) -> RngState:
+    """The key of one op: the next of the global state, or one drawn from the user's generator."""
+    if given is None:
+        seed, counter = generator.next_key()
+        # The native ops take 64 bits as a signed int.
+        return RngState(seed - (1 << 64) if seed >= 1 << 63 else seed, counter)
+    return RngState(int(torch.randint(1 << 62, (), generator=given, device=given.device)), 0)
+
+
+def fill(
+    draw: Callable[..., Any], x: Tensor, spec: TensorSpec, key: RngState, *params: Any
+) -> None:
+    """Fill ``x``, this rank's shard of ``spec``, by one of the native ops. On a P axis the first
+    rank holds the value, the others zeros."""
+    at = my_coordinate(spec.placement)
+    if at is None:
+        return
+    if not _adds(spec, at):
+        x.zero_()
+        return
+    starts, sizes = spec.region(at)[0], tuple(spec.shape)
+    where = {"seed": key.seed, "counter": key.counter}
+    if x.is_complex():
+        draw(
+            torch.view_as_real(x), *params, **where, starts=(*starts, 0), logical_sizes=(*sizes, 2)
+        )
+    elif x.is_floating_point() and x.dtype not in _DRAWN:
+        wider = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+        x.copy_(draw(wider, *params, **where, starts=starts, logical_sizes=sizes))
+    else:
+        draw(x, *params, **where, starts=starts, logical_sizes=sizes)
+
+
+def _adds(spec: TensorSpec, at: Coordinate) -> bool:
+    """Whether the rank at ``at`` is first on each axis where ``spec`` is P."""
+    return not any(entry is P and step for entry, step in zip(spec.sbp, at, strict=True))
+
+
+# -- in place --------------------------------------------------------------------------------------
+
+
+@form("random_fill")
+def random_fill(shard: Shards) -> Tensor:
+    """x.uniform_(), x.normal_(), ...; bernoulli(x) draws with x as probabilities."""
+    x, spec, call = shard.tensors[0], shard.outs[0], shard.call
+    key = key_from(shard.kwargs.get("generator"))
+    if call.inplace and not (x.requires_grad and torch.is_grad_enabled()):
+        out = x
+    else:
+        # Numbers are drawn outside autograd; an in-place op on a tensor with a history copies them
+        # into it.
+        out = torch.empty_like(x, requires_grad=False)
+    _FILLS[call.name](shard, out, spec, key)
+    if call.inplace and out is not x:
+        x.copy_(out)
+        return x
+    return out if call.inplace else _drawn(out, x)
+
+
+class _Drawn(torch.autograd.Function):
+    """Numbers drawn with ``sources`` as parameters, whose gradient is 0, as in torch."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, *sources: Tensor) -> Tensor:
+        ctx.shapes = [x.shape for x in sources]
+        ctx.mark_dirty(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *(grad.new_zeros(shape) for shape in ctx.shapes)
+
+
+def _drawn(out: Tensor, *sources: Tensor) -> Tensor:
+    asked = torch.is_grad_enabled() and any(x.requires_grad for x in sources)
+    return _Drawn.apply(out, *sources) if asked else out
+
+
+def fill_normal(
+    x: Tensor, spec: TensorSpec, key: RngState, mean: Any = 0.0, std: Any = 1.0
+) -> None:
+    """Normal values; a complex one has half of the variance in each part."""
+    if x.is_complex():
+        fill(load.normal_, x, spec, key, 0.0, std / math.sqrt(2))
+        at = my_coordinate(spec.placement)
+        if mean and at is not None and _adds(spec, at):
+            x.add_(mean)
+    else:
+        fill(load.normal_, x, spec, key, mean, std)
+
+
+def fill_integers(x: Tensor, spec: TensorSpec, key: RngState, low: int, high: int) -> None:
+    """Whole numbers in [low, high)."""
+    fill(load.randint_, x, spec, key, low, high)
+
+
+def fill_uniform(
+    x: Tensor, spec: TensorSpec, key: RngState, low: Any = 0.0, high: Any = 1.0
+) -> None:
+    """Numbers in [low, high)."""
+    fill(load.uniform_, x, spec, key, low, high)
+
+
+def permutation(n: int, key: RngState, device: torch.device) -> Tensor:
+    """0 to n - 1 in random order: the same on every rank."""
+    seed, counter = key
+    return load.randperm(n, seed=seed, counter=counter, device=device)
+
+
+def _bernoulli(shard: Shards, x: Tensor, spec: TensorSpec, key: RngState) -> None:
+    p = shard.get("p", None if not shard.call.inplace else 0.5)
+    chance = shard.tensors[0].detach() if p is None else p
+    if isinstance(chance, Tensor):
+        chance = chance.detach().expand(x.shape)
+    fill(load.bernoulli_, x, spec, key, chance)
+
+
+def _random(shard: Shards, x: Tensor, spec: TensorSpec, key: RngState) -> None:
+    """random_(), random_(to), random_(from, to); without ``to``, up to the largest integer that the
+    dtype holds exactly."""
+    low, high = shard.get("from", 0), shard.get("to")
+    if len(shard.args) == 2 and "to" not in shard.kwargs:
+        low, high = 0, low
+    if high is None:
+        high = _most(x.dtype)
+    fill_integers(x, spec, key, low, high)
+
+
+def _most(dtype: torch.dtype) -> int:
+    if dtype is torch.bool:
+        return 2
+    if dtype.is_floating_point:
+        return round(2 / torch.finfo(dtype).eps) + 1
+    return min(torch.iinfo(dtype).max + 1, (1 << 63) - 1)
+
+
+def _by(draw: Callable[..., Any], **params: float) -> Callable[..., None]:
+    """A fill whose parameters are those of torch, with torch's defaults."""
+
+    def run(shard: Shards, x: Tensor, spec: TensorSpec, key: RngState) -> None:
+        # ``from`` is a keyword of Python.
+        values = [shard.get(name.rstrip("_"), default) for name, default in params.items()]
+        draw(x, spec, key, *values)
+
+    return run
+
+
+def _native_fill(draw: Callable[..., Any]) -> Callable[..., None]:
+    def run(x: Tensor, spec: TensorSpec, key: RngState, *params: Any) -> None:
+        fill(draw, x, spec, key, *params)
+
+    return run
+
+
+_FILLS: dict[str, Callable[..., None]] = {
+    "bernoulli": _bernoulli,
+    "cauchy": _by(_native_fill(load.cauchy_), median=0.0, sigma=1.0),
+    "exponential": _by(_native_fill(load.exponential_), lambd=1.0),
+    "geometric": _by(_native_fill(load.geometric_), p=0.5),
+    "log_normal": _by(_native_fill(load.log_normal_), mean=1.0, std=2.0),
+    "normal": _by(fill_normal, mean=0.0, std=1.0),
+    "random": _random,
+    "uniform": _by(fill_uniform, from_=0.0, to=1.0),
+}
+
+
+# -- new tensors -----------------------------------------------------------------------------------
+
+
+@form("random_like")
+def random_like(shard: Shards) -> Tensor:
+    """rand_like, randn_like, randint_like: only the operand's shape is read."""
+    spec = shard.outs[0]
+    key = key_from(shard.kwargs.get("generator"))
+    out = torch.empty(shard.out_shape(), dtype=spec.dtype, device=shard.tensors[0].device)
+    if shard.call.name == "rand_like":
+        fill_uniform(out, spec, key)
+    elif shard.call.name == "randn_like":
+        fill_normal(out, spec, key)
+    else:
+        low, high = shard.get("low"), shard.get("high")
+        fill_integers(out, spec, key, *((0, low) if high is None else (low, high)))
+    return out.requires_grad_(bool(shard.kwargs.get("requires_grad")))
+
+
+@form("normal_of")
+def normal_of(shard: Shards) -> Tensor:
+    """torch.normal(mean, std) where one of them, or both, is a tensor; their gradient is 0, as
+    in torch."""
+    mean, std = (
+        *shard.args,
+        *(shard.kwargs[n] for n in ("mean", "std") if n in shard.kwargs),
+        1.0,
+    )[:2]
+    spec = shard.outs[0]
+    key = key_from(shard.kwargs.get("generator"))
+    out = torch.empty(shard.out_shape(), dtype=spec.dtype, device=shard.tensors[0].device)
+    fill_normal(out, spec, key)
+    with torch.no_grad():
+        out.mul_(std).add_(mean)
+    return _drawn(out, *shard.tensors)
+
+
+# -- torch's own drawing, seeded alike -------------------------------------------------------------
+
+
+@form("seeded")
+def seeded(shard: Shards) -> Any:
+    """torch's own op, on whole tensors: ``multinomial``, ``poisson``, ..."""
+    if shard.kwargs.get("generator") is not None:
+        return shard.run(*shard.args, **shard.kwargs)
+    with seeded_generators(key_from(None), [t.device for t in shard.tensors]):
+        return shard.run(*shard.args, **shard.kwargs)
+
+
+# Simulated ranks share torch's generators.
+_torch_generators = threading.RLock()
+
+
+@contextmanager
+def seeded_generators(key: RngState, devices: Sequence[torch.device]) -> Iterator[None]:
+    """Inside, torch's generators of these devices start from ``key``; afterwards they are as
+    before."""
+    generators = [torch.default_generator]
+    generators += [torch.cuda.default_generators[d.index] for d in set(devices) if d.type == "cuda"]
+    # Mixed by multiplication, so that neighbouring keys give seeds far apart.
+    seed = (key.seed + (key.counter + 1) * 0x9E3779B97F4A7C15) & 0x7FFF_FFFF_FFFF_FFFF
+    with _torch_generators:
+        before = [g.get_state() for g in generators]
+        try:
+            for g in generators:
+                g.manual_seed(seed)
+            yield
+        finally:
+            for g, state in zip(generators, before, strict=True):
+                g.set_state(state)

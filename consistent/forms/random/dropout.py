@@ -1,0 +1,121 @@
+"""Dropout in all its kinds, and rrelu: a mask or slope is a function of the logical index of its
+element.
+
+The key is taken on every rank at each call in training, so that a rate of 0 counts like any other.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ...movement.world import my_coordinate
+from ...spec import TensorSpec
+from ..native import load
+from ..registry import Shards, form
+from .draw import fill_uniform, key_from
+from .generator import RngState
+
+
+def dropped(x: Tensor, p: float, spec: TensorSpec, key: RngState) -> Tensor:
+    """``x`` with a part ``p`` of its elements zero and the rest divided by 1 - p;
+    differentiable."""
+    starts = spec.region(my_coordinate(spec.placement))[0]
+    if x.is_complex():
+        return x * dropped(torch.ones_like(x.real.detach()), p, spec, key)
+    where = {
+        "seed": key.seed,
+        "counter": key.counter,
+        "starts": starts,
+        "logical_sizes": tuple(spec.shape),
+    }
+    return load.dropout(x, p, **where)
+
+
+def _written(shard: Shards, value: Tensor) -> Tensor:
+    return shard.tensors[0].copy_(value) if shard.call.inplace else value
+
+
+def _off(shard: Shards) -> bool:
+    """Whether nothing is dropped. The key has been taken, so that p = 0 counts like any other p."""
+    return shard.get("p", 0.5) == 0 or shard.get("train") is False
+
+
+@form("dropout")
+def dropout(shard: Shards) -> Tensor:
+    """torch.dropout on a shard: the mask is a function of the logical index."""
+    key = key_from(None)
+    if _off(shard):
+        return shard.tensors[0]
+    return _written(shard, dropped(shard.tensors[0], shard.get("p", 0.5), shard.specs[0], key))
+
+
+@form("native_dropout")
+def native_dropout(shard: Shards) -> tuple[Tensor, Tensor]:
+    """The dropped tensor, and the mask."""
+    key, x = key_from(None), shard.tensors[0]
+    ones = torch.ones(x.shape, dtype=torch.float32, device=x.device)
+    if _off(shard):
+        return x * 1, ones.bool()
+    p, spec = shard.get("p", 0.5), shard.specs[0]
+    return dropped(x, p, spec, key), dropped(ones, p, spec, key).bool()
+
+
+@form("feature_dropout")
+def feature_dropout(shard: Shards) -> Tensor:
+    """Whole channels are dropped: the mask's index is over the first two dims."""
+    key, x = key_from(None), shard.tensors[0]
+    if _off(shard):
+        return x
+    return _written(shard, x * _feature_mask(shard, x, shard.get("p", 0.5), key))
+
+
+def _feature_mask(shard: Shards, x: Tensor, p: float, key: RngState) -> Tensor:
+    """Zeros and 1 / (1 - p), one for each of the first two dims, as ``[n, c, 1, ...]``."""
+    spec, rest = shard.specs[0], x.ndim - 2
+    starts = spec.region(shard.coordinate)[0]
+    ones = torch.ones((*x.shape[:2], *[1] * rest), dtype=_real(x.dtype), device=x.device)
+    return load.dropout(
+        ones,
+        p,
+        seed=key.seed,
+        counter=key.counter,
+        starts=(*starts[:2], *[0] * rest),
+        logical_sizes=(*spec.shape[:2], *[1] * rest),
+    )
+
+
+def _real(dtype: torch.dtype) -> torch.dtype:
+    return dtype.to_real() if dtype.is_complex else dtype
+
+
+@form("alpha_dropout")
+def alpha_dropout(shard: Shards) -> Tensor:
+    """alpha_dropout and feature_alpha_dropout: what is dropped becomes -alpha; mean and variance
+    are kept."""
+    key, x, p = key_from(None), shard.tensors[0], shard.get("p", 0.5)
+    if _off(shard):
+        return x
+    if p == 1:
+        return _written(shard, x * torch.zeros_like(x))
+    if shard.call.name == "alpha_dropout":
+        ones = torch.ones(x.shape, dtype=_real(x.dtype), device=x.device)
+        kept = dropped(ones, p, shard.specs[0], key) != 0
+    else:
+        kept = _feature_mask(shard, x, p, key) != 0
+    alpha = 1.7580993408473766
+    a = 1 / math.sqrt((alpha * alpha * p + 1) * (1 - p))
+    noise = kept.to(_real(x.dtype))
+    return _written(shard, x * (noise * a) + ((noise - 1) * (alpha * a) + alpha * a * p))
+
+
+@form("rrelu")
+def rrelu(shard: Shards) -> Tensor:
+    """A slope for each element that is not positive, drawn in [lower, upper)."""
+    x = shard.tensors[0]
+    slopes = torch.empty_like(x, requires_grad=False)
+    key = key_from(shard.kwargs.get("generator"))
+    fill_uniform(slopes, shard.specs[0], key, shard.get("lower", 1 / 8), shard.get("upper", 1 / 3))
+    return _written(shard, torch.where(x <= 0, x * slopes, x))

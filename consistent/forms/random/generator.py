@@ -1,0 +1,136 @@
+"""State of the random numbers of global tensors: a seed and a count of the random ops so far.
+
+Numbers are drawn by Philox from (seed, count, logical element index), so they depend on the program
+and the seed but not on placement or SBP.
+
+The seed is that of torch's default CPU generator, and the count belongs to that generator. It
+travels in the generator's state, in bits that torch leaves empty (a state holds each 32-bit word of
+the Mersenne twister in 64 bits), so that whatever seeds, saves, clones or restores torch's
+generator does so with this state, too: ``torch.manual_seed``, ``get_rng_state``, ``fork_rng``,
+``torch.save`` of a state, activation checkpointing. Torch's own numbers are not touched by it, nor
+the count by them: a rank that draws plain numbers of its own still draws the same global ones.
+
+Every rank must seed alike; check mode verifies it. A rank with another seed draws other numbers:
+the pieces of a split tensor are random all the same, but a broadcast tensor differs between ranks.
+A program that never seeds draws from a fixed seed: torch's own default differs from process to
+process, and asking the other ranks would be a hidden collective.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from mirrored.transports.default import current
+
+from ...movement import check_mode
+
+# torch's long-standing default seed.
+DEFAULT_SEED = 67280421310721
+# Seeds that people choose are small; the ones that torch draws for itself have 53 random bits.
+_UNSEEDED = torch.initial_seed() if torch.initial_seed() >= 1 << 32 else None
+
+# Byte offset of the first words in a state of the Mersenne twister; each has 32 bits to spare.
+_FIRST_WORD = 24
+_HALF = 31  # bits of the count in one word; the sign stays free
+_STATE_BYTES = 5000  # the least that a state of a CPU generator has
+
+
+class RngState(NamedTuple):
+    """The state that has to be restored to draw the same numbers again."""
+
+    seed: int
+    counter: int
+
+
+_counts: weakref.WeakKeyDictionary[torch.Generator, int] = weakref.WeakKeyDictionary()
+_thread = threading.local()
+
+
+def count(of: torch.Generator) -> int:
+    """How many random ops of global tensors drew from ``of`` since it was seeded."""
+    return _counts.get(of, 0)
+
+
+def set_count(of: torch.Generator, value: int) -> None:
+    """Record that ``value`` random ops have drawn from ``of``."""
+    if value:
+        _counts[of] = value
+    else:
+        _counts.pop(of, None)
+
+
+def with_count(state: torch.Tensor, value: int) -> torch.Tensor:
+    """``state``, as torch gave it out, with the count in it."""
+    if value:
+        words = _words(state)
+        words[1], words[3] = value & ((1 << _HALF) - 1), value >> _HALF
+    return state
+
+
+def count_in(state: torch.Tensor) -> int:
+    """The count in a state; 0 in one of a program that had none."""
+    if state.numel() < _STATE_BYTES or state.dtype is not torch.uint8:
+        return 0  # the state of a device's generator
+    words = _words(state)
+    return words[1] + (words[3] << _HALF)
+
+
+def _words(state: torch.Tensor) -> Any:
+    """The first two words, as four int32: every other one is spare. They are accessed without
+    torch, so that no mode or profiler sees it."""
+    return (ctypes.c_int32 * 4).from_address(state.data_ptr() + _FIRST_WORD)
+
+
+@contextmanager
+def separate(state: RngState) -> Iterator[None]:
+    """Inside, this thread has a state of its own, as simulated ranks in one process need."""
+    before = getattr(_thread, "separate", None)
+    _thread.separate = state
+    try:
+        yield
+    finally:
+        _thread.separate = before
+
+
+def get_state() -> RngState:
+    """The present state."""
+    own = getattr(_thread, "separate", None)
+    if own is not None:
+        return own
+    seed = torch.initial_seed()
+    return RngState(
+        DEFAULT_SEED if seed == _UNSEEDED else seed & 0xFFFF_FFFF_FFFF_FFFF,
+        count(torch.default_generator),
+    )
+
+
+def next_key() -> RngState:
+    """(seed, counter) for one random op; the counter advances by one on every rank."""
+    state = get_state()
+    if check_mode.enabled:
+        _check_alike(state)
+    if getattr(_thread, "separate", None) is None:
+        set_count(torch.default_generator, state.counter + 1)
+    else:
+        _thread.separate = RngState(state.seed, state.counter + 1)
+    return state
+
+
+def _check_alike(state: RngState) -> None:
+    transport = current()
+    states = transport.gather_objects(tuple(state), tuple(range(transport.size)))
+    if len(set(states)) > 1:
+        drawn = ", ".join(f"rank {r}: seed {s}, op {c}" for r, (s, c) in enumerate(states))
+        raise RuntimeError(
+            f"check mode: ranks are about to draw different random numbers ({drawn}), so a "
+            "broadcast tensor would differ "
+            "between them. Call torch.manual_seed with one seed on every rank, at the same point "
+            "of the program."
+        )

@@ -1,0 +1,1 @@
+"""Carrying out plans of boxing: moves become collectives on shards, forward and backward."""

@@ -1,0 +1,173 @@
+"""Check mode: before each boxing the ranks compare notes, so that a stray rank is named.
+
+Off by default, and then it costs the reading of one bool. On by ``with check_mode():`` or the
+environment variable ``CONSISTENT_CHECK=1``. Every rank switches it on and off at the same point of
+the program.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from mirrored.transports import default
+from mirrored.transports.faults.place import is_users
+
+from ..spec import Placement, TensorSpec
+
+_always = os.environ.get("CONSISTENT_CHECK", "0") not in ("", "0")
+_on: Counter[int] = Counter()  # by rank, for simulated ranks share this module
+_lock = threading.Lock()
+
+enabled: bool = _always
+"""Whether any rank of this process checks. The one thing that is read when check mode is off."""
+
+
+class _Thread(threading.local):
+    op: str = ""
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def check_mode(on: bool = True) -> Iterator[None]:
+    """Check inside the ``with`` block (``on=False`` changes nothing)."""
+    rank = default.current().rank
+    _switch(rank, int(on))
+    try:
+        yield
+    finally:
+        _switch(rank, -int(on))
+
+
+def _switch(rank: int, by: int) -> None:
+    global enabled
+    with _lock:
+        _on[rank] += by
+        enabled = _always or any(_on.values())
+
+
+def _is_on() -> bool:
+    return _always or _on[default.current().rank] > 0
+
+
+def calling(op: str) -> None:
+    """Name the op that the next boxing of this thread is for."""
+    _thread.op = op
+
+
+def current() -> str:
+    """The op that was named last."""
+    return _thread.op
+
+
+def before_boxing(local: Tensor, src: TensorSpec, dst: TensorSpec) -> None:
+    """Compare the boxing ``src -> dst`` with the other ranks', and shards with their specs."""
+    _compare(src, dst, _thread.op, _fault(local, src))
+
+
+def compare(src: TensorSpec, dst: TensorSpec, op: str = "") -> None:
+    """Raise on every rank if the ranks of both placements are not about to do the same boxing.
+
+    Raises:
+        RuntimeError: names each rank's call site, op and specs.
+    """
+    _compare(src, dst, op, "")
+
+
+def check_shard(local: Tensor, spec: TensorSpec, what: str = "") -> None:
+    """Raise on every rank if some rank's ``local`` is not a shard of ``spec``."""
+    _compare(spec, spec, what, _fault(local, spec))
+
+
+def _compare(src: TensorSpec, dst: TensorSpec, op: str, fault: str) -> None:
+    ranks = _either(src.placement, dst.placement)
+    if not _is_on() or default.current().rank not in ranks:
+        return
+    note = (call_site(), op, f"{src} -> {dst}")
+    notes, faults = zip(*default.current().gather_objects((note, fault), ranks), strict=True)
+    if len(set(notes)) > 1:
+        raise RuntimeError(
+            "check mode: ranks are about to do different boxings.\n"
+            + _by_rank(ranks, [_line(*each) for each in notes])
+            + "\n  Every rank must run the same ops in order: look for a branch that some take."
+        )
+    if any(faults):
+        raise RuntimeError(
+            f"check mode: a shard does not fit its spec {src}, in {_line(*note)}.\n"
+            + _by_rank(ranks, faults)
+            + "\n  Give from_local the sbp that the shards have, or shards of that shape and dtype."
+        )
+
+
+def _either(one: Placement, other: Placement) -> tuple[int, ...]:
+    """The ranks of both placements."""
+    ranks = one.ranks.ravel().tolist()
+    return tuple(ranks if one == other else sorted({*ranks, *other.ranks.ravel().tolist()}))
+
+
+def check_equal(tensor: Tensor, placement: Placement, what: str) -> None:
+    """Raise on every rank if ``tensor``, taken as broadcast, differs between ranks."""
+    rank = default.current().rank
+    if not _is_on() or placement.coordinate_of(rank) is None:
+        return
+    ranks = tuple(placement.ranks.ravel().tolist())
+    digests = default.current().gather_objects(digest(tensor), ranks)
+    if len(set(digests)) > 1:
+        raise RuntimeError(
+            f"check mode: {what} is taken as broadcast, and the ranks' values differ.\n"
+            f"  at {call_site()}:\n"
+            + _by_rank(ranks, digests)
+            + "\n  Make it equal (same seed, same data), or give its SBP with from_local."
+        )
+
+
+def digest(tensor: Tensor) -> str:
+    """Dtype, shape and a hash of the values: equal for equal tensors, whatever their strides."""
+    with torch._C.DisableTorchFunctionSubclass():
+        x = torch.Tensor.detach(tensor)
+        if x.is_meta:
+            return f"{x.dtype} {tuple(x.shape)} meta"
+        x = x.cpu().resolve_conj().resolve_neg().contiguous()
+        # A contiguous tensor may have any stride along a dim of size 1.
+        flat = x.as_strided((x.numel(),), (1,)).view(torch.uint8)
+        hashed = hashlib.blake2b(flat.numpy().tobytes(), digest_size=8).hexdigest()
+        return f"{x.dtype} {tuple(x.shape)} hash {hashed}"
+
+
+def _fault(local: Tensor, spec: TensorSpec) -> str:
+    with torch._C.DisableTorchFunctionSubclass():
+        shape, dtype = tuple(torch.Tensor.size(local)), local.dtype
+    wanted = spec.local_shape(spec.placement.coordinate_of(default.current().rank))
+    if shape == wanted and dtype == spec.dtype:
+        return ""
+    return f"holds {dtype} {shape}, and its spec says {spec.dtype} {wanted}"
+
+
+def _by_rank(ranks: Sequence[int], texts: Sequence[str]) -> str:
+    return "\n".join(
+        f"    rank {rank}: {text or 'as its spec says'}" for rank, text in zip(ranks, texts)
+    )
+
+
+def _line(site: str, op: str, specs: str) -> str:
+    return f"{op + ' ' if op else ''}at {site}: {specs}"
+
+
+def call_site() -> str:
+    """``file:line`` of the first frame outside this library, torch and Python's own."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if is_users(frame):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "backward, in a thread of the autograd engine"

@@ -1,0 +1,186 @@
+"""Carrying out a plan: each move becomes a collective, or a local copy, on the shard.
+
+Plain tensor in, plain tensor out, no autograd. A rank outside the placement holds a ``meta`` tensor
+and gets one of the new shape, without communication. Between placements the ranks of the source do
+the moves before the exchange, those of the target the moves after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache, partial
+
+import torch
+from torch import Tensor
+
+from mirrored import collectives
+from mirrored.reduction import identity
+from mirrored.transports.default import current
+
+from ..boxing.plan import plan
+from ..boxing.steps import Exchange, Move, Step
+from ..spec import B, Coordinate, Partial, Split, TensorSpec, piece
+from . import check_mode
+from .run_exchange import run_exchange
+from .run_sparse import run_sparse
+from .world import my_coordinate
+
+# Called with (src, dst, moves) at each boxing, on every rank; empty costs one truth test.
+observers: list[Callable[[TensorSpec, TensorSpec, tuple[Step, ...]], None]] = []
+
+_Action = Callable[[Tensor], Tensor]
+_is_alias_of = torch._C._is_alias_of  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def run(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
+    """This rank's shard under ``dst``, from its shard ``local`` under ``src``.
+
+    The result is contiguous and never shares memory with ``local``, except that ``src`` to itself
+    returns ``local``.
+    """
+    if src is dst:
+        return local
+    x, moves = begin(local, src, dst)
+    if src.placement == dst.placement:
+        return run_within(x, src, dst)
+    (middle,) = (move for move in moves if isinstance(move, Exchange))
+    arrived = run_exchange(run_within(x, src, middle.src), middle.src, middle.dst)
+    return run_within(arrived, middle.dst, dst)
+
+
+def begin(local: Tensor, src: TensorSpec, dst: TensorSpec) -> tuple[Tensor, tuple[Step, ...]]:
+    """The first step of every boxing, which a boxing in chunks takes once: gives (data of the
+    shard, moves)."""
+    if check_mode.enabled:
+        check_mode.before_boxing(local, src, dst)
+    moves = plan(src, dst)
+    for observe in observers:
+        observe(src, dst, moves)
+    x = local.detach()
+    # A gradient that torch knows to be zero has no memory to send.
+    x = x.clone() if x._is_zerotensor() else x
+    entries = x.layout is torch.sparse_coo and src.placement == dst.placement
+    return x if entries or x.layout is torch.strided else x.to_dense(), moves
+
+
+@contextmanager
+def addends(
+    local: Tensor, src: TensorSpec, dst: TensorSpec
+) -> Iterator[tuple[list[Tensor], int, int, int]]:
+    """``run`` without its last addition, where the plan ends in a reduce-scatter.
+
+    Gives (tensors, dim, start, size): their sum, in order, has the shard in [start, start + size)
+    of ``dim``. They are to be read inside the ``with`` block.
+    """
+    x, moves = begin(local, src, dst)
+    at, last = my_coordinate(src.placement), moves[-1]
+    assert isinstance(last, Move) and isinstance(last.dst, Split)
+    dim, axis = last.dst.dim, last.axis
+    if at is None:
+        shape = dst.local_shape(None)
+        yield [torch.empty(shape, dtype=dst.dtype, device="meta")], dim, 0, shape[dim]
+        return
+    entries = list(dst.sbp)
+    entries[axis] = last.src
+    before = dst.with_sbp(tuple(entries))
+    x, parts = run_within(x, src, before), dst.placement.shape[axis]
+    # Whole along the axis, as in `_step`.
+    sizes = [piece(x.shape[dim], parts, k)[1] for k in range(parts)]
+    ranks = dst.placement.axis_ranks(axis, at)
+    if parts == 1:
+        yield [x], dim, 0, x.shape[dim]
+        return
+    with current().addends(x, dim, sizes, ranks) as (tensors, start):
+        yield tensors, dim, start, sizes[at[axis]]
+
+
+def run_within(x: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
+    """``run`` on one placement, without ``begin``."""
+    at = my_coordinate(src.placement)
+    if src is dst:
+        return x
+    if at is None:
+        return torch.empty(dst.local_shape(None), dtype=dst.dtype, device="meta")
+    if x.layout is torch.sparse_coo:
+        return run_sparse(x, src, plan(src, dst), at)
+    out = x
+    for step in _steps(src, dst, at):
+        out = step(out)
+    # Slices and kept values are views until here, so that a plan of several copies once.
+    if _is_alias_of(out, x) or not out.is_contiguous():
+        out = out.clone(memory_format=torch.contiguous_format)
+    return out
+
+
+@lru_cache(maxsize=1 << 11)
+def _steps(src: TensorSpec, dst: TensorSpec, at: Coordinate) -> tuple[_Action, ...]:
+    """The actions of the rank at ``at``, with sizes and ranks filled in."""
+    steps, state = [], src
+    for move in plan(src, dst):
+        if isinstance(move, Exchange):  # the whole plan
+            return (partial(run_exchange, src=src, dst=dst),)
+        steps.append(_step(state, move, at))
+        entries = list(state.sbp)
+        entries[move.axis] = move.dst
+        state = state.with_sbp(tuple(entries))
+    return tuple(steps)
+
+
+def _step(state: TensorSpec, move: Move, at: Coordinate) -> _Action:
+    axis = move.axis
+    parts, index = state.placement.shape[axis], at[axis]
+    if parts == 1:
+        return _keep
+    ranks = state.placement.axis_ranks(axis, at)
+    # What the ranks of the axis hold together: the moving axis is the innermost on its dim, so
+    # leaving it out leaves the box that its pieces make up.
+    entries = list(state.sbp)
+    entries[axis] = B
+    whole = state.with_sbp(tuple(entries)).local_shape(at)
+
+    def sizes(dim: int) -> tuple[int, ...]:
+        return tuple(piece(whole[dim], parts, k)[1] for k in range(parts))
+
+    op = next((e.op for e in (move.src, move.dst) if isinstance(e, Partial)), "")
+    i = move.src.dim if isinstance(move.src, Split) else -1
+    j = move.dst.dim if isinstance(move.dst, Split) else -1
+    match move.kind:
+        case "all_gather":
+            return partial(collectives.all_gather, dim=i, sizes=sizes(i), ranks=ranks)
+        case "all_reduce":
+            return partial(collectives.all_reduce, ranks=ranks, op=op)
+        case "reduce_scatter":
+            return partial(collectives.reduce_scatter, dim=j, sizes=sizes(j), ranks=ranks, op=op)
+        case "all_to_all":
+            return partial(
+                collectives.all_to_all,
+                split_dim=j, split_sizes=sizes(j), concat_dim=i, concat_sizes=sizes(i), ranks=ranks,
+            )  # fmt: skip
+        case "slice":
+            start, size = piece(whole[j], parts, index)
+            return partial(torch.narrow, dim=j, start=start, length=size)
+        case "keep_first":
+            return _keep if index == 0 else _zeros
+        case "keep":
+            return _keep
+        case _:
+            start, _ = piece(whole[i], parts, index)
+            rest = identity(state.dtype, op)
+            return partial(_pad, dim=i, start=start, total=whole[i], rest=rest)
+
+
+def _keep(x: Tensor) -> Tensor:
+    return x
+
+
+def _zeros(x: Tensor) -> Tensor:
+    return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+
+
+def _pad(x: Tensor, dim: int, start: int, total: int, rest: float) -> Tensor:
+    shape = list(x.shape)
+    size, shape[dim] = shape[dim], total
+    out = torch.full(shape, rest, dtype=x.dtype, device=x.device)
+    out.narrow(dim, start, size).copy_(x)
+    return out

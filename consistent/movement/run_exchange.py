@@ -1,0 +1,123 @@
+"""Carrying out an exchange: one batch of messages, then the parts are put together.
+
+Every rank of either placement takes part, even one with nothing to send; the others get a ``meta``
+tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mirrored.comm import Ranks
+from mirrored.reduction import identity, ordered_reduce
+from mirrored.transports.default import current
+
+from ..boxing.exchange import exchange
+from ..boxing.steps import Transfer
+from ..spec import Coordinate, Placement, TensorSpec, partial_of
+
+
+class _Orders(NamedTuple):
+    """One rank's share of an exchange."""
+
+    at: Coordinate | None  # in the source placement
+    to: Coordinate | None  # in the target placement
+    going: tuple[Transfer, ...]  # to other ranks
+    arriving: tuple[Transfer, ...]  # to this rank, from itself too
+    members: Ranks  # who takes part in the messages; empty if nobody sends any
+
+
+def run_exchange(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
+    """This rank's shard under ``dst``, a new tensor, from its shard under ``src``."""
+    rank = current().rank
+    orders = _orders(src, dst, rank)
+    origin = src.region(orders.at)[0]
+    received = iter(_messages(local, origin, src, dst, orders, rank))
+    if orders.to is None:
+        return torch.empty(dst.local_shape(None), dtype=dst.dtype, device="meta")
+    pieces = [
+        (t, _cut(local, t, origin) if t.source == rank else next(received)) for t in orders.arriving
+    ]
+    kind = partial_of(src.sbp)
+    return _assemble(pieces, "sum" if kind is None else kind.op, dst, orders.to)
+
+
+@lru_cache(maxsize=1 << 11)
+def _orders(src: TensorSpec, dst: TensorSpec, rank: int) -> _Orders:
+    transfers = exchange(src, dst).transfers
+    ends = (src.placement, dst.placement)
+    at, to = (end.coordinate_of(rank) for end in ends)
+    takes_part = at is not None or to is not None
+    sent = any(t.source != t.target for t in transfers)
+    members = sorted({r for end in ends for r in end.ranks.ravel().tolist()})
+    return _Orders(
+        at,
+        to,
+        tuple(t for t in transfers if t.source == rank and t.target != rank),
+        tuple(t for t in transfers if t.target == rank),
+        tuple(members) if takes_part and sent else (),
+    )
+
+
+def _messages(
+    local: Tensor,
+    origin: Sequence[int],
+    src: TensorSpec,
+    dst: TensorSpec,
+    orders: _Orders,
+    rank: int,
+) -> list[Tensor]:
+    """The parts that come from other ranks, in the order of ``orders.arriving``."""
+    if not orders.members:
+        return []
+    # Between device types everything passes through the host.
+    same = src.placement.type == dst.placement.type
+    wire = _device(src.placement) if same else torch.device("cpu")
+    sends = [(t.target, _cut(local, t, origin).to(wire)) for t in orders.going]
+    receives = [(t.source, t.sizes, src.dtype) for t in orders.arriving if t.source != rank]
+    return current().exchange(sends, receives, orders.members, wire)
+
+
+def _assemble(
+    pieces: Sequence[tuple[Transfer, Tensor]], op: str, dst: TensorSpec, to: Coordinate
+) -> Tensor:
+    """The sum of the addends, each put together from its parts, with zeros where P leaves gaps.
+
+    For P(max) and P(min) it is the largest or smallest, with the value that loses against every
+    other.
+    """
+    starts, sizes = dst.region(to)
+    to_kind = partial_of(dst.sbp)
+
+    def new() -> Tensor:
+        x = torch.empty(sizes, dtype=dst.dtype, device=_device(dst.placement))
+        return x if to_kind is None else x.fill_(identity(dst.dtype, to_kind.op))
+
+    addends: dict[int, Tensor] = {}
+    for t, x in pieces:
+        if t.addend not in addends:
+            addends[t.addend] = new()
+        _cut(addends[t.addend], t, starts).copy_(x)
+    if not addends:
+        return new()
+    if len(addends) == 1:
+        return next(iter(addends.values()))
+    return ordered_reduce([addends[k] for k in sorted(addends)], op)
+
+
+def _cut(x: Tensor, t: Transfer, origin: Sequence[int]) -> Tensor:
+    """The box of ``t`` in ``x``, whose first element is at ``origin`` of the logical tensor."""
+    for dim, (start, size, first) in enumerate(zip(t.starts, t.sizes, origin)):
+        x = x.narrow(dim, start - first, size)
+    return x
+
+
+def _device(placement: Placement) -> torch.device:
+    if placement.type == "cuda":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

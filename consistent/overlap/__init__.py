@@ -1,0 +1,1 @@
+"""Matrix products that overlap with the boxing of their operand or result."""

@@ -1,0 +1,282 @@
+"""A product and the boxing of its operand or of its result, in chunks of rows: while one chunk is
+sent, another is multiplied.
+
+```
+box, multiply     send 0 | send 1     | send 2     |                 x: src -> dst,  dst @ w
+                         | multiply 0 | multiply 1 | multiply 2
+
+multiply, box     multiply 0 | multiply 1 | multiply 2 |             x @ w: src -> dst
+                             | send 0     | send 1     | send 2
+```
+
+Each is the other's backward. Bias and activation are done chunk by chunk too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mirrored.background import BackgroundCalls, has_spare_cores
+
+from ..boxing.chunks import Chunk, cut, worth
+from ..forms.native import load as native
+from ..forms.native.reduce_shards import Epilogue, Given, reduce_shards, through_activation
+from ..movement.differentiable import box
+from ..movement.run import begin, run_within
+from ..movement.world import my_coordinate
+from ..spec import TensorSpec
+from .symmetric_matmul import fused_over, gather_multiply, multiply_scatter
+
+MOST_CHUNKS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Boxing:
+    """What is boxed, in how many chunks, and the activation after the product."""
+
+    src: TensorSpec
+    dst: TensorSpec
+    chunks: int
+    activation: str = "none"
+
+    @property
+    def back(self) -> Boxing:
+        """The boxing of the gradient."""
+        return Boxing(self.dst.dual, self.src.dual, self.chunks)
+
+    def cut(self) -> tuple[Chunk, ...]:
+        """The chunks; one on a rank outside, which sends nothing, and on CUDA, where threads do
+        not overlap what streams have in order."""
+        at, placement = my_coordinate(self.src.placement), self.src.placement
+        if at is None or placement.type != "cpu":
+            return cut(self.src, self.dst, 1, at or (0,) * placement.ndim)
+        return cut(self.src, self.dst, self.chunks, at)
+
+    def overlaps(self) -> bool:
+        """Whether anything is multiplied while something is sent."""
+        return len(self.cut()) > 1 or fused_over(self.src, self.dst) is not None
+
+
+def chunk_count(src: TensorSpec, dst: TensorSpec) -> int:
+    """How many chunks are worth it; every rank finds the same number.
+
+    On CPU it is more than one only if each rank has a core to spare: where all cores are busy,
+    nothing can overlap. On CUDA it is one: there torch's fused ops overlap, where symmetric memory
+    is enabled.
+    """
+    placement = src.placement
+    if placement.type != "cpu" or my_coordinate(placement) is None:
+        return 1
+    most = worth(src, dst, MOST_CHUNKS)
+    return most if most > 1 and has_spare_cores(tuple(placement.ranks.ravel().tolist())) else 1
+
+
+def box_multiply(boxing: Boxing, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    """activation(boxed x @ w + bias), where x is boxed. [..., k], [k, n], [n] -> [..., n]."""
+    if boxing.overlaps():
+        return _BoxMultiply.apply(boxing, x, w, bias)[0]
+    return _finished(box(x, boxing.src, boxing.dst) @ w, boxing, bias)
+
+
+def multiply_box(boxing: Boxing, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    """activation(boxed x @ w + bias), where x @ w is boxed. [..., k], [k, n], [n] -> [..., n]."""
+    if boxing.overlaps():
+        return _MultiplyBox.apply(boxing, x, w, bias)[0]
+    return _finished(box(x @ w, boxing.src, boxing.dst), boxing, bias)
+
+
+def _finished(z: Tensor, boxing: Boxing, bias: Tensor | None) -> Tensor:
+    if bias is None and boxing.activation == "none":
+        return z
+    return reduce_shards([z], Epilogue(activation=boxing.activation), Given(bias))
+
+
+class _BoxMultiply(torch.autograd.Function):
+    """
+    ```
+    forward    x ---> boxed      total = boxed @ w + bias      y = activation(total)
+    backward   x <--- boxed      grad of total @ w.T           boxed.T @ grad of total -> of w
+    ```
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, boxing: Boxing, x: Tensor, w: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        finish = _Finish(boxing, bias, any(ctx.needs_input_grad))
+        y, total, boxed = _box_multiply(boxing, x, w, finish)
+        ctx.boxing = boxing
+        ctx.save_for_backward(w, boxed, total)
+        ctx.set_materialize_grads(False)
+        return y, total, boxed
+
+    @staticmethod
+    def backward(
+        ctx: Any, at_y: Tensor | None, at_total: Tensor | None, at_boxed: Tensor | None
+    ) -> tuple:
+        boxing, (w, boxed, total), needs = ctx.boxing, ctx.saved_tensors, ctx.needs_input_grad
+        grad, at_x = _before(boxing, total, at_y, at_total), None
+        back = boxing.back
+        if needs[1] and at_boxed is not None:
+            at_x = box(at_boxed, back.src, back.dst)
+        if grad is None:
+            return None, at_x, None, None
+        if needs[1]:
+            at_x = _plus(at_x, multiply_box(back, grad, w.mT))
+        return None, at_x, _of_weight(boxed, grad) if needs[2] else None, _of_bias(needs, grad)
+
+
+class _MultiplyBox(torch.autograd.Function):
+    """
+    ```
+    forward    product = x @ w      product ---> boxed      y = activation(boxed + bias)
+    backward   grad @ w.T -> of x   grad    <--- of boxed   x.T @ grad -> of w
+    ```
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, boxing: Boxing, x: Tensor, w: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        finish = _Finish(boxing, bias, any(ctx.needs_input_grad))
+        y, total = _multiply_box(boxing, x, w, finish)
+        ctx.boxing = boxing
+        ctx.save_for_backward(x, w, total)
+        ctx.set_materialize_grads(False)
+        return y, total
+
+    @staticmethod
+    def backward(ctx: Any, at_y: Tensor | None, at_total: Tensor | None) -> tuple:
+        boxing, (x, w, total), needs = ctx.boxing, ctx.saved_tensors, ctx.needs_input_grad
+        grad = _before(boxing, total, at_y, at_total)
+        if grad is None:
+            return None, None, None, None
+        at_x = at_w = None
+        if needs[1] or needs[2]:
+            at_x, _, grad_boxed = _BoxMultiply.apply(boxing.back, grad, w.mT, None)
+            at_w = _of_weight(x, grad_boxed) if needs[2] else None
+        return None, at_x, at_w, _of_bias(needs, grad)
+
+
+# ---- the two ways, without autograd --------------------------------------------------------------
+
+
+def _box_multiply(
+    boxing: Boxing, x: Tensor, w: Tensor, finish: _Finish
+) -> tuple[Tensor, Tensor, Tensor]:
+    x, _ = begin(x, boxing.src, boxing.dst)
+    if over := fused_over(boxing.src, boxing.dst):
+        boxed, product = gather_multiply(x, w, over)
+        return *finish.made(product), boxed
+    chunks = boxing.cut()
+    boxed = x.new_empty(boxing.dst.local_shape(my_coordinate(boxing.dst.placement)))
+    out = finish.room(boxed, w.shape[1])
+    with BackgroundCalls() as background:
+        arriving = [background.submit(_box_chunk, x, chunk, boxed) for chunk in chunks]
+        for chunk, arrival in zip(chunks, arriving, strict=True):
+            arrival.result()
+            for rows in chunk.dst_rows:
+                finish.chunk(_product(boxed[rows], w), out, (rows,))
+    return *out, boxed
+
+
+def _multiply_box(boxing: Boxing, x: Tensor, w: Tensor, finish: _Finish) -> tuple[Tensor, Tensor]:
+    x, chunks = x.detach(), boxing.cut()
+    begin(x.new_empty(()).expand((*x.shape[:-1], w.shape[1])), boxing.src, boxing.dst)
+    if over := fused_over(boxing.src, boxing.dst):
+        return finish.made(multiply_scatter(x, w, over))
+    dst = boxing.dst.local_shape(my_coordinate(boxing.dst.placement))
+    out = finish.room(x.new_empty((*dst[:-1], 0)), dst[-1])
+    with BackgroundCalls() as background:
+        leaving = []
+        for chunk in chunks:
+            product = _product(_taken(x, chunk.src_rows), w)
+            leaving.append(background.submit(_finish_chunk, product, chunk, finish, out))
+        for each in leaving:
+            each.result()
+    return out
+
+
+def _box_chunk(x: Tensor, chunk: Chunk, boxed: Tensor) -> None:
+    _put(run_within(_taken(x, chunk.src_rows), chunk.src, chunk.dst), boxed, chunk.dst_rows)
+
+
+def _finish_chunk(
+    product: Tensor, chunk: Chunk, finish: _Finish, out: tuple[Tensor, Tensor]
+) -> None:
+    finish.chunk(run_within(product, chunk.src, chunk.dst), out, chunk.dst_rows)
+
+
+def _product(x: Tensor, w: Tensor) -> Tensor:
+    """x @ w; the result is contiguous, whatever the strides of x."""
+    out = x.new_empty((*x.shape[:-1], w.shape[1]))
+    torch.mm(x.flatten(0, -2), w, out=out.flatten(0, -2))
+    return out
+
+
+def _taken(x: Tensor, places: Sequence[slice]) -> Tensor:
+    return x[places[0]] if len(places) == 1 else torch.cat([x[rows] for rows in places])
+
+
+def _put(x: Tensor, out: Tensor, places: Sequence[slice]) -> None:
+    for part, rows in zip(x.split([r.stop - r.start for r in places]), places, strict=True):
+        out[rows].copy_(part)
+
+
+class _Finish:
+    """The steps after a product: (activation(z + bias), z + bias), the latter only where gradients
+    need it, else empty."""
+
+    def __init__(self, boxing: Boxing, bias: Tensor | None, tracked: bool) -> None:
+        self.activation, self.bias = boxing.activation, bias
+        self.keeps = tracked and boxing.activation != "none"
+
+    def room(self, like: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+        """Empty results, into which the chunks are written; as many rows as ``like`` has."""
+        shape = (*like.shape[:-1], columns)
+        return like.new_empty(shape), like.new_empty(shape if self.keeps else 0)
+
+    def made(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """(activation(z + bias), z + bias) of all rows of ``z``."""
+        if self.bias is None and self.activation == "none":
+            return z, z.new_empty(0)
+        return native.reduce_shards(
+            [z], 0, 0, z.shape[0],
+            bias=self.bias, activation=self.activation, keep_total=self.keeps,
+        )  # fmt: skip
+
+    def chunk(self, z: Tensor, out: tuple[Tensor, Tensor], places: Sequence[slice]) -> None:
+        """The same, written where the rows belong."""
+        y, total = self.made(z)
+        _put(y, out[0], places)
+        if self.keeps:
+            _put(total, out[1], places)
+
+
+# ---- gradients -----------------------------------------------------------------------------------
+
+
+def _before(
+    boxing: Boxing, total: Tensor, at_y: Tensor | None, at_total: Tensor | None
+) -> Tensor | None:
+    """The gradient before the activation."""
+    if at_y is not None and boxing.activation != "none":
+        at_y = through_activation(boxing.activation, total, at_y)
+    return _plus(at_total, at_y)
+
+
+def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else a + b
+
+
+def _of_weight(x: Tensor, grad: Tensor) -> Tensor:
+    return x.flatten(0, -2).mT @ grad.flatten(0, -2)
+
+
+def _of_bias(needs: Sequence[bool], grad: Tensor) -> Tensor | None:
+    return grad.flatten(0, -2).sum(0) if needs[3] else None

@@ -1,0 +1,227 @@
+"""Matrix products that overlap with their boxing; a program calls them by name.
+
+| function | x | w | y | backward of x |
+| --- | --- | --- | --- | --- |
+| all_gather_matmul | S(0) | S(1) | S(-1) | matmul, reduce-scatter |
+| matmul_reduce_scatter | S(-1) | S(0) | S(0) | all-gather, matmul |
+| matmul_all_reduce | S(-1) | S(0) | B | all-reduce, matmul |
+
+y = activation(x @ w + bias). On other axes the operands have SBPs that a product accepts, such as x
+S(0) and w B.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..dispatch.plans.shards import HookOff, adopt, attach, is_global, plain
+from ..forms.native.reduce_shards import ACTIVATIONS
+from ..movement import check_mode
+from ..spec import B, NdSbp, P, Placement, S, Sbp, Split, TensorSpec
+from .chunked_matmul import Boxing, box_multiply, chunk_count, multiply_box
+
+
+def all_gather_matmul(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: str = "none",
+    chunks: int | None = None,
+) -> Any:
+    """activation(x @ w + bias), x gathered on the axes on which w is S(1).
+
+    ```
+    rank 0    a  @  w0            a @ w0                    x   [..., k]  S(d)
+              b        --->       b @ w0                    w   [k, n]    S(1)
+                                                            y   [..., n]  S(-1)
+    rank 1    b  @  w1            a @ w1
+              a                   b @ w1
+    ```
+
+    Rows (dim 0 of x) are sent in chunks: while one is sent, another is multiplied. The gradient of
+    x is a product that is reduce-scattered, in as many chunks. Plain tensors are taken as B.
+
+    Args:
+        activation: "none", "relu", "gelu", "gelu_tanh" or "silu".
+        chunks: how many. None means as many as pay off: on CPU one, unless every rank has a core to
+            spare and a chunk is not too small (the first such call is a collective).
+
+    Raises:
+        ValueError: shapes or layouts do not fit, or no axis has w S(1) and x split.
+    """
+    return _gathered("all_gather_matmul", (x, w, bias), activation, chunks)
+
+
+def matmul_reduce_scatter(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None = None,
+    *,
+    dim: int = 0,
+    activation: str = "none",
+    chunks: int | None = None,
+) -> Any:
+    """activation(x @ w + bias), where the sum of the ranks' products is split along ``dim``.
+
+    ```
+    rank 0    x0 @ w0            rows 0.. of the sum        x   [..., k]  S(-1)
+                         --->                               w   [k, n]    S(0)
+    rank 1    x1 @ w1            rows ..n of the sum        y   [..., n]  S(dim)
+    ```
+
+    Rows are summed in chunks: while one is summed, another is multiplied. The gradient of x is that
+    of y, gathered, times w.T, in as many chunks. ``activation``, ``chunks`` and plain tensors as in
+    ``all_gather_matmul``.
+
+    Raises:
+        ValueError: shapes or layouts do not fit, or no axis has x S(-1) and w S(0).
+    """
+    return _summed("matmul_reduce_scatter", (x, w, bias), dim, activation, chunks)
+
+
+def matmul_all_reduce(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: str = "none",
+    chunks: int | None = None,
+) -> Any:
+    """activation(x @ w + bias), where every rank gets the whole sum of the ranks' products.
+
+    ```
+    rank 0    x0 @ w0            x0 @ w0 + x1 @ w1          x   [..., k]  S(-1)
+                         --->                               w   [k, n]    S(0)
+    rank 1    x1 @ w1            x0 @ w0 + x1 @ w1          y   [..., n]  B
+    ```
+
+    As ``matmul_reduce_scatter``; the gradient of x is that of y, summed, times w.T.
+
+    Raises:
+        ValueError: shapes or layouts do not fit, or no axis has x S(-1) and w S(0).
+    """
+    return _summed("matmul_all_reduce", (x, w, bias), None, activation, chunks)
+
+
+def _gathered(name: str, tensors: tuple, activation: str, chunks: int | None) -> Any:
+    x, w, bias = _operands(name, tensors, activation, chunks)
+    moved = tuple(
+        B if isinstance(have, Split) and by == S(1) else have
+        for have, by in zip(x._spec.sbp, w._spec.sbp, strict=True)
+    )
+    if moved == x._spec.sbp:
+        raise _misfit(name, x, w, "no axis has w S(1) and x split, so nothing is gathered")
+    ends = x._spec, x._spec.with_sbp(moved)
+    out = _product(name, x, w, moved)
+    return _made(name, box_multiply, ends, out, (x, w, bias), activation, chunks)
+
+
+def _summed(name: str, tensors: tuple, dim: int | None, activation: str, chunks: int | None) -> Any:
+    x, w, bias = _operands(name, tensors, activation, chunks)
+    if dim is not None and not -x.ndim <= dim < x.ndim:
+        raise _misfit(name, x, w, f"dim={dim} is not one of the {x.ndim} dims of the result")
+    to = B if dim is None else S(dim % x.ndim)
+    src = _product(name, x, w, x._spec.sbp)
+    dst = src.with_sbp(tuple(to if entry is P else entry for entry in src.sbp))
+    if dst is src:
+        raise _misfit(name, x, w, "no axis has x S(-1) and w S(0), so there is nothing to sum")
+    return _made(name, multiply_box, (src, dst), dst, (x, w, bias), activation, chunks)
+
+
+def _made(
+    name: str,
+    run: Any,
+    ends: tuple[TensorSpec, TensorSpec],
+    out: TensorSpec,
+    tensors: tuple,
+    activation: str,
+    chunks: int | None,
+) -> Any:
+    x, w, bias = tensors
+    if bias is not None:
+        bias = bias.to_global(sbp=tuple(S(0) if _is_last(e, out) else B for e in out.sbp))
+        bias = plain(bias)
+    check_mode.calling(name)
+    boxing = Boxing(*ends, chunk_count(*ends) if chunks is None else chunks, activation)
+    with HookOff():
+        return attach(run(boxing, plain(x), plain(w), bias), out)
+
+
+def _is_last(entry: Sbp, spec: TensorSpec) -> bool:
+    return isinstance(entry, Split) and entry.dim == spec.ndim - 1
+
+
+def _product(name: str, x: Any, w: Any, x_sbp: NdSbp) -> TensorSpec:
+    """The spec of x @ w where x has ``x_sbp``."""
+    last, entries = x.ndim - 1, []
+    for have, by in zip(x_sbp, w._spec.sbp, strict=True):
+        if isinstance(have, Split) and have.dim == last and by == S(0):
+            entries.append(P)
+        elif isinstance(have, Split) and have.dim < last and by is B:
+            entries.append(have)
+        elif have is B and by == S(1):
+            entries.append(S(last))
+        elif B in (have, by) and (have is P or by is P or have is by):
+            entries.append(P if P in (have, by) else B)
+        else:
+            raise _misfit(name, x, w, f"x {have} and w {by} on one axis have no product there")
+    shape = (*x.shape[:-1], w.shape[1])
+    return TensorSpec.of(x.placement, tuple(entries), shape, x.dtype)
+
+
+def _operands(
+    name: str, tensors: tuple, activation: str, chunks: int | None
+) -> tuple[Any, Any, Any]:
+    given = [t for t in tensors if is_global(t)]
+    if not given:
+        raise TypeError(
+            f"{name}: x, w and bias are plain tensors.\n  Nothing says how ranks hold them.\n"
+            "  Give global tensors (consistent.distribute), or call x @ w."
+        )
+    placement: Placement = given[0].placement
+    for t in given:
+        if t.placement != placement:
+            raise ValueError(
+                f"{name}: the operands are on different placements.\n"
+                f"  One is {given[0]._spec}, another is {t._spec}.\n"
+                "  Move one of them first: t.to_global(placement=...)."
+            )
+    x, w, bias = (
+        None if t is None else _as_autocast(adopt(t, placement, name), placement) for t in tensors
+    )
+    _check(name, x, w, bias, activation, chunks)
+    return x, w, bias
+
+
+def _as_autocast(x: Any, placement: Placement) -> Any:
+    """``x`` in the dtype in which autocast multiplies."""
+    kind = placement.type
+    if torch.is_autocast_enabled(kind) and x.is_floating_point() and x.dtype != torch.float64:
+        return x.to(torch.get_autocast_dtype(kind))
+    return x
+
+
+def _check(name: str, x: Any, w: Any, bias: Any, activation: str, chunks: int | None) -> None:
+    if x.ndim < 2 or w.ndim != 2 or x.shape[-1] != w.shape[0]:
+        raise _misfit(name, x, w, "shapes must be [..., k] and [k, n]", "x @ w takes others")
+    if bias is not None and tuple(bias.shape) != (w.shape[1],):
+        why = f"bias has shape {tuple(bias.shape)}, and y has {w.shape[1]} columns"
+        raise _misfit(name, x, w, why, "Give one number per column")
+    if any(t is not None and t.dtype != x.dtype for t in (w, bias)):
+        why = f"dtypes differ: {[str(t.dtype) for t in (x, w, bias) if t is not None]}"
+        raise _misfit(name, x, w, why, "Convert one of them first")
+    if activation not in ACTIVATIONS:
+        known = ", ".join(f'"{each}"' for each in ACTIVATIONS)
+        raise _misfit(name, x, w, f'activation="{activation}" is not known', f"Use one of {known}")
+    if chunks is not None and chunks < 1:
+        raise _misfit(name, x, w, f"chunks={chunks} is less than 1", "Leave it out, or give 1")
+
+
+def _misfit(
+    name: str, x: Any, w: Any, why: str, instead: str = "Box them first (to_global), or call x @ w"
+) -> ValueError:
+    return ValueError(f"{name}: {why}.\n  x is {x._spec}, w is {w._spec}.\n  {instead}.")

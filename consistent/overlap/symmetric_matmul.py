@@ -1,0 +1,52 @@
+"""Products fused with an all-gather or reduce-scatter in one torch op, over symmetric memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mirrored.transports.symmetric_memory.torch_group import group_name
+
+from ..boxing.chunks import worth
+from ..movement.world import my_coordinate
+from ..spec import B, P, Split, TensorSpec
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def fused_over(src: TensorSpec, dst: TensorSpec) -> tuple[str, int] | None:
+    """(name of the process group, split dim) where S(dim) -> B or P -> S(dim) and its product can
+    be one op: equal pieces of a dim other than the last, on all GPUs, and enough to send that
+    overlapping it pays off. None elsewhere.
+
+    It depends on the specs and on what the ranks have agreed on, so every rank gets the same
+    answer.
+    """
+    placement = src.placement
+    if placement.type != "cuda" or placement.size < 2 or src.dtype not in _DTYPES:
+        return None
+    moved = [a for a, n in enumerate(placement.shape) if n > 1]
+    if len(moved) != 1 or my_coordinate(placement) is None:
+        return None
+    before, after = src.sbp[moved[0]], dst.sbp[moved[0]]
+    split = before if after is B else after if before is P else None
+    if not isinstance(split, Split) or split.dim == src.ndim - 1:
+        return None
+    if src.numel == 0 or src.shape[split.dim] % placement.size or worth(src, dst, 2) < 2:
+        return None
+    name = group_name(tuple(placement.ranks.ravel().tolist()), "cuda")
+    return None if name is None else (name, split.dim)
+
+
+def gather_multiply(x: Tensor, w: Tensor, over: tuple[str, int]) -> tuple[Tensor, Tensor]:
+    """(gathered x, gathered x @ w)."""
+    name, dim = over
+    boxed, (y,) = torch.ops.symm_mem.fused_all_gather_matmul(x.contiguous(), [w], dim, name)
+    return boxed.contiguous(), y.contiguous()
+
+
+def multiply_scatter(x: Tensor, w: Tensor, over: tuple[str, int]) -> Tensor:
+    """This rank's piece of the sum of x @ w."""
+    name, dim = over
+    y = torch.ops.symm_mem.fused_matmul_reduce_scatter(x.contiguous(), w, "sum", dim, name)
+    return y.contiguous()

@@ -1,0 +1,211 @@
+"""Which of an op's signatures to box its inputs into. Arithmetic only; every rank gets the same
+answer.
+
+One axis at a time. A signature that fits the inputs without boxing costs nothing and wins (data
+stays where it is), unless it makes a P of them, which has to be reduced later. Otherwise the
+cheapest in seconds: bytes to box now, bytes that the local form sends, the reduction that whoever
+reads a P will need, and the bytes that the op then touches on each rank (so that, at equal boxing,
+a split beats computing the same on every rank).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..boxing.cost import latency_seconds, touch_seconds, wire_seconds
+from ..boxing.plan import boxing_seconds
+from ..spec import NdSbp, Placement, Sbp, Split, TensorSpec, is_one_way
+from .signature import Call, Out, Signature
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The chosen nd-sbp of every operand and output; the local form and the axes it serves."""
+
+    ins: tuple[NdSbp, ...]
+    outs: tuple[NdSbp, ...]
+    form: str | None
+    form_axes: tuple[int, ...]
+    by_size: bool  # whether other sizes may lead to another choice
+
+    def __repr__(self) -> str:
+        return f"{self.ins} -> {self.outs}" + (f" by {self.form}" if self.form else "")
+
+
+def choose(
+    call: Call,
+    specs: Sequence[TensorSpec],
+    by_axis: Sequence[Sequence[Signature]],
+    pin: NdSbp | None,
+) -> Choice | None:
+    """The cheapest signature on each axis.
+
+    Args:
+        call: the op, for sizes of its outputs.
+        specs: specs of the operands before boxing.
+        by_axis: for each placement axis the signatures to choose from.
+        pin: for an in-place op, the nd-sbp that its first operand and first output must keep.
+
+    Returns None if a pinned operand fits no signature.
+    """
+    chosen: list[Signature] = []
+    form: str | None = None
+    for axis, options in enumerate(by_axis):
+        allowed = [s for s in options if s.form is None or form is None or s.form == form]
+        if pin is not None:
+            allowed = [s for s in allowed if s.ins[0] is pin[axis] and s.outs[0] is pin[axis]]
+        if chosen:
+            allowed = [s for s in allowed if _is_one_way([*chosen, s])]
+        if not allowed:
+            return None
+        best = _cheapest(call, specs, allowed, axis, _cuts(call, specs, by_axis, chosen))
+        form = form or best.form
+        chosen.append(best)
+    count, outs = len(specs), len(call.outs)
+    ins = tuple(tuple(s.ins[i] for s in chosen) for i in range(count))
+    return Choice(
+        ins,
+        tuple(tuple(s.outs[i] for s in chosen) for i in range(outs)),
+        form,
+        tuple(a for a, s in enumerate(chosen) if s.form is not None),
+        any(ins[i] != specs[i].sbp for i in range(count)) or any(map(_is_by_size, chosen)),
+    )
+
+
+def _is_one_way(chosen: Sequence[Signature]) -> bool:
+    """Whether no operand and no output is partial in two ways over the axes."""
+    sides = ([s.ins for s in chosen], [s.outs for s in chosen])
+    return all(is_one_way(entries) for side in sides for entries in zip(*side, strict=True))
+
+
+def _is_by_size(option: Signature) -> bool:
+    """Whether sizes decide that it is right, or that it is cheapest."""
+    return option.by_size or option.nbytes > 0 or _owes(option)
+
+
+def _owes(option: Signature) -> bool:
+    """Whether it makes a partial result of operands none of which is partial."""
+    return any(e.is_partial for e in option.outs) and not any(e.is_partial for e in option.ins)
+
+
+def _cuts(
+    call: Call,
+    specs: Sequence[TensorSpec],
+    by_axis: Sequence[Sequence[Signature]],
+    chosen: Sequence[Signature],
+) -> list[int]:
+    """Into how many pieces the other axes cut each output: axes before this one by their chosen
+    signatures, axes after it by the signatures that would move nothing."""
+    rest = range(len(chosen) + 1, len(by_axis))
+    others: list[tuple[int, Signature | None]] = [*enumerate(chosen)]
+    others += [(axis, _fitting(by_axis[axis], specs, axis)) for axis in rest]
+    shape = specs[0].placement.shape if specs else ()
+    return [
+        math.prod(shape[a] for a, s in others if s is not None and s.outs[i].is_split)
+        for i in range(len(call.outs))
+    ]
+
+
+def _fitting(
+    options: Sequence[Signature], specs: Sequence[TensorSpec], axis: int
+) -> Signature | None:
+    have = tuple(spec.sbp[axis] for spec in specs)
+    return next((s for s in options if s.ins == have and s.nbytes == 0), None)
+
+
+def _cheapest(
+    call: Call,
+    specs: Sequence[TensorSpec],
+    options: Sequence[Signature],
+    axis: int,
+    cuts: Sequence[int],
+) -> Signature:
+    fitting = _fitting(options, specs, axis)
+    if fitting is not None:
+        if not _owes(fitting):
+            return fitting
+        # Reducing later costs no more than joining now, and may never be needed.
+        sent = [_sending(call, specs, option, axis, cuts) for option in options]
+        if min(sent) >= sent[options.index(fitting)]:
+            return fitting
+    have = tuple(spec.sbp[axis] for spec in specs)
+    # At equal cost the first operands stay where they are: views are taken of the first one.
+    costs = [
+        (
+            seconds(call, specs, option, axis, cuts),
+            [w is not h for w, h in zip(option.ins, have, strict=True)],
+            i,
+        )
+        for i, option in enumerate(options)
+    ]
+    return options[min(costs)[2]]
+
+
+def seconds(
+    call: Call,
+    specs: Sequence[TensorSpec],
+    option: Signature,
+    axis: int,
+    cuts: Sequence[int],
+) -> float:
+    """Estimated seconds of laying the operands out as ``option`` says on ``axis`` and running
+    the op, whose outputs the other axes cut into ``cuts`` pieces."""
+    return _sending(call, specs, option, axis, cuts) + _touching(call, specs, option, axis, cuts)
+
+
+def _sending(
+    call: Call,
+    specs: Sequence[TensorSpec],
+    option: Signature,
+    axis: int,
+    cuts: Sequence[int],
+) -> float:
+    """Boxing, what a form sends, and the reduction that a P result will need."""
+    placement = specs[0].placement
+    parts, kind = placement.shape[axis], placement.type
+    total = 0.0
+    for spec, want in zip(specs, option.ins, strict=True):
+        target = spec.with_sbp((*spec.sbp[:axis], want, *spec.sbp[axis + 1 :]))
+        total += boxing_seconds(spec, target)
+    for out, have, cut in zip(call.outs, option.outs, cuts, strict=True):
+        if have.is_partial and parts > 1:  # whoever reads it pays at least a reduce-scatter
+            nbytes = _nbytes(out) // cut * (parts - 1) // parts
+            total += latency_seconds(kind) + wire_seconds(nbytes, kind)
+    if option.nbytes:
+        total += latency_seconds(kind) + wire_seconds(option.nbytes, kind)
+    return total
+
+
+def _touching(
+    call: Call,
+    specs: Sequence[TensorSpec],
+    option: Signature,
+    axis: int,
+    cuts: Sequence[int],
+) -> float:
+    """Reading the operands and writing the outputs, on each rank."""
+    placement = specs[0].placement
+    held = 0.0
+    for spec, want in zip(specs, option.ins, strict=True):
+        held += _held(
+            spec.nbytes // cut_elsewhere(placement, spec.sbp, axis), want, placement.shape[axis]
+        )
+    for out, have, cut in zip(call.outs, option.outs, cuts, strict=True):
+        held += _held(_nbytes(out) // cut, have, placement.shape[axis])
+    return touch_seconds(held, placement.type)
+
+
+def _nbytes(out: Out) -> int:
+    return out.shape.numel() * out.dtype.itemsize
+
+
+def cut_elsewhere(placement: Placement, sbp: NdSbp, axis: int) -> int:
+    """Into how many pieces the axes other than ``axis`` cut a tensor."""
+    pairs = enumerate(zip(placement.shape, sbp, strict=True))
+    return math.prod(n for a, (n, entry) in pairs if a != axis and entry.is_split)
+
+
+def _held(nbytes: int, entry: Sbp, parts: int) -> float:
+    return nbytes / parts if isinstance(entry, Split) else nbytes

@@ -1,0 +1,5 @@
+"""Ops that work element by element, and ops that draw or fill elements."""
+
+from . import monotone, pointwise, random, special
+
+__all__ = ["monotone", "pointwise", "random", "special"]

@@ -1,0 +1,86 @@
+"""P(max) and P(min) through elementwise ops: ops that rise keep them, ops that fall swap them.
+
+If f rises, the largest f(x) of the ranks is f of the largest x. A rank that does not win may hold
+anything, up to the infinity that loses against every number. So an op has these signatures only
+where it is monotone over all numbers of its dtype, infinities included, and gives NaN for NaN. That
+leaves out ``log`` and ``sqrt``, arithmetic of integers, which wraps around, and a second tensor in
+``add``, because it may hold the other infinity.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ....spec import EXTREMES, Sbp
+from ....spec.sbp import partial_max, partial_min
+from ...signature import Call, Operand, Signature
+
+SWAPPED: dict[Sbp, Sbp] = {partial_max: partial_min, partial_min: partial_max}
+
+_LARGER = ("bitwise_or", "logical_or")
+
+
+def rising(call: Call) -> list[Signature]:
+    """P(max) or P(min) of the first operand passes, with the others B."""
+    return [call.make({0: kind}, kind) for kind in EXTREMES]
+
+
+def falling(call: Call) -> list[Signature]:
+    """P(max) of the first operand becomes P(min), and P(min) becomes P(max)."""
+    return [call.make({0: kind}, SWAPPED[kind]) for kind in EXTREMES]
+
+
+def shifted(call: Call) -> list[Signature]:
+    """x + c, x - c and c - x with a number c."""
+    c = _number(call)
+    if c is None or call.kwargs.get("alpha", 1) != 1:
+        return []
+    first = _number_is_first(call)
+    falls = not first if call.name == "rsub" else first and call.name != "add"
+    return falling(call) if falls else rising(call)
+
+
+def scaled(call: Call) -> list[Signature]:
+    """x * c and x / c with a number c other than 0."""
+    c = _number(call)
+    divides = call.name not in ("mul", "multiply")
+    if not c or call.kwargs.get("rounding_mode") or (divides and _number_is_first(call)):
+        return []
+    return falling(call) if c < 0 else rising(call)
+
+
+def chosen(call: Call) -> list[Signature]:
+    """where(condition, x, y): an operand that is B, or a number, is its own largest and
+    smallest."""
+    sources = [i for i in range(1, len(call.operands))]
+    picks = [sources, *([i] for i in sources if len(sources) > 1)]
+    return [call.make(dict.fromkeys(pick, kind), kind) for pick in picks for kind in EXTREMES]
+
+
+def of_truths(call: Call) -> list[Signature]:
+    """``or`` and ``and`` of bools are the larger and the smaller of two, and distribute over each
+    other."""
+    if any(x.spec.dtype is not torch.bool for x in call.operands):
+        return []
+    indices = range(len(call.operands))
+    same = partial_max if call.name in _LARGER else partial_min
+    both = [call.make(dict.fromkeys(indices, same), same)]
+    return both + [call.make({i: kind}, kind) for i in indices for kind in EXTREMES]
+
+
+def _number(call: Call) -> float | None:
+    """The one number that is given beside one floating-point tensor, if the tensor's dtype holds
+    both the number and its inverse."""
+    dtype = call.operands[0].spec.dtype
+    if len(call.operands) != 1 or not dtype.is_floating_point:
+        return None
+    given = (*call.args[:2], call.kwargs.get("other"), call.kwargs.get("input"))
+    found = [x for x in given if isinstance(x, int | float) and not isinstance(x, bool)]
+    limits = torch.finfo(dtype)
+    if len(found) != 1 or not (found[0] == 0 or limits.tiny <= abs(found[0]) <= limits.max):
+        return None
+    return float(found[0])
+
+
+def _number_is_first(call: Call) -> bool:
+    return bool(call.args) and not isinstance(call.args[0], Operand)

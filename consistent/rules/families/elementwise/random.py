@@ -1,0 +1,75 @@
+"""Random ops. Values are drawn by logical index, so any layout may be filled in place, and a
+dropout mask splits like its input; given the mask, dropout is linear and passes P.
+
+An op that this library cannot draw runs whole on every rank, from a seed that is the same on all of
+them.
+"""
+
+from __future__ import annotations
+
+from ....spec import B, P
+from ... import notation
+from ...signature import Call, Out, Signature
+from ...table import Row, add_rows
+
+
+def fill(call: Call, parts: int) -> list[Signature]:
+    """`f(...*) -> ...; by random_fill`: x.uniform_(), ... for any layout of x. Of a P target the
+    first rank holds the values, the rest zeros."""
+    made = notation.of_call("f(...*) -> ...; by random_fill", call, parts)
+    if len(call.operands) == 1 and call.inplace:
+        made.append(call.make({0: P}, P, "random_fill"))
+    return made
+
+
+def normal(call: Call, parts: int) -> list[Signature]:
+    """x.normal_(mean, std), or `f(...*) -> ...; by normal_of` for torch.normal of tensors."""
+    if call.inplace:
+        return fill(call, parts)
+    return notation.of_call("f(...*) -> ...; by normal_of", call, parts)
+
+
+def whole(call: Call, parts: int) -> list[Signature]:
+    """All B; torch's own generator is seeded alike on every rank while the op runs."""
+    return [call.make({}, B, "seeded")]
+
+
+def like_first(call: Call) -> list[Out]:
+    """One output, of the first operand's shape and dtype."""
+    first = call.operands[0]
+    return [Out(first.shape, first.spec.dtype)]
+
+
+# Python functions of torch that draw from torch's generator, and builtins that do.
+_WHOLE = """
+_standard_gamma fractional_max_pool2d fractional_max_pool2d_with_indices
+fractional_max_pool3d fractional_max_pool3d_with_indices multinomial poisson rrelu_with_noise
+rrelu_with_noise_functional
+"""
+_TRAIN = "input p=0.5 train=True"
+
+ROWS = (
+    Row(_WHOLE, "f([...]*) -> _*; by seeded", composite=True),
+    # Torch has no meta kernels for these two.
+    Row("_sample_dirichlet binomial", "f([...]*) -> _*; by seeded", outs=like_first),
+    Row(
+        "alpha_dropout feature_alpha_dropout",
+        ("f(...) -> ...; by alpha_dropout; if train", "... -> ..."),
+        _TRAIN,
+    ),
+    Row("bernoulli geometric", fill, "input p"),
+    Row("cauchy", fill, "input median sigma"),
+    Row("dropout", ("... -> ...; by dropout; if train", "... -> ..."), _TRAIN),
+    Row("exponential", fill, "input lambd"),
+    Row("feature_dropout", ("... -> ...; by feature_dropout; if train", "... -> ..."), _TRAIN),
+    Row("log_normal", fill, "input mean std"),
+    Row("native_dropout", "... -> ..., shape(...); by native_dropout", _TRAIN),
+    Row("normal", normal, "input mean std"),
+    Row("rand_like randn_like", "shape(...) -> ...; by random_like", "input"),
+    Row("randint_like", "shape(...) -> ...; by random_like", "input low high"),
+    Row("random uniform", fill, "input from to"),
+    Row("rrelu", ("f(...) -> ...; by rrelu; if training", "f(...) -> ..."),
+        "input lower upper training"),
+)  # fmt: skip
+
+add_rows(ROWS)

@@ -1,0 +1,60 @@
+"""Ops that count: how many items of a table are below a value, how many fall into each bin.
+
+Every input may be split along any dim: the ranks' own counts add up.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ....spec import B, P, S
+from ....spec.sbp import partial_max, partial_min
+from ...signature import Call, Operand, Out, Signature
+from ...table import Row, add_rows
+
+
+def among(call: Call, parts: int) -> list[Signature]:
+    """isin: elements are independent. With the test elements split, one is found if any rank finds
+    it."""
+    made = [call.whole()]
+    x, y = call.get("elements"), call.get("test_elements")
+    kind = partial_min if call.get("invert", False) else partial_max
+    if isinstance(x, Operand):
+        made += [call.make({x.index: S(d)}, S(d)) for d in range(x.ndim)]
+    if isinstance(y, Operand):
+        made += [call.make({y.index: S(d)}, kind) for d in range(y.ndim)]
+    return made
+
+
+def histogram(call: Call, parts: int) -> list[Signature]:
+    """histogram, its weights split alike: (counts, edges of the bins)."""
+    weight = call.kwargs.get("weight")
+    made = [call.whole()]
+    for d in range(call.operands[0].ndim):
+        ins = {0: S(d), **({weight.index: S(d)} if isinstance(weight, Operand) else {})}
+        made.append(call.make(ins, (P, B), "histogram", 16))
+    return made
+
+
+def _histogram_outs(call: Call) -> tuple[Out, ...]:
+    """Counts and edges: torch has no histogram of meta tensors."""
+    bins, dtype = call.get("bins"), call.operands[0].spec.dtype
+    n = bins.shape[0] - 1 if isinstance(bins, Operand) else bins
+    return tuple(Out(torch.Size([k]), dtype, fixed=True) for k in (n, n + 1))
+
+
+ROWS = (
+    # A place in a sorted table is the number of items before it; the ranks' numbers add up.
+    Row("bucketize", "f(..., b) -> ...", "input boundaries"),
+    Row("histc", "f(...) -> [b]; ... by histc", "input bins min max", by_value=True),
+    Row("histogram", histogram, "input bins", outs=_histogram_outs),
+    Row("isin", among, "elements test_elements assume_unique invert", forward=True),
+    Row(
+        "searchsorted",
+        ("f(b, ...) -> ...; unless sorter", "f(...b, ...[v]) -> ...[v]; unless sorter",
+         "f(...[b], ...[v], sorter:...[b]) -> ...[v]"),
+        "sorted_sequence input sorter",
+    ),
+)  # fmt: skip
+
+add_rows(ROWS)

@@ -1,0 +1,142 @@
+"""Ops whose result's length depends on data: nonzero, masked_select, x[mask], unique, bincount.
+
+Each rank works on its own elements. What it finds stays split, evened out by moving a few rows, or
+is joined where equal values have to be merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ....spec import B, P, S, Sbp
+from ...signature import Call, Operand, Out, Signature
+from ...table import Row, add_rows
+
+FORM = "select_by_mask"
+
+
+def _out(sizes: Sequence[int], dtype: torch.dtype) -> Out:
+    return Out(torch.Size(sizes), dtype, data_dependent=True)
+
+
+# -- elements where a mask is True -----------------------------------------------------------------
+
+
+def masked(call: Call) -> tuple[Operand, Operand] | None:
+    """(x, mask) of a call that selects or writes by a mask of the leading dims; None for other
+    calls."""
+    x = call.operands[0]
+    if call.name in ("getitem", "setitem"):
+        index: Any = call.args[1]
+    else:
+        named = [name for name in ("indices", "mask") if name in call.params]
+        index = call.get(named[0]) if named else None  # narrow, select, slice have none
+    if isinstance(index, tuple | list) and len(index) == 1:
+        (index,) = index
+    if not isinstance(index, Operand) or index.spec.dtype is not torch.bool or not index.ndim:
+        return None
+    # The mask of masked_select broadcasts from the right, that of x[mask] is of the first dims.
+    covered = x.ndim if call.name == "masked_select" else index.ndim
+    return (x, index) if tuple(x.shape[:covered]) == tuple(index.shape) else None
+
+
+def masked_outs(call: Call) -> list[Out] | None:
+    """The rows of ``x`` that a mask selects, at most all of them."""
+    found = masked(call)
+    if found is None:
+        return None
+    x, mask = found
+    return [_out((mask.shape.numel(), *x.shape[mask.ndim :]), x.spec.dtype)]
+
+
+def selected_by_mask(call: Call, parts: int) -> list[Signature]:
+    """masked_select, x[mask]: rows stay where they are, except for evening out."""
+    found = masked(call)
+    if found is None:
+        return [call.whole()]
+    x, mask = found
+    rest = range(mask.ndim, x.ndim)
+    made = [call.whole(), *(call.make({0: S(d)}, S(d - mask.ndim + 1), FORM) for d in rest)]
+    made.append(call.make({0: S(0), mask.index: S(0)}, S(0), FORM, _moved(call, parts)))
+    return made
+
+
+def _moved(call: Call, parts: int) -> int:
+    """Estimated bytes: half of a balanced piece, if half of all is found. The number is not known
+    before."""
+    nbytes = sum(out.shape.numel() * out.dtype.itemsize for out in call.outs)
+    return 8 * (parts - 1) + nbytes // (4 * parts)
+
+
+def nonzero_outs(call: Call) -> list[Out] | None:
+    """One row of indices for each element that is not 0, or a vector for each dim."""
+    x = call.operands[0]
+    if call.name == "where" and (len(call.args) > 1 or call.kwargs):
+        return None
+    if call.name == "where" or call.kwargs.get("as_tuple", False):
+        return [_out((x.shape.numel(),), torch.int64)] * max(x.ndim, 1)
+    return [_out((x.shape.numel(), x.ndim), torch.int64)]
+
+
+def nonzero(call: Call, parts: int) -> list[Signature]:
+    """nonzero, argwhere: what a rank finds in its rows comes before what the next one finds."""
+    x = call.operands[0]
+    if not x.ndim:
+        return [call.whole()]
+    return [call.whole(), call.make({0: S(0)}, S(0), "nonzero", _moved(call, parts))]
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+def unique_outs(call: Call) -> list[Out]:
+    """(values, inverse, counts); those that are not asked for are empty, as in torch."""
+    x = call.operands[0]
+    inverse, counts = (call.get(n, False) for n in ("return_inverse", "return_counts"))
+    return [
+        _out((x.shape.numel(),), x.spec.dtype),
+        _out(x.shape if inverse else (0,), torch.int64),
+        _out((x.shape.numel() if counts else 0,), torch.int64),
+    ]
+
+
+def unique(call: Call, parts: int) -> list[Signature]:
+    """Each rank sends its own unique values; the inverse is split like the input."""
+    x = call.operands[0]
+    nbytes = (parts - 1) * x.spec.nbytes // parts
+    made = [call.whole()]
+    for d in range(x.ndim):
+        inverse: Sbp = S(d) if call.outs[1].shape == x.shape else B
+        made.append(call.make({0: S(d)}, (B, inverse, B), "unique", nbytes))
+    return made
+
+
+def bincount_outs(call: Call) -> list[Out]:
+    """The length depends on the largest value; with weights the counts are sums."""
+    weights = call.get("weights")
+    dtype = torch.int64
+    if isinstance(weights, Operand):
+        dtype = weights.spec.dtype if weights.spec.dtype is torch.float32 else torch.float64
+    return [_out((max(call.get("minlength", 0), 1),), dtype)]
+
+
+def bincount(call: Call, parts: int) -> list[Signature]:
+    """bincount: counts, or sums of weights, add up. Ranks agree about the length first."""
+    weights = call.get("weights")
+    ins: dict[int, Sbp] = {
+        o.index: S(0) for o in (call.operands[0], weights) if isinstance(o, Operand)
+    }
+    return [call.whole(), call.make(ins, P, "bincount", 8)]
+
+
+ROWS = (
+    Row("_unique2", unique, "input sorted return_inverse return_counts", outs=unique_outs),
+    Row("argwhere nonzero", nonzero, "input", outs=nonzero_outs),
+    Row("bincount", bincount, "input weights minlength", outs=bincount_outs),
+    Row("masked_select", selected_by_mask, "input mask", outs=masked_outs),
+)
+
+add_rows(ROWS)

@@ -1,0 +1,79 @@
+"""Ops with an index tensor.
+
+Its dims may be split: each rank looks up its own. The dim that it points into may be split as well:
+an index that points outside a rank's shard then reads 0, so that results are P, or writes nothing.
+
+D is the dim that an index points into, E the dim of the indices, which takes its place in the
+result.
+"""
+
+from __future__ import annotations
+
+from ... import notation
+from ...signature import Call, DoesNotFit, Signature
+from ...table import Row, add_rows
+from .flat_index import taken
+
+READ, WRITE = "read_index", "write_index"
+
+_GATHER = "...D, f(index:...E) -> ...E; D by read_index"
+
+
+def gathered_along(call: Call, parts: int) -> list[Signature]:
+    """`...D, f(index:...E) -> ...E; D by read_index`; without a dim as take."""
+    if call.get("dim") is None:
+        return taken(call, parts)
+    x, index = call.operands[0], call.get("index")
+    dim = call.dim()
+    if x.shape[dim] == 1 != index.shape[dim]:
+        raise DoesNotFit("torch broadcasts the one item of the dim before it looks anything up")
+    return notation.signatures_of([notation.parse(_GATHER)], call, parts)
+
+
+_DIM = "input dim index"
+_SCATTER = "f(...D, index:...[E], src:...[E]) -> ...D; D by write_index; sizes may differ"
+_WRITTEN = "f(...D, index:[E], source:...[E]) -> ...D; D by write_index"
+
+ROWS = (
+    Row(
+        "embedding",
+        (
+            # Scaling gradients by frequency counts every index of the batch.
+            "ve, f([...]) -> [...]e; v by masked_embedding; if scale_grad_by_freq; unless sparse",
+            "ve, f(...) -> ...e; v by masked_embedding; unless sparse",
+        ),
+        "weight indices padding_idx scale_grad_by_freq sparse",
+    ),
+    Row("gather", f"{_GATHER}; sizes may differ; unless sparse_grad", f"{_DIM} sparse_grad"),
+    Row("index_add", "...D + f(index:E), source:...E -> ...D; D by write_index", f"{_DIM} source"),
+    Row("index_copy", _WRITTEN, f"{_DIM} source"),
+    Row("index_fill", "f(...D, index:[E], value:) -> ...D; D by write_index", f"{_DIM} value"),
+    Row(
+        "index_reduce",
+        # The gradient of a product divides by the values in the spare row.
+        (f"{_WRITTEN}; unless reduce is prod", "f(...[D], index:[E], source:...[E]) -> ...[D]"),
+        f"{_DIM} source reduce",
+    ),
+    Row("index_select", "...D, f(index:E) -> ...E; D by read_index", _DIM),
+    Row("one_hot", "f(...) -> ...[c]", "input num_classes"),
+    Row(
+        "scatter",
+        (f"{_SCATTER}; unless reduce is multiply",
+         "f(...[D], index:...[E], src:...[E]) -> ...[D]; sizes may differ"),
+        f"{_DIM} src reduce",
+    ),
+    Row(
+        "scatter_add",
+        "...D + f(index:...E), src:...E -> ...D; D by write_index; sizes may differ",
+        f"{_DIM} src",
+    ),
+    Row(
+        "scatter_reduce",
+        (f"{_SCATTER}; unless reduce is prod",
+         "f(...[D], index:...[E], src:...[E]) -> ...[D]; sizes may differ"),
+        f"{_DIM} src reduce",
+    ),
+    Row("take_along_dim", gathered_along, "input index dim sparse_grad"),
+)  # fmt: skip
+
+add_rows(ROWS)

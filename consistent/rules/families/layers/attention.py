@@ -1,0 +1,76 @@
+"""Attention: ``softmax(q k^T) v``. Batches, heads and query rows are independent of each other, and
+so are the columns of the values; the result is linear in the values.
+
+```
+q S(rows), k S, v S    k and v are gathered; q and the result stay           bytes of k + v
+q B,       k S, v S    each rank attends to its keys, and the results are    two numbers a row, and
+                       an addend each, once the ranks' softmaxes are joined  the addends' sum
+```
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ....spec import S, Split
+from ... import notation
+from ...signature import Call, Operand, Signature
+from ...table import Row, add_rows
+
+FORM = "attention"
+
+
+def attention(call: Call, parts: int) -> list[Signature]:
+    """`f(...l[e], ...s[e]), ...sv, f(...ls) -> ...lv`; the form serves rows that must know where
+    they are (``is_causal``), and keys that are split."""
+    q, k, v = (call.get(name) for name in ("query", "key", "value"))
+    mask = call.get("attn_mask")
+    given = [t for t in (q, k, v, mask) if isinstance(t, Operand)]
+    if [t.index for t in given] != list(range(len(call.operands))):
+        return [call.whole()]
+    rule = "f(...l[e], ...s[e]), ...sv"
+    if mask is not None:
+        rule += ", f(...ls)" if mask.ndim > 1 else ", f(s)"
+    made = notation.of_call(f"{rule} -> ...lv", call, parts)
+    if call.get("enable_gqa", False):
+        made = [s for s in made if _groups_stay(call, s, (q, k, v))]
+    return [_by_form(call, s, parts) for s in made]
+
+
+def _by_form(call: Call, made: Signature, parts: int) -> Signature:
+    q, k = call.operands[:2]
+    if made.ins[1] is S(k.ndim - 2):
+        rows = call.outs[0].shape[:-1].numel()
+        # A maximum and a sum of each row, on every rank.
+        nbytes = 2 * 2 * (parts - 1) * rows * q.spec.dtype.itemsize // parts
+        return replace(made, form=FORM, nbytes=nbytes)
+    placed = call.get("is_causal", False) and made.ins[0] is S(q.ndim - 2)
+    if placed or call.get("dropout_p", 0.0):
+        return replace(made, form=FORM)
+    return made
+
+
+def _groups_stay(call: Call, made: Signature, operands: tuple[Operand, ...]) -> bool:
+    """Heads that share a key stay with it: heads of q, k and v are cut alike, and evenly."""
+    cut = [
+        isinstance(s, Split) and s.dim == t.ndim - 3
+        for s, t in zip(made.ins, operands, strict=False)
+    ]
+    if not any(cut):
+        return True
+    size = operands[0].spec.placement.size
+    if all(t.shape[-3] == 1 for t in operands[1:]):
+        return operands[0].shape[-3] >= size
+    return all(cut) and all(t.shape[-3] % size == 0 for t in operands)
+
+
+ROWS = (
+    Row(
+        "scaled_dot_product_attention",
+        attention,
+        "query key value attn_mask dropout_p is_causal scale enable_gqa",
+        by_value=True,
+    ),
+)  # fmt: skip
+
+add_rows(ROWS)

@@ -1,0 +1,214 @@
+"""Convolution, pooling, resampling: ops on images, whose pixels ``<xyz>`` look at neighbours.
+
+A convolution is a matrix product over channels at each pixel, so its rules are those of ``linear``.
+Ops that act on each image by itself split in batch and channels. torch takes an empty batch and
+refuses empty channels, so channels are split only where every rank gets one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....spec import P, S, Sbp, Split
+from ... import notation
+from ...halo.halo import with_halo
+from ...signature import Call, LocalShapes, Operand, Signature
+from ...table import Row, add_rows
+
+_PIXELS, _TAPS = "xyz", "uvw"
+
+
+def _never_empty(call: Call, made: list[Signature], batched: bool) -> list[Signature]:
+    """``made`` without splits that could leave a rank without channels; the batch is dim 0 of the
+    output.
+
+    Other axes may split the same dim, so there must be a channel for every rank of the placement.
+    """
+    size = call.operands[0].spec.placement.size
+
+    def fits(operand: Operand, entry: Sbp) -> bool:
+        return not isinstance(entry, Split) or operand.shape[entry.dim] >= size
+
+    return [
+        s for s in made if (batched and s.outs[0] is S(0)) or all(map(fits, call.operands, s.ins))
+    ]
+
+
+def _replaced(call: Call, name: str, value: Any) -> tuple[tuple, dict]:
+    """The arguments with ``name``, given by position or keyword, set to ``value``."""
+    args, kwargs = list(call.args), dict(call.kwargs)
+    position = call.params.index(name)
+    if position < len(args):
+        args[position] = value
+    elif name in kwargs:
+        kwargs[name] = value
+    return tuple(args), kwargs
+
+
+# -- convolution -----------------------------------------------------------------------------------
+
+
+def convolution(call: Call, parts: int) -> list[Signature]:
+    """``nc[xy], oc[uv] + o -> no[xy]``, or transposed ``nc[xy], co[uv] + o -> no[xy]``, or group by
+    group."""
+    x, weight = call.get("input"), call.get("weight")
+    given = [t for t in (x, weight, call.get("bias")) if isinstance(t, Operand)]
+    if [t.index for t in given] != list(range(len(call.operands))):
+        return [call.whole()]
+    pixels, taps = _PIXELS[: weight.ndim - 2], _TAPS[: weight.ndim - 2]
+    batched = x.ndim == weight.ndim
+    n = "n" if batched else ""
+    if call.get("groups", 1) == 1:
+        transposed = "transpose" in call.name or (
+            "transposed" in call.params and call.get("transposed")
+        )
+        channels = "co" if transposed else "oc"
+        rule = f"{n}c[{pixels}], {channels}[{taps}] + o -> {n}o[{pixels}]"
+    else:
+        rule = f"{n}g[{pixels}], g[i{taps}] + g -> {n}g[{pixels}]"
+    made = notation.of_call(rule, call, parts)
+    if call.get("groups", 1) != 1:
+        if not _groups_align(call, x.shape[batched], call.outs[0].shape[batched]):
+            made = [s for s in made if not isinstance(s.ins[1], Split)]
+    planes = range(x.ndim - len(pixels), x.ndim)
+    return _never_empty(call, made, batched) + with_halo(call, parts, planes)
+
+
+def _groups_align(call: Call, channels: int, out_channels: int) -> bool:
+    """Whether cutting the channels of input and output, however many ranks cut them, cuts between
+    groups."""
+    groups = call.get("groups", 1)
+    return groups == channels == out_channels or groups % call.operands[0].spec.placement.size == 0
+
+
+def local_groups(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple, dict]:
+    """A rank with part of the channels of a grouped convolution has the same fraction of the
+    groups."""
+    groups = call.get("groups", 1)
+    if groups == 1:
+        return call.args, dict(call.kwargs)
+    x, weight = call.operands[0], call.operands[1]
+    dim = x.ndim - weight.ndim + 1
+    return _replaced(call, "groups", groups * ins[0][dim] // x.shape[dim])
+
+
+# -- image by image -------------------------------------------------------------------------------
+
+
+def channels_whole(call: Call, parts: int) -> list[Signature]:
+    """Channels and pixels of one image are mixed: only the batch is split. Numbers are only moved,
+    so P passes."""
+    made = [call.whole(), call.make({0: P}, P)]
+    x = call.operands[0]
+    batch = x.ndim - 3
+    # torch cannot differentiate these for an empty batch.
+    made += [
+        call.make({0: S(d)}, S(d)) for d in range(batch) if x.shape[d] >= x.spec.placement.size
+    ]
+    return made
+
+
+def pixels_shuffled(call: Call, parts: int) -> list[Signature]:
+    """Channels become pixels, or pixels channels: whole blocks of them, which even cuts keep
+    together."""
+    made, x, y = channels_whole(call, parts), call.operands[0], call.outs[0]
+    for d in range(x.ndim - 3, x.ndim):
+        if min(x.shape[d], y.shape[d]) % x.spec.placement.size == 0:
+            made.append(call.make({0: S(d)}, S(d)))
+    return made
+
+
+def blocks(call: Call, parts: int) -> list[Signature]:
+    """im2col and col2im: a column is ``c`` blocks, so channels may be split where the pieces are
+    even. Rows of the image, and the columns for them, split by the form."""
+    x, y = call.operands[0], call.outs[0]
+    made = [call.whole(), call.make({0: P}, P)]
+    made += with_halo(call, parts, [x.ndim - (2 if call.name == "im2col" else 1)])
+    batched = "n" if max(x.ndim, y.ndim) == 4 else ""
+    if batched:
+        made.append(call.make({0: S(0)}, S(0)))
+    dim = len(batched)
+    if min(x.shape[dim], y.shape[dim]) % x.spec.placement.size == 0:
+        made.append(call.make({0: S(dim)}, S(dim)))
+    return made
+
+
+def local_size(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple, dict]:
+    """affine_grid_generator: the batch in ``size`` is the shard's."""
+    return _replaced(call, "size", [ins[0][0], *call.get("size")[1:]])
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+_CONV = "input weight bias stride padding dilation groups"
+_CONV_TRANSPOSE = "input weight bias stride padding output_padding groups dilation"
+_ATEN_CONV = "input weight bias stride padding dilation transposed output_padding groups"
+
+_POOL_1D = "input kernel_size stride padding ceil_mode count_include_pad"
+_POOL = f"{_POOL_1D} divisor_override"
+_MAX_POOL = "input kernel_size stride padding dilation ceil_mode return_indices"
+_ADAPTIVE = "input output_size return_indices"
+_NEAREST, _SMOOTH = "input size scales", "input size align_corners scales"
+
+_SMOOTH_2D = "_upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_lanczos2d_aa"
+_SHARP_2D = "_upsample_nearest_exact2d upsample_nearest2d"
+_TRANSPOSED = "conv_transpose1d conv_transpose2d conv_transpose3d"
+
+
+def _each(pixels: str, outs: str = "") -> tuple[str, ...]:
+    """Images one by one, with and without a batch. Torch refuses empty channels."""
+    return tuple(f"f({dims}) -> {dims}{outs}" for dims in (f"nc!{pixels}", f"c!{pixels}"))
+
+
+def _averaged(pixels: str) -> tuple[str, ...]:
+    """The same for averages, which are linear if nothing is rounded."""
+    rules = _each(f"<{pixels}>")
+    return tuple(f"{rule.replace('f(', '').replace(')', '')}; rounds" for rule in rules)
+
+
+def _unpooled(pixels: str) -> tuple[str, ...]:
+    """max_unpool: image by image, and linear in the values."""
+    return tuple(f"{dims}[{pixels}], f({dims}[{pixels}]) -> {dims}_" for dims in ("nc!", "c!"))
+
+
+_MEAN_1D, _MEAN_2D, _MEAN_3D = _averaged("x"), _averaged("xy"), _averaged("xyz")
+_MAX_1D, _MAX_2D, _MAX_3D = _each("<x>", "*"), _each("<xy>", "*"), _each("<xyz>", "*")
+
+ROWS = (
+    Row("_adaptive_avg_pool2d adaptive_avg_pool2d", _MEAN_2D, _ADAPTIVE),
+    Row("_adaptive_avg_pool3d adaptive_avg_pool3d", _MEAN_3D, _ADAPTIVE),
+    Row("_convolution convolution", convolution, _ATEN_CONV, localize=local_groups),
+    Row(f"{_SMOOTH_2D} upsample_bicubic2d upsample_bilinear2d", _MEAN_2D, _SMOOTH, by_value=True),
+    Row(_SHARP_2D, _MEAN_2D, _NEAREST, by_value=True),
+    Row("_upsample_nearest_exact1d upsample_nearest1d", _MEAN_1D, _NEAREST, by_value=True),
+    Row("_upsample_nearest_exact3d upsample_nearest3d", _MEAN_3D, _NEAREST, by_value=True),
+    Row("adaptive_avg_pool1d", _MEAN_1D, _ADAPTIVE),
+    Row("adaptive_max_pool1d", _MAX_1D, _ADAPTIVE, composite=True),
+    Row("adaptive_max_pool2d", _MAX_2D, _ADAPTIVE, composite=True),
+    Row("adaptive_max_pool3d", _MAX_3D, _ADAPTIVE, composite=True),
+    Row("affine_grid_generator", "n![ab] -> n!_", "theta size align_corners", localize=local_size),
+    Row("avg_pool1d", _MEAN_1D, _POOL_1D),
+    Row("avg_pool2d", _MEAN_2D, _POOL),
+    Row("avg_pool3d", _MEAN_3D, _POOL),
+    Row("channel_shuffle native_channel_shuffle", "n[c]... -> n[c]..."),
+    Row("col2im", blocks, "input output_size kernel_size dilation padding stride"),
+    Row("conv1d conv2d conv3d", convolution, _CONV, localize=local_groups),
+    Row("conv_tbc", "[t]bi, [k]io + o -> [s]bo", "input weight bias"),
+    Row(_TRANSPOSED, convolution, _CONV_TRANSPOSE, localize=local_groups),
+    Row(
+        "grid_sampler grid_sampler_2d grid_sampler_3d",
+        ("nc[xy], f(nuv[g]) -> ncuv", "nc[xyz], f(nuvw[g]) -> ncuvw"),
+        "input grid",
+    ),
+    Row("im2col", blocks, "input kernel_size dilation padding stride"),
+    Row("max_pool1d max_pool1d_with_indices", _MAX_1D, _MAX_POOL, composite=True),
+    Row("max_pool2d max_pool2d_with_indices", _MAX_2D, _MAX_POOL, composite=True),
+    Row("max_pool3d max_pool3d_with_indices", _MAX_3D, _MAX_POOL, composite=True),
+    Row("max_unpool2d", _unpooled("xy"), "input indices", composite=True),
+    Row("max_unpool3d", _unpooled("xyz"), "input indices", composite=True),
+    Row("pixel_shuffle pixel_unshuffle", pixels_shuffled),
+    Row("upsample_linear1d", _MEAN_1D, _SMOOTH, by_value=True),
+    Row("upsample_trilinear3d", _MEAN_3D, _SMOOTH, by_value=True),
+)
+
+add_rows(ROWS)

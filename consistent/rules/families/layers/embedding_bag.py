@@ -1,0 +1,47 @@
+"""embedding_bag: sums, means or maxima of rows of a table, one for each bag of indices."""
+
+from __future__ import annotations
+
+import torch
+
+from ....spec import B, P, S
+from ...signature import Call, Operand, Out, Signature
+from ...table import Row, add_rows
+
+SUM, MEAN, MAX = 0, 1, 2
+_NAMES = "weight indices offsets scale_grad_by_freq mode sparse per_sample_weights"
+
+
+def bagged(call: Call, parts: int) -> list[Signature]:
+    """embedding_bag: the table split by columns or, where bags are sums or means, by rows, each
+    rank adding up what it has; the sizes of bags are B."""
+    mode = call.get("mode", SUM)
+    made = [call.whole()]
+    if call.get("sparse", False) or not isinstance(call.get("offsets"), Operand):
+        return made
+    rest = (B, B, S(1) if mode == MAX else B)
+    made.append(call.make({0: S(1)}, (S(1), *rest), "embedding_bag"))
+    if mode != MAX:
+        made.append(call.make({0: P}, (P, *rest), "embedding_bag"))
+        if not call.get("scale_grad_by_freq", False):
+            made.append(call.make({0: S(0)}, (P, *rest), "embedding_bag"))
+    return made
+
+
+def bag_outs(call: Call) -> list[Out] | None:
+    """(bags, bag of each index, sizes, places of maxima). The last three have the lengths that
+    torch needs for backward, which differ by device."""
+    weight, index, offsets = (call.get(name) for name in ("weight", "indices", "offsets"))
+    if not isinstance(offsets, Operand):
+        return None
+    n = offsets.shape[0] - bool(call.get("include_last_offset", False))
+    rows = (n, weight.shape[1])
+    made = [Out(torch.Size(rows), weight.spec.dtype, data_dependent=True)]
+    for sizes in (index.shape, (n,), rows if call.get("mode", SUM) == MAX else (n,)):
+        made.append(Out(torch.Size(sizes), index.spec.dtype, data_dependent=True))
+    return made
+
+
+ROWS = (Row("embedding_bag", bagged, f"{_NAMES} include_last_offset padding_idx", outs=bag_outs),)
+
+add_rows(ROWS)

@@ -1,0 +1,79 @@
+"""Normalizations: dims without statistics over them split freely, the others by the form that
+joins statistics."""
+
+from __future__ import annotations
+
+import torch
+
+from ...signature import Call, Operand, Out
+from ...table import Row, add_rows
+
+
+def last_dims(call: Call) -> tuple[int, ...]:
+    """The dims that layer_norm and rms_norm have statistics over, which weight and bias share."""
+    return tuple(range(-len(call.get("normalized_shape")), 0))
+
+
+def updated(call: Call) -> tuple[int, ...]:
+    """Operand indices of the running statistics, where the op updates them."""
+    if not call.get("training" if call.name == "batch_norm" else "use_input_stats"):
+        return ()
+    given = (call.get(name) for name in ("running_mean", "running_var"))
+    return tuple(x.index for x in given if isinstance(x, Operand))
+
+
+def with_statistics(call: Call) -> list[Out] | None:
+    """The result, mean and 1 / deviation. On the CPU torch keeps the statistics of halves as
+    halves, unless the weight is wider; its meta form says what CUDA does."""
+    x, *others = call.operands
+    if x.spec.placement.type != "cpu":
+        return None
+    kept = x.ndim - len(call.get("normalized_shape"))
+    shape = torch.Size((*x.shape[:kept], *(1 for _ in x.shape[kept:])))
+    wider = next((o.spec.dtype for o in others if o.spec.dtype is not x.spec.dtype), x.spec.dtype)
+    statistics = Out(shape, wider, fixed=True)
+    return [Out(x.shape, x.spec.dtype), statistics, statistics]
+
+
+_STATISTICS = "weight:c!, bias:c!, running_mean:c!, running_var:c!"
+_EACH_CHANNEL = f"f(nc!..., {_STATISTICS}) -> nc!..."
+_BATCH = "input weight bias running_mean running_var"
+_LAYER = "input normalized_shape weight bias eps"
+
+ROWS = (
+    # In training the statistics are those of the whole batch.
+    Row(
+        "batch_norm",
+        (f"{_EACH_CHANNEL}; n... by batch_norm; if training", _EACH_CHANNEL),
+        f"{_BATCH} training momentum eps",
+        writes=updated,
+    ),
+    Row(
+        "group_norm",
+        "f(nc..., weight:c, bias:c) -> nc...; c... by group_norm",
+        "input num_groups weight bias eps",
+    ),
+    # Running statistics are means over the samples, which then stay whole.
+    Row(
+        "instance_norm",
+        (f"f([n]c![...], {_STATISTICS}) -> [n]c![...]; if running_mean",
+         "f(n!c!..., weight:c!, bias:c!) -> n!c!...; ... by instance_norm"),
+        f"{_BATCH} use_input_stats momentum eps",
+        writes=updated,
+    ),
+    # The Python functions of these names only call the op.
+    Row(
+        "layer_norm", "f(...D, weight:D, bias:D) -> ...D; D by layer_norm", _LAYER,
+        along=last_dims, composite=True,
+    ),
+    Row(
+        "native_layer_norm", "f(...D, weight:D, bias:D) -> ...D, ..., ...; D by layer_norm",
+        f"{_LAYER} keepdim=True", along=last_dims, composite=True, outs=with_statistics,
+    ),
+    Row(
+        "rms_norm", "f(...D, weight:D) -> ...D; D by rms_norm",
+        "input normalized_shape weight eps", along=last_dims, composite=True,
+    ),
+)  # fmt: skip
+
+add_rows(ROWS)

@@ -1,0 +1,49 @@
+"""Recurrent layers: sequences of a batch are independent of each other, steps and features are not.
+
+Dropout between layers is drawn by torch, from a seed that is the same on every rank, on the whole
+batch.
+"""
+
+from __future__ import annotations
+
+from ....spec import S, Sbp
+from ...signature import Call, DoesNotFit, Signature
+from ...table import Row, add_rows
+from ..elementwise.random import whole
+
+
+def layers(call: Call, parts: int) -> list[Signature]:
+    """``tni, [l]nh -> tno, [l]nh``: op(input, hidden, weights, has_biases, num_layers, dropout,
+    train, ...)."""
+    # Packed sequences never come here: their lengths are data, and torch has no meta kernel for
+    # them.
+    if len(call.args) < 9:
+        raise DoesNotFit("arguments by name")
+    x, hidden = call.args[:2]
+    dropout, train, *rest = call.args[5:]
+    if dropout and train:
+        return whole(call, parts)
+    batch = 0 if rest[-1] else 1
+    states = hidden if isinstance(hidden, tuple | list) else (hidden,)
+    ins: dict[int, Sbp] = {x.index: S(batch), **{h.index: S(1) for h in states}}
+    outs = (S(batch), *(S(1) for _ in call.outs[1:]))
+    # torch refuses an empty batch.
+    fits = x.shape[batch] >= x.spec.placement.size
+    return [call.whole(), *([call.make(ins, outs)] if fits else [])]
+
+
+def cell(call: Call, parts: int) -> list[Signature]:
+    """``ni, nh -> nh``: one step."""
+    x, hidden = call.get("input"), call.get("hx")
+    if x.ndim != 2:
+        return [call.whole()]
+    states = hidden if isinstance(hidden, tuple | list) else (hidden,)
+    return [call.whole(), call.make({x.index: S(0), **{h.index: S(0) for h in states}}, S(0))]
+
+
+ROWS = (
+    Row("gru lstm rnn_relu rnn_tanh", layers, by_value=True),
+    Row("gru_cell lstm_cell rnn_relu_cell rnn_tanh_cell", cell, "input hx"),
+)
+
+add_rows(ROWS)

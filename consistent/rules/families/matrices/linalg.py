@@ -1,0 +1,134 @@
+"""Functions of whole matrices: a batch of them may be split, and so may the columns that a system
+is solved for.
+
+Torch's kernels take the matrices of a batch one by one, so a piece of the batch gives the same
+bits. A single matrix that is split is gathered: parts are not factorized.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ....spec import S
+from ... import notation
+from ...signature import Call, LocalShapes, Signature
+from ...table import Row, add_rows
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def solved(call: Call, parts: int) -> list[Signature]:
+    """`f(...[km]), ...[m]n -> ...[k]n`, linear in the right-hand side: `...[m] -> ...[k]` of
+    vectors, `...n[m] -> ...n[k]` from the right."""
+    a, b = call.take(2)
+    vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and a.shape[:-1] == b.shape)
+    if not call.get("left", True):
+        rule = "f(...[mk]), ...n[m] -> ...n[k]"
+    elif vector:
+        rule = "f(...[km]), ...[m] -> ...[k]"
+    else:
+        rule = "f(...[km]), ...[m]n -> ...[k]n"
+    if len(call.outs) > 1:  # linalg_solve_ex: an info per matrix
+        left, right = rule.split(" -> ")
+        rule = f"f({left.replace('f(', '').replace(')', '')}) -> {right}, ..."
+    return notation.of_call(rule, call, parts)
+
+
+def crossed_dim(call: Call) -> int:
+    """The dim of a cross product, counted from the right; torch.cross takes the first of size 3 if
+    the call names none."""
+    shape, dim = torch.broadcast_shapes(*(x.shape for x in call.operands)), call.get("dim")
+    if dim is None:
+        dim = next(d for d, size in enumerate(shape) if size == 3)
+    return dim if dim < 0 else dim - len(shape)
+
+
+def with_dim(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple, dict]:
+    """The call with its dim by name: a shard may have size 3 along another dim."""
+    return call.operands, {"dim": crossed_dim(call)}
+
+
+def chained(call: Call, parts: int) -> list[Signature]:
+    """`ab, bc, cd -> ad` of as many matrices; the first and the last may be vectors."""
+    left: list[str] = []
+    names = iter(_LETTERS)
+    inner = next(names)
+    for operand in call.operands:
+        left.append(inner if operand.ndim == 1 else inner + (inner := next(names)))
+    kept = left[0][:-1] + left[-1][1:]
+    return notation.of_call(f"{', '.join(left)} -> {kept}", call, parts)
+
+
+def multiplied(call: Call, parts: int) -> list[Signature]:
+    """kron: each item of the first gives a run of items, one for each of the second; pieces of the
+    first give whole runs where the cuts are even."""
+    a, b = call.take(2)
+    made = [call.whole()]
+    n, size = call.outs[0].ndim, a.spec.placement.size
+    for d in range(a.ndim):
+        place = n - a.ndim + d
+        other = b.shape[place - n] if place - n >= -b.ndim else 1
+        if a.shape[d] % size == 0 or other == 1:
+            made.append(call.make({0: S(d)}, S(place)))
+    for d in range(b.ndim):
+        place = n - b.ndim + d
+        if place - n < -a.ndim or a.shape[place - n] == 1:
+            made.append(call.make({1: S(d)}, S(place)))
+    return made
+
+
+_PIVOTED = "f(...[km], ...[m]), ...[m]n -> ...[k]n"
+_SOLVED = "f(...[km]), ...[m]n -> ...[k]n"
+_FACTORED = "f(...[mn]) -> ..._*"
+
+ROWS = (
+    Row("cdist", "f(...m[k], ...n[k]) -> ...mn"),
+    Row("chain_matmul linalg_multi_dot", chained),
+    Row("cholesky_solve", "...[m]n, f(...[km]) -> ...[k]n", "input input2"),
+    Row(
+        "cross", "...[D], ...[D] -> ...[D]", "input other dim",
+        along=lambda call: (crossed_dim(call),), localize=with_dim,
+    ),
+    Row(
+        "_linalg_eigh _linalg_svd _lu_with_info linalg_ldl_factor linalg_ldl_factor_ex linalg_lu "
+        "linalg_lu_factor linalg_lu_factor_ex linalg_qr linalg_svd linalg_svdvals qr svd",
+        _FACTORED,
+    ),
+    Row("kron", multiplied, "input other"),
+    Row("linalg_cholesky_ex linalg_inv_ex", "f(...[mm]) -> ...[mm], ..."),
+    # For an empty batch torch gives these a result or a gradient that autograd does not track.
+    Row("linalg_cond", "f(...![mn]) -> ..."),
+    Row("linalg_cross", "...[D], ...[D] -> ...[D]", "input other dim=-1"),
+    Row("linalg_eig linalg_eigh", "f(...[mm]) -> ...[m], ...[mm]"),
+    Row("linalg_eigvals linalg_eigvalsh", "f(...[mm]) -> ...[m]"),
+    Row("linalg_householder_product orgqr", "f(...![mn], ...![k]) -> ...[mn]", "input input2"),
+    Row("linalg_ldl_solve", _PIVOTED, "LD pivots B"),
+    Row(
+        "linalg_lu_solve",
+        (f"{_PIVOTED}; if left", "f(...[mk], ...[m]), ...n[m] -> ...n[k]"),
+        "LU pivots B left=True",
+    ),
+    # Tolerances that are tensors, and so operands, are whole.
+    Row("linalg_matrix_rank linalg_pinv pinverse", (_FACTORED, "f([...]*) -> _")),
+    Row("linalg_slogdet slogdet", "f(...[mm]) -> ..., ..."),
+    Row("linalg_solve linalg_solve_ex", solved, "A B left check_errors"),
+    Row(
+        "linalg_solve_triangular",
+        (f"{_SOLVED}; if left", "f(...[mk]), ...n[m] -> ...n[k]"),
+        "A B upper left=True unitriangular",
+    ),
+    Row("linalg_vander", ("f(...) -> ...[n]; if N", "f(...[m]) -> ...[mn]"), "x N"),
+    Row("linalg_vecdot", "...D, ...D -> ...", "x y dim=-1"),
+    Row("lu_solve", "...[m]n, f(...[km], ...[m]) -> ...[k]n", "input LU_data LU_pivots"),
+    Row("lu_unpack", "f(...[mn], ...[k]) -> ..._*", "LU_data LU_pivots"),
+    Row("det linalg_det logdet", "f(...[mm]) -> ..."),
+    Row(
+        "cholesky cholesky_inverse inverse linalg_cholesky linalg_inv linalg_matrix_exp "
+        "linalg_matrix_power matrix_exp matrix_power",
+        "f(...[mm]) -> ...[mm]",
+    ),
+    Row("trace", ("mn -> ; mn joined by trace; if half", "mn -> ; mn by trace")),
+    Row("triangular_solve", "f(...[m]n, ...[mm]) -> ...[m]n, ...[mm]", "input A"),
+)  # fmt: skip
+
+add_rows(ROWS)

@@ -1,0 +1,86 @@
+"""Matrix products: rules in letters; einsum and tensordot bring their own."""
+
+from __future__ import annotations
+
+from string import ascii_lowercase
+
+from ... import notation
+from ...signature import Call, DoesNotFit, Signature
+from ...table import Row, add_rows
+
+
+def einsum(call: Call, parts: int) -> list[Signature]:
+    """torch.einsum with its equation as the rule."""
+    given = call.get("equation")
+    if not isinstance(given, str):
+        raise DoesNotFit("an equation of lists of numbers")
+    equation = _lowered(given.replace(" ", ""))
+    if "->" not in equation:
+        letters = equation.replace(",", "").replace("...", "")
+        kept = sorted(c for c in set(letters) if letters.count(c) == 1)
+        dots = "..." if "..." in equation else ""
+        equation = f"{equation}->{dots}{''.join(kept)}"
+    left, right = equation.split("->")
+    return notation.of_call(f"{left} -> {right}", call, parts)
+
+
+def _lowered(equation: str) -> str:
+    """The equation in small letters: capital ones mean something else in a rule."""
+    used = dict.fromkeys(char for char in equation if char.isalpha())
+    if len(used) > len(ascii_lowercase):
+        raise DoesNotFit("more than 26 letters")
+    return equation.translate(str.maketrans(dict(zip(used, ascii_lowercase, strict=False))))
+
+
+def tensordot(call: Call, parts: int) -> list[Signature]:
+    """A rule with a letter for each dim, the same one for dims that are summed over together."""
+    a, b = call.take(2)
+    meet_a, meet_b = (
+        [d % x.ndim for d in call.get(name)] for x, name in ((a, "dims_self"), (b, "dims_other"))
+    )
+    if a.ndim + b.ndim > len(ascii_lowercase):
+        raise DoesNotFit("more than 26 dims")
+    names = iter(ascii_lowercase)
+    left = [next(names) for _ in range(a.ndim)]
+    right = [next(names) for _ in range(b.ndim)]
+    for i, j in zip(meet_a, meet_b, strict=True):
+        if a.shape[i] != b.shape[j]:
+            return [call.whole()]
+        right[j] = left[i]
+    kept = [c for d, c in enumerate(left) if d not in meet_a]
+    kept += [c for d, c in enumerate(right) if d not in meet_b]
+    return notation.of_call(f"{''.join(left)}, {''.join(right)} -> {''.join(kept)}", call, parts)
+
+
+def added(out: str, product: str) -> tuple[str, ...]:
+    """c + a @ b for a c of any number of dims, aligned with the last dims of the result."""
+    return tuple(f"{out[i:]} + {product} -> {out}" for i in range(len(out) + 1))
+
+
+_PLUS = "input mat1 mat2"
+
+ROWS = (
+    Row("_addmm_activation", ("f(n, m[k], [k]n) -> mn", "f(mn, m[k], [k]n) -> mn"), _PLUS),
+    Row("addbmm", added("mn", "bmk, bkn"), "input batch1 batch2"),
+    Row("addmm", added("mn", "mk, kn"), _PLUS),
+    # Torch does not broadcast a c of one element to an empty shard.
+    Row("addmv", ("m! + m!k, k -> m!", " + [m]k, k -> [m]"), "input mat vec"),
+    Row("addr", added("mn", "m, n"), "input vec1 vec2"),
+    Row("baddbmm", added("bmn", "bmk, bkn"), "input batch1 batch2"),
+    Row("bilinear", "...[i], ...j, oij + o -> ...o", "input1 input2 weight bias"),
+    Row("bmm", "bmk, bkn -> bmn", "input mat2"),
+    Row("dot vdot", "k, k -> ", "input other"),
+    Row("einsum", einsum, "equation"),
+    Row("linear", "...i, oi + o -> ...o", "input weight bias"),
+    Row(
+        "matmul",
+        ("k, k -> ", "mk, k -> m", "k, ...kn -> ...n", "...mk, k -> ...m", "...mk, ...kn -> ...mn"),
+        "input other",
+    ),
+    Row("mm", "mk, kn -> mn", "input mat2"),
+    Row("mv", "mk, k -> m", "input vec"),
+    Row("outer ger", "m, n -> mn", "input vec2"),
+    Row("tensordot", tensordot, "self other dims_self dims_other"),
+)
+
+add_rows(ROWS)

@@ -1,0 +1,119 @@
+"""Losses: rows or elements split freely; a sum over them is P, and a mean is divided by the
+logical count, by form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ....spec import B, P, S
+from ... import notation
+from ...notation import NONE, SUM
+from ...signature import Call, Out, Signature
+from ...table import Row, add_rows
+
+
+def class_dim(call: Call) -> int:
+    """The dim of the classes in the input: (C), or (N, C, ...)."""
+    return min(1, call.operands[0].ndim - 1)
+
+
+def has_probabilities(call: Call) -> bool:
+    """Whether the target of cross_entropy gives each class a probability, and not an index."""
+    return call.operands[1].spec.dtype.is_floating_point
+
+
+def _by_row(call: Call, form: str) -> list[Signature]:
+    """Samples and positions split; the target has no class dim if it holds indices."""
+    classes = class_dim(call)
+    reduction = notation.reduction_of(call)
+    made = [call.whole()]
+    for d in range(call.operands[0].ndim):
+        if d != classes:
+            row = d - (d > classes)
+            ins = {0: S(d), 1: S(d if has_probabilities(call) else row)}
+            if reduction == NONE:
+                made.append(call.make(ins, S(row)))
+            elif call.outs[0].dtype in notation.HALVES:  # added in float32, and then rounded
+                made.append(call.make(ins, B, form, 16))
+            elif reduction == SUM:
+                made.append(call.make(ins, P))
+            else:
+                made.append(call.make(ins, P, form, 16))
+    return made
+
+
+def cross_entropy(call: Call, parts: int) -> list[Signature]:
+    """cross_entropy of logits. Where classes are split, each row's largest value and sums are
+    joined, and no logits are sent."""
+    made, classes = _by_row(call, "cross_entropy"), class_dim(call)
+    probabilities, logits = has_probabilities(call), call.operands[0]
+    ins = {0: S(classes), 1: S(classes)} if probabilities else {0: S(classes)}
+    numbers = 5 if probabilities or call.get("label_smoothing", 0.0) else 3
+    rows = logits.shape.numel() // max(1, logits.shape[classes])
+    nbytes = numbers * (parts - 1) * rows * max(4, logits.spec.dtype.itemsize)
+    return made + [call.make(ins, call.whole().outs, "cross_entropy", nbytes)]
+
+
+def negative_log_likelihood(call: Call, parts: int) -> list[Signature]:
+    """Minus the target's entry of the input: linear in the input; ranks without the target's
+    class add 0."""
+    made, classes = _by_row(call, "nll_loss"), {0: S(class_dim(call))}
+    if call.outs[0].dtype in notation.HALVES and notation.reduction_of(call) != NONE:
+        return made + [call.make(classes, B, "nll_loss", 16)]
+    return made + [call.make(classes, P, "nll_loss"), call.make({0: P}, P)]
+
+
+_PAIR = "input target reduction"
+_NLL = "input target weight reduction ignore_index"
+
+
+def _reduced(rule: str, letter: str) -> tuple[str, str]:
+    """Losses in half precision are added in float32 and rounded once, as torch does."""
+    return f"{rule}; {letter} joined by half_loss; if half", rule
+
+
+_EACH = _reduced("f(...*) -> loss(...)", "...")
+
+
+def _of_one_sample(call: Call) -> Sequence[Out] | None:
+    """For one sample, ``[c]``, torch gives a 0-d loss, but one of shape ``[1]`` on meta tensors."""
+    (x, _) = call.operands
+    return None if x.ndim > 1 else (Out(torch.Size(()), x.spec.dtype),)
+
+
+ROWS = (
+    Row("binary_cross_entropy", _EACH, "input target weight reduction"),
+    Row("binary_cross_entropy_with_logits", _EACH, "input target weight pos_weight reduction"),
+    Row(
+        "cosine_embedding_loss",
+        _reduced("f(n[d], n[d], n) -> loss(n)", "n"),
+        "input1 input2 target margin reduction",
+    ),
+    Row("cross_entropy_loss", cross_entropy, f"{_NLL} label_smoothing"),
+    Row("hinge_embedding_loss", _EACH, "input target margin reduction"),
+    Row("huber_loss smooth_l1_loss", _EACH, f"{_PAIR} delta"),
+    Row("kl_div l1_loss mse_loss soft_margin_loss", _EACH, _PAIR),
+    Row("margin_ranking_loss", _EACH, "input1 input2 target margin reduction"),
+    Row(
+        "multi_margin_loss",
+        _reduced("f(n[c], n, weight:[c]) -> loss(n)", "n"),
+        "input target p margin weight reduction",
+    ),
+    Row(
+        "multilabel_margin_loss",
+        _reduced("f(n[c], n[c]) -> loss(n)", "n"),
+        _PAIR,
+        outs=_of_one_sample,
+    ),
+    Row("nll_loss nll_loss2d nll_loss_nd", negative_log_likelihood, _NLL),
+    Row("poisson_nll_loss", _EACH, "input target log_input full eps reduction"),
+    Row(
+        "triplet_margin_loss",
+        _reduced("f(n[d], n[d], n[d]) -> loss(n)", "n"),
+        "anchor positive negative margin p eps swap reduction",
+    ),
+)
+
+add_rows(ROWS)

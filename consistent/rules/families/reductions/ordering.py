@@ -1,0 +1,98 @@
+"""Orderings and scans along a dim: sort, selections, running sums.
+
+Other dims may be split in all of them. Where the dim itself is split the ranks exchange runs, count
+bytes, or pass on totals; where another dim has room, a split may also move there.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ....spec import B, P, S
+from ... import notation
+from ...signature import Call, Operand, Signature
+from ...table import Row, add_rows
+
+
+def ordered(call: Call, parts: int) -> list[Signature]:
+    """sort, argsort, msort. Another dim takes the split over; where none has an item for every
+    rank, runs are exchanged instead, with the places that they come from."""
+    x = call.operands[0]
+    dim = 0 if call.name == "msort" else call.dim("dim", -1)
+    others = [d for d in range(x.ndim) if d != dim]
+    made = call.same(others)
+    if x.ndim and x.shape.numel() and all(x.shape[d] < parts for d in others):
+        nbytes = x.shape.numel() * (x.spec.dtype.itemsize + 4) * (parts - 1) // parts**2
+        made.append(call.make({0: S(dim)}, S(dim), "sort", nbytes))
+    return made
+
+
+def quantile(call: Call, parts: int) -> list[Signature]:
+    """quantile, nanquantile: found by counting bytes, like medians; the quantiles come first in the
+    result."""
+    x, dims, q = call.operands[0], call.dims(), call.get("q")
+    first = q.ndim if isinstance(q, Operand) else 0
+    made = [call.whole()]
+    for d in range(x.ndim):
+        if d in dims or x.shape[d] < x.spec.placement.size:  # torch refuses an empty shard
+            continue
+        place = d if call.get("keepdim", False) else d - sum(r < d for r in dims)
+        made.append(call.make({0: S(d)}, S(place + first)))
+    if not x.shape.numel():
+        return made
+    nbytes = notation.digit_counts_bytes(made[0], call, parts)
+    return made + [call.make({0: S(d)}, B, "quantile", nbytes) for d in dims if d < x.ndim]
+
+
+def largest_few(call: Call, parts: int) -> list[Signature]:
+    """topk. Split along its dim, each rank offers its own k, and the result is chosen from all of
+    them."""
+    x, dim = call.operands[0], call.dim()
+    made = call.same(d for d in range(x.ndim) if d != dim)
+    if not x.ndim or x.shape[dim] // x.spec.placement.size < call.get("k"):
+        return made
+    nbytes, shape = (parts - 1) * notation.result_bytes(call), call.outs[0].shape
+    made.append(call.make({0: S(dim)}, B, "topk", nbytes))
+    place = max((d for d in range(x.ndim) if d != dim), key=lambda d: shape[d], default=None)
+    if place is not None and shape[place] >= parts and x.spec.placement.ndim == 1:
+        made.append(call.make({0: S(dim)}, S(place), "topk", nbytes // parts))
+    return made
+
+
+def trapezoid(call: Call, parts: int) -> list[Signature]:
+    """trapezoid: a sum along ``dim`` with weights that each rank knows. The points ``x``, if given,
+    are B, or split as ``y`` is."""
+    y, x = call.operands[0], call.operands[1] if len(call.operands) > 1 else None
+    dim = call.dim()
+    half = call.outs[0].dtype in notation.HALVES
+    adds_up = not half and math.isfinite(call.kwargs.get("dx", 1))
+    made = [call.whole(), *([call.make({0: P}, P)] if adds_up else [])]
+    for d in range(y.ndim):
+        alike = x is not None and x.shape == y.shape and d != dim
+        fits = x is None or alike or x.ndim == 1 or (d == dim and x.shape == y.shape)
+        if fits and d == dim and y.shape[d] > 1:
+            made.append(call.make({0: S(d)}, B if half else P, "trapezoid", 4 * half))
+        elif fits and d != dim:
+            made.append(call.make({0: S(d), **({1: S(d)} if alike else {})}, S(d - (d > dim))))
+    return made
+
+
+_DIM = "input dim keepdim"
+_SCAN = "input dim"
+_ALONG = "f(...D) -> ..., ...; D joined by order_statistic"
+
+ROWS = (
+    Row("argsort msort sort", ordered, "input dim descending"),
+    Row("cummax cummin", "f(...D) -> ...D, ...D; D by cummax_or_cummin", _SCAN),
+    Row("cumprod", "f(...D) -> ...D; D by cumprod", _SCAN),
+    Row("cumsum", ("f(...D) -> ...D; D by cumsum; if half", "...D -> ...D; D by cumsum"), _SCAN),
+    Row("kthvalue", _ALONG, "input k dim=-1 keepdim"),
+    Row("logcumsumexp", "f(...D) -> ...D; D by logcumsumexp", _SCAN),
+    Row("median nanmedian", (_ALONG, "f(...D) -> ...; D joined by median_of_all"), _DIM),
+    Row("mode", "f(...[D]) -> ..., ...", "input dim=-1 keepdim"),
+    Row("nanquantile quantile", quantile, "input q dim keepdim interpolation"),
+    Row("topk", largest_few, "input k dim=-1 largest sorted"),
+    Row("trapezoid trapz", trapezoid, "y x dx dim=-1"),
+)
+
+add_rows(ROWS)

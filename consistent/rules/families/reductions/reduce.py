@@ -1,0 +1,146 @@
+"""Reductions: what happens to the dims that an op looks along.
+
+Kept dims may be split in all of them. A split reduced dim gives P where the op is a sum, and else
+needs a form that combines the ranks' small results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ....spec import B, P, S
+from ... import notation
+from ...signature import Call, Signature
+from ...table import Row, add_rows
+
+
+def kept(call: Call, dims: Sequence[int], keepdim: bool | None = None) -> list[Signature]:
+    """The whole signature, and one for each dim of the first operand that is not among ``dims``."""
+    if keepdim is None:
+        keepdim = bool(call.get("keepdim", False))
+    made = [call.whole()]
+    for d in range(call.operands[0].ndim):
+        if d not in dims:
+            made.append(call.make({0: S(d)}, S(d if keepdim else d - sum(r < d for r in dims))))
+    return made
+
+
+def joined(
+    call: Call, parts: int, dims: Sequence[int], form: str, times: int = 1
+) -> list[Signature]:
+    """The signatures that split one of ``dims`` and join the ranks' results by ``form``; where the
+    result stays split each rank joins only its part."""
+    made = []
+    for d in dims:
+        if d < call.operands[0].ndim:
+            whole = call.make({0: S(d)}, B, form)
+            nbytes = times * notation.joined_bytes(whole, call, parts)
+            made.append(replace(whole, nbytes=nbytes))
+    return made + [s for each in made for s in notation.split_results(each, call, parts)]
+
+
+def spread_of(call: Call) -> tuple[float, tuple[int, ...], bool]:
+    """(correction, dims, keepdim) of a call of var, std, var_mean or std_mean."""
+    n = call.operands[0].ndim
+    first, unbiased = call.get("dim"), call.get("unbiased", True)
+    if isinstance(first, bool):
+        dims, unbiased = tuple(range(n)), first
+    else:
+        dims = call.dims()
+    correction = call.kwargs.get("correction", 1 if unbiased else 0)
+    return (1 if correction is None else correction), dims, bool(call.get("keepdim", False))
+
+
+def norm(call: Call, parts: int) -> list[Signature]:
+    """Norms of vectors, and the Frobenius norm, which is one. Others keep their dims whole."""
+    order, dims = norm_of(call)
+    made = kept(call, dims)
+    if (
+        order is None
+        or order < 0
+        and order != float("-inf")
+        or not call.outs[0].dtype.is_floating_point
+    ):
+        return made
+    if order in (0, 1) and call.outs[0].dtype not in notation.HALVES:
+        return made + [call.make({0: S(d)}, P) for d in dims]
+    return made + joined(call, parts, dims, "norm")
+
+
+def norm_of(call: Call) -> tuple[float | None, tuple[int, ...]]:
+    """(order of the vector norm, or None for a norm of matrices; the dims it is over)."""
+    dims, ndim = call.dims(), call.operands[0].ndim
+    if call.name in ("norm", "linalg_vector_norm", "frobenius_norm"):
+        order = 2 if call.name == "frobenius_norm" else call.get("ord", 2)
+        return (
+            2 if order in (None, "fro") else None if isinstance(order, str) else float(order)
+        ), dims
+    order = call.get("ord", "fro" if call.name == "linalg_matrix_norm" else None)
+    if call.name == "linalg_matrix_norm":
+        dims = tuple(d % ndim for d in call.get("dim", (-2, -1)))
+    if order is None or order == "fro":
+        return 2.0, dims
+    return (float(order) if len(dims) == 1 and not isinstance(order, str) else None), dims
+
+
+_DIM = "input dim keepdim"
+_TWO = "x1 x2"
+_WINNER = ("f(...D) -> ..., ...; D joined by argmax_or_argmin",)
+
+ROWS = (
+    Row("all", "min(...D) -> ...; D joined by any_or_all", _DIM),
+    Row("amax", "max(...D) -> ...; D by local_extreme; D joined by amax_or_amin", _DIM),
+    Row("amin", "min(...D) -> ...; D by local_extreme; D joined by amax_or_amin", _DIM),
+    Row("aminmax", "f(...D) -> ..., ...; D joined by aminmax", "input _dim _keepdim dim keepdim"),
+    Row("any", "max(...D) -> ...; D joined by any_or_all", _DIM),
+    Row("argmax argmin", "f(...D) -> ...; D joined by argmax_or_argmin", _DIM),
+    Row(
+        "cosine_similarity",
+        "f(...D, ...D) -> ...; D joined by cosine_similarity",
+        f"{_TWO} dim=1 eps",
+    ),
+    Row("count_nonzero", "f(...D) -> ...", "input dim"),
+    Row("frobenius_norm", norm, _DIM),
+    Row("glu", "f(...[D]) -> ...[E]", "input dim=-1"),
+    Row(
+        "linalg_matrix_norm linalg_norm linalg_vector_norm norm",
+        norm,
+        "input ord dim keepdim",
+        by_value=True,
+    ),
+    Row(
+        "log_softmax _log_softmax softmax _softmax special_log_softmax special_softmax",
+        "f(...D) -> ...D; D by softmax",
+        "input dim",
+        composite=True,
+    ),
+    Row("logsumexp special_logsumexp", "f(...D) -> ...; D joined by logsumexp", _DIM),
+    Row(
+        "max",
+        (*_WINNER, "max(...D) -> ...; D by local_extreme; D joined by amax_or_amin",
+         "max(..., dim:...) -> ...", "max(..., other:...) -> ..."),
+        f"{_DIM} other",
+    ),
+    Row("mean", ("...D -> ...; D joined by mean; if half", "...D -> ...; D by mean"), _DIM),
+    Row(
+        "min",
+        (*_WINNER, "min(...D) -> ...; D by local_extreme; D joined by amax_or_amin",
+         "min(..., dim:...) -> ...", "min(..., other:...) -> ..."),
+        f"{_DIM} other",
+    ),
+    Row("nanmean", "f(...D) -> ...; D joined by nanmean", _DIM),
+    Row("nansum", ("f(...D) -> ...; D joined by sum; if half", "f(...D) -> ..."), _DIM),
+    Row("pairwise_distance", "f(...[D], ...[D]) -> ...", f"{_TWO} p eps keepdim dim=-1"),
+    Row("prod", "f(...D) -> ...; D joined by prod", _DIM),
+    Row("renorm", "f([...]D) -> [...]D", "input p dim"),
+    Row(
+        "std std_mean var var_mean",
+        "f(...D) -> ...*; D joined by variance",
+        "input dim unbiased keepdim",
+        by_value=True,
+    ),
+    Row("sum", ("...D -> ...; D joined by sum; if half", "...D -> ..."), _DIM),
+)  # fmt: skip
+
+add_rows(ROWS)

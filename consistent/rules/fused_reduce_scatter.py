@@ -1,0 +1,51 @@
+"""Ops that are done together with the sum that boxes their operand from P to S.
+
+This is done only where it was measured to be faster (docs/benchmarks.md): for rms_norm, which torch
+runs in several passes, on parts so large that the passes take most of the time. For gelu, silu and
+layer_norm it is as fast as torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..boxing.plan import plan
+from ..boxing.steps import Move
+from ..spec import P, TensorSpec
+from .signature import Call, Operand
+
+FORM = "fused_reduce_scatter"
+WORTH = 1 << 21  # bytes of a rank's part
+_SUMMED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def joins_sum(
+    call: Call, specs: Sequence[TensorSpec], boxed: Sequence[TensorSpec]
+) -> tuple[int, ...] | None:
+    """The axes on which ``call`` and the boxing of its first operand, from ``specs[0]`` to
+    ``boxed[0]``, are one pass; None where they are not.
+
+    It depends on the specs alone, so every rank gets the same answer.
+    """
+    src, dst = specs[0], boxed[0]
+    if src is dst or len(call.outs) != 1 or not _is_known(call):
+        return None
+    out = call.outs[0]
+    alike = all(operand.spec.dtype is src.dtype for operand in call.operands)
+    if not alike or src.dtype not in _SUMMED or out.dtype is not src.dtype:
+        return None
+    if out.shape != src.shape or src.nbytes < WORTH * src.placement.size:
+        return None
+    moves = plan(src, dst)
+    last = moves[-1]
+    if not isinstance(last, Move) or last.kind != "reduce_scatter" or last.src is not P:
+        return None
+    return tuple(a for a, (x, y) in enumerate(zip(src.sbp, dst.sbp, strict=True)) if x is not y)
+
+
+def _is_known(call: Call) -> bool:
+    if call.name != "rms_norm" or not (call.args and isinstance(call.args[0], Operand)):
+        return False
+    return call.args[0].index == 0 and len(call.get("normalized_shape")) > 0

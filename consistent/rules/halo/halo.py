@@ -1,0 +1,74 @@
+"""Ops whose outputs need neighbours of a split dim: a rank fetches the inputs that its outputs look
+at, and no more.
+
+A ``Halo`` says which inputs these are. Convolution, pooling and resampling look around a place
+(``spatial.py``); slices, pads, rolls, repeats and regrouped dims look elsewhere
+(``layout/halos.py``). The form "halo" fetches them and runs the op on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ...spec import S, piece
+from ..signature import Call, Operand, Signature
+
+FORM = "halo"
+Ranges = list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Halo:
+    """Which inputs along a dim the outputs ``[first, end)`` along ``place`` look at; beyond the
+    ends is padding."""
+
+    place: int
+    ranges: Callable[[int, int], Ranges]
+
+
+def with_halo(call: Call, parts: int, dims: Sequence[int]) -> list[Signature]:
+    """Those of ``dims`` that may be split by the form: every rank has an output and an input of
+    its own."""
+    x, made = call.operands[0], []
+    for d in dims:
+        found = halo_of(call, d)
+        if found is None:
+            continue
+        out, size = call.outs[0].shape[found.place], x.spec.placement.size
+        if min(out, x.shape[d]) >= size:
+            nbytes = fetched_bytes(x, d, out, found.ranges, parts)
+            outs = [S(found.place)] * len(call.outs)
+            made.append(call.make({0: S(d)}, outs, FORM, nbytes, by_size=True))
+    return made
+
+
+def clipped(ranges: Ranges, n: int) -> Ranges:
+    """The parts of ``ranges`` that lie in ``[0, n)``."""
+    inside = ((max(a, 0), min(b, n)) for a, b in ranges)
+    return [(a, b) for a, b in inside if a < b]
+
+
+def fetched_bytes(
+    x: Operand, d: int, m: int, ranges: Callable[[int, int], Ranges], parts: int
+) -> int:
+    """Bytes that the busiest rank gets from others, where the ranks split ``m`` outputs."""
+    n, most = x.shape[d], 0
+    for k in range(parts):
+        start, size = piece(n, parts, k)
+        first, count = piece(m, parts, k)
+        wanted = clipped(ranges(first, first + count), n)
+        own = clipped([(a - start, b - start) for a, b in wanted], size)
+        most = max(most, sum(b - a for a, b in wanted) - sum(b - a for a, b in own))
+    return most * x.spec.nbytes // max(1, n)
+
+
+def halo_of(call: Call, d: int) -> Halo | None:
+    """The halo of the op along dim ``d`` of its first operand; None if a rank's outputs do not look
+    at a few ranges of inputs."""
+    find = HALOS.get(call.name)
+    return None if find is None else find(call, d)
+
+
+# Op name -> (call, dim) -> its halo.
+HALOS: dict[str, Callable[[Call, int], Halo | None]] = {}

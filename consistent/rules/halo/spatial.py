@@ -1,0 +1,188 @@
+"""The halo of ops on images along one of their dims: convolution, pooling, resampling, blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..signature import Call
+from .halo import HALOS, Halo, Ranges
+
+
+def per_dim(value: Any, at: int, default: int = 0) -> int:
+    """The entry for dim ``at`` of an int, a list of one int for all dims, or a list with one for
+    each."""
+    if value is None or value == [] or value == ():
+        return default
+    if isinstance(value, int):
+        return value
+    return value[0] if len(value) == 1 else value[at]
+
+
+def padding_at(call: Call, at: int) -> int | None:
+    """Padding on either side along plane dim ``at``; None where the sides differ."""
+    given = call.get("padding", 0)
+    if given == "valid":
+        return 0
+    if given != "same":
+        return per_dim(given, at)
+    taps = call.get("weight").shape[2 + at] - 1
+    total = per_dim(call.get("dilation", 1), at, 1) * taps
+    return None if total % 2 else total // 2
+
+
+def sliding(stride: int, before: int, span: int) -> Callable[[int, int], Ranges]:
+    """Windows of ``span`` inputs, ``stride`` apart, the first one ``before`` the start."""
+    return lambda o, e: [(o * stride - before, (e - 1) * stride - before + span)] if o < e else []
+
+
+def _convolved(call: Call, d: int) -> Halo | None:
+    x, weight = call.get("input"), call.get("weight")
+    at = d - (x.ndim - weight.ndim + 2)
+    if at < 0:
+        return None
+    pads = [padding_at(call, k) for k in range(weight.ndim - 2)]
+    if None in pads:
+        return None
+    dilation = per_dim(call.get("dilation", 1), at, 1)
+    span = dilation * (weight.shape[2 + at] - 1) + 1
+    return Halo(d, sliding(per_dim(call.get("stride", 1), at, 1), pads[at] or 0, span))
+
+
+def _transposed(call: Call, d: int) -> Halo | None:
+    x, weight = call.get("input"), call.get("weight")
+    at, given = d - (x.ndim - weight.ndim + 2), call.get("output_padding", 0)
+    if at < 0 or per_dim(given, at):
+        return None
+    stride, before = per_dim(call.get("stride", 1), at, 1), padding_at(call, at) or 0
+    span = per_dim(call.get("dilation", 1), at, 1) * (weight.shape[2 + at] - 1)
+    return Halo(
+        d, lambda o, e: [(-((span - o - before) // stride), (e - 1 + before) // stride + 1)]
+    )
+
+
+def pool_window(call: Call, at: int) -> tuple[int, int, int, int]:
+    """(kernel, stride, padding, dilation) of a pool along plane dim ``at``."""
+    kernel = per_dim(call.get("kernel_size"), at)
+    dilation = per_dim(call.get("dilation", 1), at, 1) if "dilation" in call.params else 1
+    stride = per_dim(call.get("stride"), at, kernel)
+    return kernel, stride, per_dim(call.get("padding", 0), at), dilation
+
+
+def _pooled(count: int) -> Callable[[Call, int], Halo | None]:
+    def find(call: Call, d: int) -> Halo | None:
+        at = d - (call.operands[0].ndim - count)
+        if at < 0:
+            return None
+        kernel, stride, before, dilation = pool_window(call, at)
+        return Halo(d, sliding(stride, before, dilation * (kernel - 1) + 1))
+
+    return find
+
+
+def _adapted(count: int) -> Callable[[Call, int], Halo | None]:
+    """Adaptive pooling into parts of one size."""
+
+    def find(call: Call, d: int) -> Halo | None:
+        n, m = call.operands[0].shape[d], call.outs[0].shape[d]
+        if d < call.operands[0].ndim - count or m == 0 or n % m:
+            return None
+        return Halo(d, sliding(n // m, 0, n // m))
+
+    return find
+
+
+def scales_of(call: Call) -> tuple[float, ...]:
+    """The scales that an upsampling is given, one per dim; none where it is given sizes."""
+    given = call.get("scales")
+    return tuple(given) if isinstance(given, Sequence) else ()
+
+
+def scaled_by(n: int, m: int) -> tuple[int, int] | None:
+    """(m / n, 1) or (1, n / m), whichever is of whole numbers; None if neither is."""
+    if n == 0 or m == 0 or (m % n and n % m):
+        return None
+    return (m // n, 1) if m % n == 0 else (1, n // m)
+
+
+def _resampled(count: int, up: int, down: int) -> Callable[[Call, int], Halo | None]:
+    """Enlarging by a whole number, where an output looks ``up`` inputs to either side of its own,
+    or reducing by one, where it looks at the inputs of its ``down`` neighbours on either side as
+    well. Not served with ``align_corners``."""
+
+    def find(call: Call, d: int) -> Halo | None:
+        n, m = call.operands[0].shape[d], call.outs[0].shape[d]
+        at, factors, scales = d - (call.operands[0].ndim - count), scaled_by(n, m), scales_of(call)
+        if at < 0 or factors is None:
+            return None
+        if "align_corners" in call.params and call.get("align_corners"):
+            return None
+        more, less = factors
+        if scales and scales[at] != more / less:
+            return None
+        if less > 1:
+            return Halo(d, lambda o, e: [((o - down) * less, (e + down) * less)])
+        return Halo(d, lambda o, e: [(o // more - up, (e - 1) // more + 1 + up)])
+
+    return find
+
+
+def block_rows(call: Call) -> tuple[int, int]:
+    """(rows, columns) of places for a block, in im2col and col2im."""
+    image = call.operands[0].shape[-2:] if call.name == "im2col" else call.get("output_size")
+    found = []
+    for at, n in enumerate(image):
+        stride, before, span = block_window(call, at)
+        found.append((n + 2 * before - span) // stride + 1)
+    return found[0], found[1]
+
+
+def block_window(call: Call, at: int) -> tuple[int, int, int]:
+    """(stride, padding, span) of the blocks along plane dim ``at``."""
+    taps = per_dim(call.get("kernel_size"), at) - 1
+    span = per_dim(call.get("dilation", 1), at, 1) * taps + 1
+    return per_dim(call.get("stride", 1), at, 1), per_dim(call.get("padding", 0), at), span
+
+
+def _blocks_of(call: Call, d: int) -> Halo | None:
+    """im2col: the columns are places row by row; each rank takes the rows that hold its own."""
+    x = call.operands[0]
+    if d != x.ndim - 2:
+        return None
+    width, look = block_rows(call)[1], sliding(*block_window(call, 0))
+    return Halo(x.ndim - 2, lambda o, e: look(o // width, (e - 1) // width + 1))
+
+
+def _blocks_to(call: Call, d: int) -> Halo | None:
+    """col2im: a row of the image looks at the rows of places whose blocks reach it."""
+    x = call.operands[0]
+    if d != x.ndim - 1:
+        return None
+    (rows, width), (stride, before, span) = block_rows(call), block_window(call, 0)
+
+    def ranges(o: int, e: int) -> Ranges:
+        first = max(0, -((span - 1 - o - before) // stride))
+        return [(first * width, min(rows, (e - 1 + before) // stride + 1) * width)]
+
+    return Halo(x.ndim - 1, ranges)
+
+
+_AROUND = {"linear": (1, 0), "bilinear": (1, 0), "trilinear": (1, 0), "bicubic": (2, 1)}
+_SMOOTHED = {"bilinear": (2, 1), "bicubic": (3, 2), "lanczos": (4, 3)}
+
+HALOS.update(
+    {
+        "col2im": _blocks_to, "im2col": _blocks_of,
+        **{f"conv{k}d": _convolved for k in (1, 2, 3)},
+        **{f"conv_transpose{k}d": _transposed for k in (1, 2, 3)},
+        **{f"{kind}_pool{k}d": _pooled(k) for kind in ("avg", "max") for k in (1, 2, 3)},
+        **{f"max_pool{k}d_with_indices": _pooled(k) for k in (1, 2, 3)},
+        **{f"adaptive_{kind}_pool{k}d": _adapted(k) for kind in ("avg", "max") for k in (1, 2, 3)},
+        **{f"upsample_nearest{k}d": _resampled(k, 0, 0) for k in (1, 2, 3)},
+        **{f"_upsample_nearest_exact{k}d": _resampled(k, 0, 0) for k in (1, 2, 3)},
+        "upsample_linear1d": _resampled(1, *_AROUND["linear"]),
+        "upsample_trilinear3d": _resampled(3, *_AROUND["trilinear"]),
+        **{f"upsample_{kind}2d": _resampled(2, *_AROUND[kind]) for kind in ("bilinear", "bicubic")},
+        **{f"_upsample_{kind}2d_aa": _resampled(2, *halo) for kind, halo in _SMOOTHED.items()},
+    }
+)  # fmt: skip

@@ -1,0 +1,179 @@
+"""The halo of ops that take elements from elsewhere along a dim: slices, windows, pads, rolls,
+flips, differences, repeats, regrouped dims."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..halo.halo import HALOS, Halo, Ranges
+from ..halo.spatial import sliding
+from ..signature import Call, DoesNotFit
+from .subscript import subscript_of
+from .view import heads
+
+
+def wrapped(first: int, end: int, n: int) -> Ranges:
+    """The places ``[first, end)`` modulo ``n``, as ranges within a dim of ``n``."""
+    found: Ranges = []
+    while first < end:
+        a = first % n
+        b = min(n, a + end - first)
+        found.append((a, b))
+        first += b - a
+    return found
+
+
+def _unfolded(call: Call, d: int) -> Halo | None:
+    if d != call.dim("dim"):
+        return None
+    return Halo(d, sliding(call.get("step"), 0, call.get("size")))
+
+
+def _sliced(call: Call, d: int) -> Halo | None:
+    index = subscript_of(call)
+    if index.tensors:
+        return None
+    for item in index.of("slice"):
+        if item.dim == d:
+            return Halo(index.places[d], sliding(item.step, -item.start, 1))
+    return None
+
+
+def pads_at(call: Call, d: int) -> tuple[int, int]:
+    """How many elements a pad adds before and after dim ``d``."""
+    pad = call.get("pad")
+    k = 2 * (call.operands[0].ndim - 1 - d)
+    return (pad[k], pad[k + 1]) if k < len(pad) else (0, 0)
+
+
+def pad_mode(call: Call) -> str:
+    """The mode of a pad."""
+    return call.get("mode", "constant") if "mode" in call.params else "constant"
+
+
+def mirrored(mode: str, place: int, n: int) -> int:
+    """The index in a dim of ``n`` whose value a pad puts at ``place``: the nearest, or reflected at
+    the ends."""
+    if 0 <= place < n:
+        return place
+    if mode == "replicate":
+        return 0 if place < 0 else n - 1
+    return -place if place < 0 else 2 * (n - 1) - place
+
+
+def _padded(call: Call, d: int) -> Halo | None:
+    mode, n, (before, after) = pad_mode(call), call.operands[0].shape[d], pads_at(call, d)
+    if mode == "constant":
+        return Halo(d, lambda o, e: [(o - before, e - before)])
+    if before < 0 or after < 0:  # torch wraps and reflects what is cut off as well
+        return None
+    if mode == "circular":
+        return Halo(d, lambda o, e: wrapped(o - before, e - before, n))
+
+    def ranges(o: int, e: int) -> Ranges:
+        taken = [mirrored(mode, place - before, n) for place in range(o, e)]
+        return [(min(taken), max(taken) + 1)] if taken else []
+
+    return Halo(d, ranges)
+
+
+def shifts(call: Call) -> dict[int, int]:
+    """{dim: shift} of a roll; none where it rolls the flattened tensor."""
+    if call.name in ("fft_fftshift", "fft_ifftshift"):
+        back = call.name == "fft_ifftshift"
+        return {d: (call.operands[0].shape[d] + back) // 2 for d in call.dims("dim")}
+    given, by = call.get("dims"), call.get("shifts")
+    if given is None or given == () or given == []:
+        return {}
+    dims, by = (v if isinstance(v, Sequence) else (v,) for v in (given, by))
+    found: dict[int, int] = {}
+    for d, shift in zip(dims, by, strict=True):
+        d %= max(1, call.operands[0].ndim)
+        found[d] = found.get(d, 0) + shift
+    return found
+
+
+def _rolled(call: Call, d: int) -> Halo | None:
+    by, n = shifts(call), call.operands[0].shape[d]
+    return Halo(d, lambda o, e: wrapped(o - by[d], e - by[d], n)) if d in by else None
+
+
+def _flipped(call: Call, d: int) -> Halo | None:
+    n = call.operands[0].shape[d]
+    return Halo(d, lambda o, e: [(n - e, n - o)])
+
+
+def _rotated(call: Call, d: int) -> Halo | None:
+    """rot90: a dim comes to the place of the other one or stays, reversed or not."""
+    n, turns, dims = call.operands[0].shape[d], call.get("k", 1) % 4, call.dims("dims", (0, 1))
+    if d not in dims or turns == 0:
+        return None
+    place = d if turns == 2 else dims[1 - dims.index(d)]
+    if turns == 2 or (turns == 1) == (d == dims[1]):
+        return Halo(place, lambda o, e: [(n - e, n - o)])
+    return Halo(place, lambda o, e: [(o, e)])
+
+
+def _differenced(call: Call, d: int) -> Halo | None:
+    order = call.get("n", 1)
+    if d != call.dim("dim", -1) or len(call.operands) > 1 or order < 1:
+        return None
+    return Halo(d, lambda o, e: [(o, e + order)] if o < e else [])
+
+
+def numbers(call: Call, name: str) -> tuple[int, ...]:
+    """The ints ``name``, given by keyword, as a list, or one by one after the tensor."""
+    given = call.kwargs.get(name, call.args[1:])
+    while isinstance(given, Sequence) and len(given) == 1 and isinstance(given[0], Sequence):
+        given = given[0]
+    found = (given,) if isinstance(given, int) else tuple(given)
+    if not all(isinstance(n, int) for n in found):
+        raise DoesNotFit(f"{name} holds tensors")
+    return found
+
+
+def repeats(call: Call) -> tuple[int, ...]:
+    """How often repeat and tile repeat each dim, new ones in front included."""
+    times = numbers(call, "repeats" if call.name == "repeat" else "dims")
+    return (1,) * (call.operands[0].ndim - len(times)) + times
+
+
+def _repeated(call: Call, d: int) -> Halo | None:
+    x, place = call.operands[0], len(repeats(call)) - call.operands[0].ndim + d
+    return Halo(place, lambda o, e: wrapped(o, e, x.shape[d]))
+
+
+def _in_place(call: Call, d: int) -> Halo | None:
+    """repeat_interleave by a number."""
+    times = call.get("repeats")
+    if not isinstance(times, int) or times < 1 or call.get("output_size") is not None:
+        return None
+    if d != call.dim("dim", 0) or (call.get("dim") is None and call.operands[0].ndim != 1):
+        return None
+    return Halo(d, lambda o, e: [(o // times, (e - 1) // times + 1)] if o < e else [])
+
+
+def _regrouped(call: Call, d: int) -> Halo | None:
+    """view, reshape, ...: the elements of the output's pieces, as whole items of the input's
+    dim."""
+    every = heads(call.operands[0].shape, call.outs[0].shape)
+    found = [head[1:] for head in every if head[0] == d]
+    if not found or not all(found[0][::2]):
+        return None
+    ((span, place, out_span),) = found
+    return Halo(place, lambda o, e: [(o * out_span // span, -(-e * out_span // span))])
+
+
+_VIEWS = "_unsafe_view flatten ravel reshape unflatten view"
+
+HALOS.update(
+    {
+        "constant_pad_nd": _padded, "diff": _differenced, "fft_fftshift": _rolled,
+        "fft_ifftshift": _rolled, "flip": _flipped, "fliplr": _flipped, "flipud": _flipped,
+        "getitem": _sliced, "narrow": _sliced, "narrow_copy": _sliced, "pad": _padded,
+        "repeat": _repeated, "repeat_interleave": _in_place, "roll": _rolled,
+        "rot90": _rotated, "slice": _sliced,
+        "tile": _repeated,
+        "unfold": _unfolded, **dict.fromkeys(_VIEWS.split(), _regrouped),
+    }
+)  # fmt: skip

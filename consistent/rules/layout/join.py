@@ -1,0 +1,130 @@
+"""Joining tensors, and cutting one: a split along another dim than the joined one stays; P passes
+if all are P.
+
+Along the joined dim itself the pieces of the result are cut from the pieces of the operands, which
+ranks exchange:
+
+```
+            rank 0   rank 1                  rank 0     rank 1
+x  S(0)     a b      c d        cat          a b c d    e f g h
+y  S(0)     e f      g h       ----->        S(0)
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ...spec import P, S
+from ..halo.halo import fetched_bytes
+from ..notation import places, rearranged
+from ..signature import Call, DoesNotFit, Operand, Signature
+from ..table import Row, add_rows
+
+JOINED, CUT = "cat", "split"
+
+# What the op does to each tensor before it joins them along the dim of the second table.
+_RAISED = {
+    "column_stack": lambda x: x.unsqueeze(1) if x.ndim == 1 else x,
+    "dstack": torch.atleast_3d,
+    "hstack": torch.atleast_1d,
+    "row_stack": torch.atleast_2d,
+    "vstack": torch.atleast_2d,
+}
+_JOINED = {"column_stack": 1, "dstack": 2, "hstack": 1, "row_stack": 0, "vstack": 0}
+
+
+def _joined(call: Call, moves: Mapping[int, int]) -> list[Signature]:
+    every = [i for i, operand in enumerate(call.operands) if not _skipped(call, operand)]
+    made = [call.whole(), call.make(dict.fromkeys(every, P), P)]
+    return made + [call.make(dict.fromkeys(every, S(d)), S(place)) for d, place in moves.items()]
+
+
+def _skipped(call: Call, operand: Operand) -> bool:
+    """Whether torch passes over ``operand``: cat takes an empty vector among any tensors."""
+    return operand.shape == (0,) and any(other.shape != (0,) for other in call.operands)
+
+
+def _ndim(call: Call) -> int:
+    """Number of dims of the tensors that are not skipped."""
+    tensors: Sequence[Operand] = call.get("tensors")
+    found = {operand.ndim for operand in tensors if not _skipped(call, operand)}
+    if len(found) != 1:
+        raise DoesNotFit("tensors of different numbers of dims")
+    return found.pop()
+
+
+def joined(call: Call, parts: int) -> list[Signature]:
+    """cat, along an existing dim. Along that dim all operands are split, or one of them."""
+    n = _ndim(call)
+    dim = call.dim("dim", 0, ndim=n)
+    made = _joined(call, {d: d for d in range(n) if d != dim})
+    every = [i for i, operand in enumerate(call.operands) if not _skipped(call, operand)]
+    for split in [every, *([i] for i in every if len(every) > 1)]:
+        nbytes = sum(_exchanged(call, i, dim, parts) for i in split)
+        made.append(call.make(dict.fromkeys(split, S(dim)), S(dim), JOINED, nbytes))
+    return made
+
+
+def offsets(call: Call, dim: int) -> list[int | None]:
+    """Where each operand starts in the result; None for those that torch passes over."""
+    found, start = [], 0
+    for operand in call.operands:
+        skipped = _skipped(call, operand)
+        found.append(None if skipped else start)
+        start += 0 if skipped else operand.shape[dim]
+    return found
+
+
+def _exchanged(call: Call, i: int, dim: int, parts: int) -> int:
+    start = offsets(call, dim)[i] or 0
+    m = call.outs[0].shape[dim]
+    return fetched_bytes(call.operands[i], dim, m, lambda o, e: [(o - start, e - start)], parts)
+
+
+def joined_by_name(call: Call, parts: int) -> list[Signature]:
+    """hstack, vstack, ..."""
+    n = _ndim(call)
+    joint = 0 if call.name == "hstack" and n <= 1 else _JOINED[call.name]
+    found = places(_RAISED[call.name], call.operands[0].shape)
+    if n and not all(
+        places(_RAISED[call.name], o.shape).keys() == found.keys() for o in call.operands
+    ):
+        raise DoesNotFit("sizes of 1 in some operands only")
+    return _joined(call, {d: place for d, (place,) in found.items() if place != joint})
+
+
+def cut(call: Call, parts: int) -> list[Signature]:
+    """split, chunk, tensor_split: along their dim every part is split anew."""
+    (x,) = call.take(1)
+    dim = 2 if call.name == "dsplit" else 0
+    if call.name == "hsplit":
+        dim = min(1, x.ndim - 1)
+    elif "dim" in call.params:
+        dim = call.dim("dim", 0)
+    others = [s for s in rearranged(call, parts) if s.ins[0] is not S(dim)]
+    start, nbytes = 0, 0
+    for out in call.outs:
+        m = out.shape[dim]
+        nbytes += fetched_bytes(x, dim, m, lambda o, e, a=start: [(o + a, e + a)], parts)
+        start += m
+    if start != x.shape[dim]:  # tensor_split at decreasing places gives overlapping parts
+        return others
+    return [*others, call.make({0: S(dim)}, S(dim), CUT, nbytes)]
+
+
+ROWS = (
+    Row("cat concat concatenate", joined, "tensors dim", moves=True, any_size=True),
+    Row(
+        "chunk split split_with_sizes tensor_split", cut, "input sizes dim",
+        moves=True, any_size=True,
+    ),
+    Row("column_stack dstack hstack row_stack vstack", joined_by_name, "tensors", moves=True),
+    Row("dsplit hsplit vsplit", cut, moves=True),
+    Row("stack", "...* -> ...[D]; moves", "tensors dim=0"),
+    Row("unsafe_chunk unsafe_split unsafe_split_with_sizes", cut, "input sizes dim", moves=True),
+)  # fmt: skip
+
+add_rows(ROWS)

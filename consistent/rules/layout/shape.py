@@ -1,0 +1,152 @@
+"""Ops that move, repeat or drop elements by position.
+
+They are linear, so P passes; a split stays where the op leaves its dim as it is.
+"""
+
+from __future__ import annotations
+
+from ...spec import P, S
+from ..halo.halo import with_halo
+from ..notation import rearranged
+from ..signature import Call, Operand, Signature
+from ..table import Row, Sizing, add_rows
+from .halos import numbers, pad_mode, repeats, shifts
+from .subscript import subscript_of
+from .view import resized
+
+
+def repeated(call: Call, parts: int) -> list[Signature]:
+    """repeat and tile: a dim repeated once stays; along others a rank fetches what its piece
+    holds."""
+    (x,), times = call.take(1), repeats(call)
+    extra = len(times) - x.ndim
+    once = [d for d in range(x.ndim) if times[d + extra] == 1]
+    made = [call.whole(), call.make({0: P}, P)]
+    made += [call.make({0: S(d)}, S(d + extra)) for d in once]
+    return made + with_halo(call, parts, [d for d in range(x.ndim) if d not in once])
+
+
+def squeezed_dims(call: Call) -> tuple[int, ...]:
+    """The dims that squeeze is asked for: all by default, none if ``dim`` is ()."""
+    return () if call.get("dim") == () else tuple(d for d in call.dims() if call.operands[0].ndim)
+
+
+def squeezed(call: Call, parts: int) -> list[Signature]:
+    """Dims of size 1 are dropped. A piece of size 1 of a larger dim must not be: the form knows
+    which."""
+    (x,) = call.take(1)
+    asked = squeezed_dims(call)
+    gone = [d for d in asked if x.shape[d] == 1]
+    made = [call.whole(), call.make({0: P}, P)]
+    for d in range(x.ndim):
+        if d not in gone:
+            place = d - sum(g < d for g in gone)
+            made.append(call.make({0: S(d)}, S(place), form="squeeze" if d in asked else None))
+    return made
+
+
+def padded(call: Call, parts: int) -> list[Signature]:
+    """Unpadded dims keep their split. A constant would be added once per rank, unless it is 0."""
+    (x,) = call.take(1)
+    pad, value = call.get("pad"), call.get("value")
+    mode, dims = pad_mode(call), range(x.ndim)
+    kept = [d for d in dims if not any(pad[2 * (x.ndim - 1 - d) :][:2])]
+    acted = [d for d in dims if d not in kept]
+    if mode != "constant":  # torch takes an empty batch, but no other empty dim
+        batch = x.ndim == len(pad) // 2 + 2
+        kept = [d for d in kept if (batch and d == 0) or x.shape[d] >= x.spec.placement.size]
+    zero = value is None or value == 0
+    made = call.same(kept) + with_halo(call, parts, acted)
+    return made + [call.make({0: P}, P)] if zero or mode != "constant" else made
+
+
+def diagonals(call: Call, parts: int) -> list[Signature]:
+    """diag_embed: the last dim becomes two, others keep their order around them."""
+    (x,) = call.take(1)
+    n = x.ndim + 1
+    new = {call.dim("dim1", -2, ndim=n), call.dim("dim2", -1, ndim=n)}
+    left = [d for d in range(n) if d not in new]
+    made = [call.whole(), call.make({0: P}, P)]
+    return made + [call.make({0: S(d)}, S(place)) for d, place in enumerate(left)]
+
+
+def grid(call: Call, parts: int) -> list[Signature]:
+    """meshgrid: each vector is a dim of every output."""
+    count = len(call.operands)
+    order = list(range(count))
+    if call.kwargs.get("indexing", "ij") == "xy" and count > 1:
+        order[:2] = [1, 0]
+    made = [call.whole(), call.make({i: P for i in range(count)}, P)]
+    vectors = [x.index for x in call.operands if x.ndim == 1]
+    # Each output is split by its own vector; another axis would split all outputs by one of them.
+    if len(vectors) == count > 1 and call.operands[0].spec.placement.ndim == 1:
+        outs = [S(order[i]) for i in range(count)]
+        made.append(call.make(dict.fromkeys(range(count), S(0)), outs, "meshgrid"))
+    return made + [call.make({i: S(0)}, S(order[i])) for i in vectors]
+
+
+def overwritten(call: Call, parts: int) -> list[Signature]:
+    """select_scatter, ...: both operands split along a dim that the view keeps."""
+    x, source = call.take(2)
+    view = Call(
+        call.name.removesuffix("_scatter"), *_without(call, source), (x,), params=call.params
+    )
+    acted = [call.dim("dim", 0)] if "dim" in call.params else []
+    made = [call.whole(), call.make({0: P, 1: P}, P)]
+    for d in acted:  # each rank writes what lies in its shard
+        if any(item.dim == d for item in subscript_of(call).of("all")):
+            made.append(call.make({0: S(d), 1: S(d)}, S(d)))
+        else:
+            made.append(call.make({0: S(d)}, S(d), "write_slice"))
+    for signature in rearranged(view, parts):
+        entry = signature.ins[0]
+        if entry.is_split and entry.dim not in acted:  # type: ignore[attr-defined]
+            made.append(call.make({0: entry, 1: signature.outs[0]}, entry))
+    return made
+
+
+def _without(call: Call, source: Operand) -> tuple[tuple, dict]:
+    args = tuple(a for a in call.args if a is not source)
+    return args, {k: v for k, v in call.kwargs.items() if v is not source}
+
+
+_VIEW = "... -> view(...); moves"
+_TURNED = "...<D> -> ...<D>; moves"
+
+ROWS = (
+    Row(
+        "adjoint atleast_1d atleast_2d atleast_3d diagonal moveaxis movedim permute swapaxes "
+        "swapdims t transpose unsqueeze",
+        _VIEW,
+    ),
+    Row("broadcast_tensors", "...* -> ...*; moves"),
+    Row(
+        "broadcast_to expand", _VIEW, localize=resized,
+        numbers="*", sizing=Sizing.EXPAND,
+    ),
+    Row("constant_pad_nd", padded, "input pad value", by_value=True),
+    Row("diag diagflat", "[...] -> _"),
+    Row("diag_embed", diagonals, "input offset dim1 dim2"),
+    Row("diagonal_scatter", overwritten, "input src offset dim1 dim2"),
+    Row("diff", "...<D>* -> ...<D>", "input n dim=-1 prepend append"),
+    Row("expand_as", "..., shape(...) -> ...; moves", "input other"),
+    Row("flip", _TURNED, "input dims", along=lambda call: numbers(call, "dims")),
+    Row("fliplr", _TURNED, "input dim=1"),
+    Row("flipud", _TURNED, "input dim=0"),
+    # If torch.meshgrid were opened it would call itself: its body asks for hooks in a helper.
+    Row("meshgrid", grid, composite=True),
+    # x gives a device and a dtype, and is not moved.
+    Row("new_empty new_empty_strided new_full new_ones new_tensor new_zeros", "shape(...) -> _"),
+    Row("pad", padded, "input pad mode value", by_value=True),
+    Row("repeat tile", repeated, moves=True),
+    Row("roll", _TURNED, "input shifts dims", along=lambda call: tuple(shifts(call)) or None),
+    Row("rot90", _TURNED, "input k dims=(0,1)", along="dims"),
+    Row("select_scatter", overwritten, "input src dim index"),
+    Row("slice_scatter", overwritten, "input src dim start end step"),
+    Row("squeeze", squeezed, "input dim", moves=True, any_size=True),
+    Row("tril triu", "...mn -> ...mn; mn by triangular", "input diagonal"),
+    Row("unbind", "...[D] -> view(...[D]*); moves", "input dim=0"),
+    Row("unfold", "...<D> -> view(...<D>); moves", "input dim size step"),
+)  # fmt: skip
+
+add_rows(ROWS)

@@ -1,0 +1,175 @@
+"""The subscript in the brackets of ``x[...]``, dim by dim, and where each dim goes.
+
+Torch takes ints, slices and None first; index tensors then apply to what is left. Their common
+shape is one block of dims, at the place of the first of them, or in front if others lie between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..signature import Call, DoesNotFit, Operand
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One entry of a subscript, or one dim that it does not mention.
+
+    kind is "all" (a dim as it is), "slice" (start, count, step), "int", "new" (None), "tensor" (an
+    index tensor, or a list of ints). ``0:n`` is "all" too: torch clamps its bounds to a shard's
+    size.
+    """
+
+    kind: str
+    dim: int = -1
+    start: int = 0
+    count: int = 0
+    step: int = 1
+    tensor: Any = None
+
+    def within(self, low: int, n: int) -> tuple[slice, slice]:
+        """For a shard with ``n`` items of the dim from ``low``: (its items in the slice, their
+        places in the slice)."""
+        first = max(0, -(-(low - self.start) // self.step))
+        end = min(self.count, -(-(low + n - self.start) // self.step))
+        if first >= end:
+            return slice(0, 0), slice(0, 0)
+        begin = self.start + first * self.step - low
+        return slice(begin, begin + (end - first - 1) * self.step + 1, self.step), slice(first, end)
+
+
+@dataclass(frozen=True)
+class Subscript:
+    """A parsed subscript. ``items`` in its order, every dim mentioned once."""
+
+    items: tuple[Item, ...]
+
+    def of(self, *kinds: str) -> list[Item]:
+        """Items of these kinds."""
+        return [item for item in self.items if item.kind in kinds]
+
+    @property
+    def tensors(self) -> list[Item]:
+        """Index tensors."""
+        return self.of("tensor")
+
+    @cached_property
+    def left(self) -> list[Item]:
+        """The dims after ints, slices and None are applied."""
+        return [item for item in self.items if item.kind != "int"]
+
+    @cached_property
+    def block(self) -> tuple[int, tuple[int, ...]]:
+        """(place, shape) of the dims that index tensors give; place 0 and shape () without them."""
+        at = [i for i, item in enumerate(self.left) if item.kind == "tensor"]
+        if not at:
+            return 0, ()
+        shape = torch.broadcast_shapes(*(index_shape(item.tensor) for item in self.tensors))
+        together = at[-1] - at[0] == len(at) - 1
+        return at[0] if together else 0, tuple(shape)
+
+    @cached_property
+    def places(self) -> dict[int, int]:
+        """{dim: its place in the output} of the dims that slices keep."""
+        place, shape = self.block
+        rest = [item for item in self.left if item.kind != "tensor"]
+        after = range(len(rest) + len(shape))
+        free = [p for p in after if not place <= p < place + len(shape)]
+        return {
+            item.dim: p for item, p in zip(rest, free, strict=True) if item.kind in ("all", "slice")
+        }
+
+
+def index_shape(index: Any) -> tuple[int, ...]:
+    """Shape of an index tensor or of a list of ints."""
+    return tuple(index.shape) if isinstance(index, Operand | torch.Tensor) else (len(index),)
+
+
+def subscript_of(call: Call) -> Subscript:
+    """The subscript in the brackets of ``x[...]``, or the one that the arguments of select, narrow
+    and slice stand for."""
+    if call.subscript is None:
+        call.subscript = _read(call)
+    return call.subscript
+
+
+def _read(call: Call) -> Subscript:
+    x = call.operands[0]
+    if call.name in ("getitem", "setitem"):
+        return parse(call.args[1], x.shape)
+    if call.name in ("index", "index_put"):  # None stands for a dim as it is
+        given = call.get("indices")
+        return parse(tuple(slice(None) if entry is None else entry for entry in given), x.shape)
+    dim = call.dim("dim", 0)
+    if call.name in ("select", "select_scatter"):
+        entry: Any = call.get("index")
+    elif call.name in ("narrow", "narrow_copy"):
+        start, length = _int(call.get("start")), _int(call.get("length"))
+        start += x.shape[dim] if start < 0 else 0
+        entry = slice(start, start + length)
+    else:
+        entry = slice(call.get("start"), call.get("end"), call.get("step"))
+    return parse((slice(None),) * dim + (entry,), x.shape)
+
+
+def parse(index: Any, shape: Sequence[int]) -> Subscript:
+    """Read a subscript of a tensor of ``shape``.
+
+    Raises:
+        DoesNotFit: it holds masks, tensors as bounds or arrays, whose values decide; or torch
+            refuses it: an int is out of range, or there are too many.
+    """
+    entries = list(index) if isinstance(index, tuple) else [index]
+    if not any(entry is Ellipsis for entry in entries):
+        entries.append(Ellipsis)
+    used = sum(entry is not None and entry is not Ellipsis for entry in entries)
+    if used > len(shape) or sum(entry is Ellipsis for entry in entries) > 1:
+        raise DoesNotFit(f"{used} entries for {len(shape)} dims")
+    items: list[Item] = []
+    dim = 0
+    for entry in entries:
+        if entry is None:
+            items.append(Item("new"))
+        elif entry is Ellipsis:
+            rest = len(shape) - used
+            items += [Item("all", d) for d in range(dim, dim + rest)]
+            dim += rest
+        else:
+            items.append(_item(entry, dim, shape[dim]))
+            dim += 1
+    return Subscript(tuple(items))
+
+
+def _item(entry: Any, dim: int, n: int) -> Item:
+    if isinstance(entry, slice):
+        bounds = (entry.start, entry.stop, entry.step)
+        read = slice(*(None if b is None else _int(b) for b in bounds))
+        if read.step is not None and read.step < 1:
+            raise DoesNotFit("torch takes steps from 1 on")
+        start, stop, step = read.indices(n)
+        count = len(range(start, stop, step))
+        if count == n and step == 1:
+            return Item("all", dim)
+        return Item("slice", dim, start, count, step)
+    if isinstance(entry, Operand):
+        if entry.spec.dtype in (torch.bool, torch.uint8) or entry.ndim == 0:
+            raise DoesNotFit("a mask, or a number that only the data gives")
+        return Item("tensor", dim, tensor=entry)
+    if isinstance(entry, list):
+        return Item("tensor", dim, tensor=[_int(value) for value in entry])
+    at = _int(entry)
+    if not -n <= at < n:
+        raise DoesNotFit(f"index {at} is out of range for dim {dim} of size {n}")
+    return Item("int", dim, at % n, 1)
+
+
+def _int(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise DoesNotFit(f"{type(value).__name__} is not an int")
+    return int(value)

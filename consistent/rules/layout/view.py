@@ -1,0 +1,166 @@
+"""Reshaping: which splits survive when elements keep their order and dims are regrouped.
+
+Both shapes are divided into the smallest groups of dims with equal products. In a group only the
+first dim that is not 1 can be split: its pieces are runs of elements, and so are those of the other
+shape's first dim. They are the same runs if the cuts fall on the same elements. On 3 ranks:
+
+    [6, 4] -> [24]    cuts of 6: 0 2 4, in elements 0 8 16;  cuts of 24: 0 8 16    S(0) -> S(0)
+    [5, 4] -> [20]    cuts of 5: 0 2 4, in elements 0 8 16;  cuts of 20: 0 7 14    by the form: the
+                                                       elements between two cuts change hands
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from ...spec import B, P, S, Split, piece
+from ..halo.halo import with_halo
+from ..signature import Call, DoesNotFit, LocalShapes, Signature
+from ..table import Row, Sizing, add_rows
+
+Shape = Sequence[int]
+
+
+def groups(source: Shape, target: Shape) -> list[tuple[range, range]]:
+    """Ranges of dims of equal products, in order; for empty tensors only leading dims match."""
+    found, i, j = [], 0, 0
+    while i < len(source) and j < len(target):
+        i0, j0, a, b = i, j, source[i], target[j]
+        i, j = i + 1, j + 1
+        while a != b:
+            if a < b and i < len(source):
+                a, i = a * source[i], i + 1
+            elif j < len(target):
+                b, j = b * target[j], j + 1
+            else:
+                return found
+        if a == 0 and (i - i0, j - j0) != (1, 1):
+            return found
+        found.append((range(i0, i), range(j0, j)))
+    return found
+
+
+def heads(source: Shape, target: Shape) -> list[tuple[int, int, int, int]]:
+    """(dim, elements that an item of it spans, output dim, the same for that) of each group's first
+    dims."""
+    found = []
+    for ins, outs in groups(source, target):
+        i = next((d for d in ins if source[d] != 1), ins[0])
+        o = next((d for d in outs if target[d] != 1), outs[0])
+        if source[i] == 1 and len(ins) + len(outs) > 2:
+            continue  # several dims of size 1: nothing says which is which
+        spans = [
+            math.prod(s[d + 1 : g[-1] + 1]) for s, d, g in ((source, i, ins), (target, o, outs))
+        ]
+        found.append((i, spans[0], o, spans[1]))
+    return found
+
+
+def cuts(n: int, parts: Sequence[int]) -> list[int]:
+    """The starts of the pieces into which axes of ``parts`` ranks cut ``n`` items, outer axis
+    first."""
+    pieces = [(0, n)]
+    for k in parts:
+        pieces = [
+            (start + offset, size)
+            for start, m in pieces
+            for offset, size in (piece(m, k, index) for index in range(k))
+        ]
+    return [start for start, _ in pieces]
+
+
+def same_cuts(call: Call, d: int, span: int, m: int, out_span: int) -> bool:
+    """Whether ``call.axis`` may split dim ``d`` and the output's dim of ``m`` items together.
+
+    Axes that split one dim cut each other's pieces, so they are judged together: an axis is taken
+    if, with any of those taken before, the cuts agree. Axes that split ``d`` now come first,
+    because what lies right should stay.
+    """
+    x = call.operands[0]
+    n, shape = x.shape[d], x.spec.placement.shape
+    if n % math.prod(shape) == 0 and m % math.prod(shape) == 0:
+        return True
+
+    def agree(axes: tuple[int, ...]) -> bool:
+        parts = [shape[axis] for axis in sorted(axes)]
+        return [c * span for c in cuts(n, parts)] == [c * out_span for c in cuts(m, parts)]
+
+    taken: tuple[int, ...] = ()
+    for axis in sorted(range(len(shape)), key=lambda axis: x.spec.sbp[axis] != S(d)):
+        subsets = (s for k in range(len(taken) + 1) for s in itertools.combinations(taken, k))
+        if all(agree((*subset, axis)) for subset in subsets):
+            taken += (axis,)
+    return call.axis in taken
+
+
+def _kept(call: Call) -> tuple[list[tuple[Split, Split]], list[int]]:
+    """Splits that survive, on both sides, and the dims whose splits do not."""
+    target = call.outs[0].shape
+    kept, moved = [], []
+    for i, span, o, out_span in heads(call.operands[0].shape, target):
+        if same_cuts(call, i, span, target[o], out_span):
+            kept.append((S(i), S(o)))
+        else:
+            moved.append(i)
+    return kept, moved
+
+
+def reshaped(call: Call, parts: int) -> list[Signature]:
+    """One operand whose elements keep their order."""
+    if call.operands[0].spec.dtype != call.outs[0].dtype:
+        raise DoesNotFit("a view of another dtype")
+    kept, moved = _kept(call)
+    made = [call.whole(), call.make({0: P}, P), *(call.make({0: s}, t) for s, t in kept)]
+    return made + with_halo(call, parts, moved)
+
+
+def reshaped_as(call: Call, parts: int) -> list[Signature]:
+    """The second operand gives only its shape: split like the output, it gives the local shape."""
+    made = [call.whole(), call.make({0: P}, P), call.make({1: P}, B), call.make({0: P, 1: P}, P)]
+    return made + [call.make({0: s, 1: t}, t) for s, t in _kept(call)[0]]
+
+
+def repeated_in_place(call: Call, parts: int) -> list[Signature]:
+    """repeat_interleave by a number: each index of the dim becomes a run."""
+    (x,) = call.take(1)
+    made = [call.whole(), call.make({0: P}, P)]
+    if call.get("dim") is None and x.ndim != 1:
+        return made
+    d = call.dim("dim", 0)
+    made += [call.make({0: S(e)}, S(e)) for e in range(x.ndim) if e != d]
+    repeats = call.get("repeats")
+    if call.get("output_size") is None and same_cuts(call, d, repeats, call.outs[0].shape[d], 1):
+        return [*made, call.make({0: S(d)}, S(d))]
+    return made + with_halo(call, parts, [d])
+
+
+def resized(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple, dict]:
+    """``op(x, *sizes)`` with the shard's sizes."""
+    return (call.operands[0], tuple(outs[0])), {}
+
+
+def _unflattened(call: Call, ins: LocalShapes, outs: LocalShapes) -> tuple[tuple, dict]:
+    d = call.dim("dim")
+    count = len(outs[0]) - len(ins[0]) + 1
+    return (call.operands[0], d, tuple(outs[0][d : d + count])), {}
+
+
+ROWS = (
+    Row(
+        "_unsafe_view reshape view", reshaped, localize=resized, moves=True,
+        numbers="*", any_size=True, sizing=Sizing.VIEW,
+    ),
+    # A dim of the result that is as long as the split dim is that dim, whatever the sizes.
+    Row("flatten ravel", reshaped, moves=True, any_size=True),
+    Row("repeat_interleave", repeated_in_place, "input repeats dim output_size", moves=True),
+    Row("reshape_as view_as", reshaped_as, moves=True),
+    # Tensor.unflatten is a Python function around a builtin that torch hands to the hook as itself.
+    Row(
+        "unflatten", reshaped, "input dim sizes",
+        localize=_unflattened, composite=True, moves=True,
+    ),
+)  # fmt: skip
+
+add_rows(ROWS)

@@ -1,0 +1,64 @@
+"""Rules as mathematics: ``"mk, kn -> mn"`` -> every signature of the op.
+
+docs/adding_an_op.md has the grammar. ``rule.py`` says what a rule is, ``parse.py`` reads one,
+``letters.py`` spells its letters out for given operands, ``derive.py`` makes signatures of them,
+``fit.py`` and ``holds.py`` select those that hold for one call, ``sends.py`` counts bytes of forms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..signature import Call, DoesNotFit, Signature
+from .derive import derive
+from .fit import Along, reduction_of, signatures_of
+from .given import HALVES, MEAN, NONE, SUM, Given
+from .holds import extreme_twins, split_results
+from .parse import parse
+from .rule import Rule
+from .sends import digit_counts_bytes, joined_bytes, result_bytes
+from .strides import moved, places, rearranged
+
+__all__ = [
+    "HALVES",
+    "MEAN",
+    "NONE",
+    "SUM",
+    "Along",
+    "Rule",
+    "digit_counts_bytes",
+    "extreme_twins",
+    "joined_bytes",
+    "moved",
+    "of_call",
+    "parse",
+    "places",
+    "rearranged",
+    "reduction_of",
+    "result_bytes",
+    "signatures",
+    "signatures_of",
+    "split_results",
+]
+
+
+def of_call(text: str, call: Call, parts: int) -> list[Signature]:
+    """The signatures of ``call`` by a rule that was written for it, operand by operand."""
+    plain = Call(call.name, call.operands, {}, call.operands, call.outs)
+    return signatures_of([parse(text)], plain, parts)
+
+
+def signatures(text: str, shapes: Sequence[Sequence[int]]) -> tuple[Signature, ...]:
+    """The signatures of a rule for operands of ``shapes``, in floating point."""
+    rule = parse(text)
+    count = len(shapes)
+    if count > len(rule.operands):
+        raise DoesNotFit(
+            f'rule "{rule}" names {len(rule.operands)} operands, and {count} are given'
+        )
+    pattern = tuple(tuple(1 if n == 1 else 2 for n in shape) for shape in shapes)
+    given = Given(
+        tuple(range(count)), tuple(range(count)), pattern, (False,) * count,
+        (True,) * len(rule.outs),
+    )  # fmt: skip
+    return derive(rule, given).signatures

@@ -1,0 +1,180 @@
+"""A rule applied to a call: which operand belongs to which pattern, and which of the derived
+signatures hold for the dtypes, sizes and numbers of this call.
+
+A row may have several rules, for other numbers of dims or other arguments: the first that fits is
+taken.
+"""
+
+from __future__ import annotations
+
+import cmath
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ..halo.halo import with_halo
+from ..signature import Call, DoesNotFit, Operand, Signature, dims_given
+from .derive import derive
+from .given import HALVES, MEAN, NONE, NUMBER, UNSAFE_NUMBER, Given, spell_given
+from .holds import (
+    adds_up,
+    extreme_twins,
+    has_parts,
+    is_whole,
+    keeps_order,
+    monotone,
+    split_results,
+    with_bytes,
+)
+from .rule import REST, Condition, Pattern, Rule
+from .strides import moved
+
+Along = str | Callable[[Call], Sequence[int] | None]
+
+
+def signatures_of(
+    rules: Sequence[Rule], call: Call, parts: int, along: Along = "dim"
+) -> list[Signature]:
+    """Every signature that ``rules`` give ``call`` on an axis of ``parts`` ranks; the whole one is
+    first.
+
+    Args:
+        along: the argument that names the dims of capital letters, or a function of the call.
+
+    Raises:
+        DoesNotFit: none of the rules is for this call.
+    """
+    rule, given = fit(rules, call, along)
+    derived = derive(rule, given)
+    dropped = derived.linear if derived.linear and not adds_up(rule, call) else ()
+    made = [s for s in derived.signatures if s not in dropped and keeps_order(s, call)]
+    made = [with_bytes(s, rule, derived, call, parts) for s in made]
+    made = [s for s in made if has_parts(s, derived, call)]
+    # In the order of signatures: that of a set differs from rank to rank.
+    joined = [s for s in derived.signatures if s in derived.joined]
+    joined = [with_bytes(s, rule, derived, call, parts) for s in joined]
+    made += [s for each in joined for s in split_results(each, call, parts)]
+    made += monotone(rule, call)
+    if any(out.head == "view" for out in rule.outs):
+        made += moved(call, derived.whole)
+    if "moves" in rule.flags:
+        made += extreme_twins(made)
+    return made + with_halo(call, parts, derived.fetched) if derived.fetched else made
+
+
+# -- which rule, which operand ---------------------------------------------------------------------
+
+
+def fit(rules: Sequence[Rule], call: Call, along: Along) -> tuple[Rule, Given]:
+    """The first of ``rules`` that is for ``call``, and the operands in its order."""
+    why = ""
+    for rule in rules:
+        if not all(_holds(condition, call) for condition in rule.conditions):
+            continue
+        try:
+            given = _given(rule, call, along)
+            spell_given(rule, given)
+        except DoesNotFit as error:
+            why = str(error)
+            continue
+        return rule, given
+    raise DoesNotFit(f"{call.name}: {why or 'its arguments'}")
+
+
+def _holds(condition: Condition, call: Call) -> bool:
+    if condition.argument == "half":
+        found = any(out.dtype in HALVES for out in call.outs[:1])
+    elif condition.value:
+        found = str(call.get(condition.argument)) == condition.value
+    else:
+        value = call.get(condition.argument)
+        found = isinstance(value, Operand) or bool(value)
+    return found is not condition.negated
+
+
+def _given(rule: Rule, call: Call, along: Along) -> Given:
+    outs = call.outs
+    pairs = list(_assigned(rule, call))
+    if sum(isinstance(x, Operand) for _, x in pairs) != len(call.operands):
+        raise DoesNotFit("an operand that the rule does not name")
+    exact = "sizes may differ" in rule.flags
+    repeated = rule.outs[-1].patterns[0].repeated
+    if len(outs) < len(rule.outs) or (len(outs) > len(rule.outs) and not repeated):
+        raise DoesNotFit(f"{len(outs)} outputs, and the rule has {len(rule.outs)}")
+    # An output that is not asked for is empty, as in torch.
+    may_lack = any(REST in p.names for out in rule.outs for p in out.patterns)
+    may_lack = may_lack and all(x.shape.numel() for x in call.operands)
+    return Given(
+        tuple(place for place, _ in pairs),
+        tuple(x.index if isinstance(x, Operand) else -1 for _, x in pairs),
+        tuple(_pattern_of(x, exact, rule.operands[place][1]) for place, x in pairs),
+        tuple(isinstance(x, Operand) and is_whole(x.spec.dtype) for _, x in pairs),
+        tuple(not may_lack or tuple(out.shape) != (0,) for out in outs),
+        _along(rule, call, along),
+        "keepdim" in call.params and bool(call.get("keepdim")),
+        reduction_of(call) if any(out.head == "loss" for out in rule.outs) else NONE,
+    )
+
+
+def _assigned(rule: Rule, call: Call) -> Iterator[tuple[int, Any]]:
+    """(place in the rule, operand or number) of all that the call has."""
+    unnamed, rest = 0, list(call.operands)
+    for place, (_, _, pattern) in enumerate(rule.operands):
+        if pattern.repeated:
+            continue
+        value = _argument(pattern, unnamed, call)
+        unnamed += not pattern.argument
+        if value is None:
+            continue
+        if isinstance(value, Operand):
+            if value in rest:
+                rest.remove(value)
+        elif not isinstance(value, int | float | complex):
+            raise DoesNotFit(f"an operand is given as {type(value).__name__}")
+        yield place, value
+    for place, (_, _, pattern) in enumerate(rule.operands):
+        if pattern.repeated:
+            yield from ((place, operand) for operand in rest)
+
+
+def _argument(pattern: Pattern, position: int, call: Call) -> Any:
+    """The argument of the call for a pattern, by the name that the pattern gives, or by
+    position."""
+    if pattern.argument:
+        return call.get(pattern.argument)
+    if position < len(call.params):
+        return call.get(call.params[position])
+    return call.args[position] if position < len(call.args) else None
+
+
+def _pattern_of(x: Any, exact: bool, head: str) -> tuple[int, ...] | str:
+    """Sizes as far as a rule asks: whether each is 1. Of a number, whether addends may be
+    multiplied by it."""
+    if isinstance(x, Operand):
+        return tuple(x.shape) if exact else tuple(1 if n == 1 else 2 for n in x.shape)
+    return UNSAFE_NUMBER if not cmath.isfinite(x) or (head == "1/" and x == 0) else NUMBER
+
+
+def _along(rule: Rule, call: Call, along: Along) -> tuple[int, ...] | None:
+    if not rule.has_capitals:
+        return ()
+    if isinstance(along, str):
+        return dims_given(call.get(along))
+    found = along(call)
+    return None if found is None else tuple(found)
+
+
+def reduction_of(call: Call) -> int:
+    """NONE, MEAN or SUM: the enumeration to which torch's Python functions translate the words.
+
+    Raises:
+        DoesNotFit: it is left out, and the default, which differs between torch's bindings, cannot
+            be inferred.
+    """
+    given = call.get("reduction")
+    if given is not None:
+        return given
+    if call.outs[0].ndim:
+        return NONE
+    if call.operands[0].ndim > 1:
+        return MEAN
+    raise DoesNotFit(f"{call.name}: a default reduction to one number or of one number")

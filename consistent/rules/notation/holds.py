@@ -1,0 +1,123 @@
+"""Which of a rule's signatures hold for the dtypes, numbers and sizes of a call."""
+
+from __future__ import annotations
+
+import cmath
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...spec import EXTREMES, NdSbp, P, S, Sbp, Split
+from ...spec.sbp import partial_max, partial_min
+from ..signature import Call, Signature
+from .given import HALVES, Derived
+from .rule import Rule
+from .sends import joined_bytes, may_stay_split, sent_bytes
+
+_SWAPPED: dict[Sbp, Sbp] = {partial_max: partial_min, partial_min: partial_max}
+
+
+def adds_up(rule: Rule, call: Call) -> bool:
+    """Whether the op on addends gives addends: the result's dtype holds them unrounded, and no
+    number that multiplies them is infinite."""
+    results = [out.dtype for out in call.outs if out.dtype is not torch.bool]
+    if any(not is_whole(x.spec.dtype) for x in call.operands) or "rounds" in rule.flags:
+        if results and is_whole(results[0]):
+            return False
+    if results and results[0] in HALVES and any(_is_wider(x.spec.dtype) for x in call.operands):
+        return False
+    return all(cmath.isfinite(x) for x in _numbers((*call.args, *call.kwargs.values())))
+
+
+def _is_wider(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and dtype.itemsize > 2
+
+
+def _numbers(values: Iterable[Any]) -> Iterator[float | complex]:
+    for value in values:
+        if isinstance(value, float | complex):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _numbers(value)
+
+
+def keeps_order(made: Signature, call: Call) -> bool:
+    """Whether an extreme of one operand becomes one of the result: not where bools are made of
+    numbers."""
+    ends = (any(entry.is_extreme for entry in side) for side in (made.ins, made.outs))
+    if not all(ends):
+        return True
+    (first, *others), (out, *_) = call.operands, call.outs
+    return bool(others) or first.spec.dtype is out.dtype
+
+
+def monotone(rule: Rule, call: Call) -> list[Signature]:
+    """An op that rises passes an extreme of the first operand, one that falls swaps it. A cast that
+    drops bits keeps no order, and the smallest integer has no negative."""
+    source, result = call.operands[0].spec.dtype, call.outs[0].dtype
+    if "rises" in rule.flags and (source in (result, torch.bool) or result.is_floating_point):
+        return [call.make({0: kind}, kind) for kind in EXTREMES]
+    if "falls" in rule.flags and (source is torch.bool or result.is_floating_point):
+        return [call.make({0: kind}, _SWAPPED[kind]) for kind in EXTREMES]
+    return []
+
+
+def extreme_twins(made: Iterable[Signature]) -> list[Signature]:
+    """For an op that only moves elements: the signatures from P, with P(max) and with P(min) in its
+    place."""
+
+    def put(kind: Sbp, entries: NdSbp) -> NdSbp:
+        return tuple(kind if e is P else e for e in entries)
+
+    return [
+        Signature(put(kind, s.ins), put(kind, s.outs))
+        for s in made
+        if P in s.ins and s.form is None
+        for kind in EXTREMES
+    ]
+
+
+def has_parts(made: Signature, derived: Derived, call: Call) -> bool:
+    """Whether every rank of the placement has some of each dim that must not be empty; other axes
+    may split the same dim."""
+    return all(
+        not isinstance(entry, Split)
+        or (x.index, entry.dim) not in derived.filled
+        or x.shape[entry.dim] >= x.spec.placement.size
+        for x, entry in zip(call.operands, made.ins, strict=True)
+    )
+
+
+def with_bytes(made: Signature, rule: Rule, derived: Derived, call: Call, parts: int) -> Signature:
+    """``made`` with what its form sends, and whether sizes decide that it holds."""
+    splits = [(i, entry.dim) for i, entry in enumerate(made.ins) if isinstance(entry, Split)]
+    by_size = any(split in derived.filled for split in splits)
+    by_size |= bool(splits) and "sizes may differ" in rule.flags
+    if made.form is None:
+        return replace(made, by_size=True) if by_size else made
+    count = joined_bytes if made in derived.joined else sent_bytes
+    nbytes = count(made, call, parts)
+    return replace(made, nbytes=nbytes, by_size=by_size) if nbytes or by_size else made
+
+
+def split_results(made: Signature, call: Call, parts: int) -> list[Signature]:
+    """``made`` with a result that stays split: each rank joins only its part, for a fraction of the
+    bytes. Not with several axes, where another one could split the same dim; nor with ``keepdim``,
+    where the result will meet the operand again, and whole."""
+    assert made.form is not None
+    keepdim = "keepdim" in call.params and bool(call.get("keepdim"))
+    shape = call.outs[0].shape
+    place = max(range(len(shape)), key=lambda d: (shape[d], -d), default=0)
+    if not may_stay_split(made.form) or keepdim or not shape or shape[place] < parts:
+        return []
+    if call.operands[0].spec.placement.ndim > 1:
+        return []
+    made = replace(made, nbytes=made.nbytes // parts, by_size=True)
+    return [replace(made, outs=(S(place),) * len(made.outs))]
+
+
+def is_whole(dtype: torch.dtype) -> bool:
+    """Whether ``dtype`` is one of whole numbers, none of which is infinite; bools are."""
+    return not (dtype.is_floating_point or dtype.is_complex)

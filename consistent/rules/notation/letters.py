@@ -1,0 +1,129 @@
+"""The letters of a rule spelled out for operands of given shapes: one name for each dim.
+
+``...`` gives the names ".1", ".0", counted from the right, so that operands that broadcast line up.
+A capital letter gives "D.1", "D.0" for the dims that the argument names, counted likewise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..signature import DoesNotFit
+from .rule import DOTS, REST, Pattern, Rule
+
+Names = tuple[str, ...]
+
+
+def letter_of(name: str) -> str:
+    """The letter in the rule that a dim's name comes from."""
+    head, dot, _ = name.partition(".")
+    return head or DOTS if dot else name
+
+
+@dataclass(frozen=True, slots=True)
+class Spelled:
+    """Names of the dims of each operand and output. An output's dim of size 1 that stands where a
+    dim was reduced has the name ""; names end where an output goes on with whatever dims follow."""
+
+    ins: tuple[Names, ...]
+    outs: tuple[Names, ...]
+
+
+def spell(
+    rule: Rule,
+    patterns: Sequence[Pattern],
+    ndims: Sequence[int],
+    along: tuple[int, ...] | None,
+    keepdim: bool,
+) -> Spelled:
+    """The names of all dims.
+
+    Args:
+        patterns: those of the operands that are given.
+        ndims: their numbers of dims.
+        along: the dims that capital letters stand for, as the call counts them; None for all.
+        keepdim: whether a reduced dim that capital letters stand for stays with size 1.
+
+    Raises:
+        DoesNotFit: an operand has another number of dims than its pattern.
+    """
+    among = [n for p, n in zip(patterns, ndims, strict=True) if DOTS in p.names]
+    most = max(among, default=0)
+    from_right = _from_right(along, most)
+    ins = [_operand(p, n, from_right) for p, n in zip(patterns, ndims, strict=True)]
+    has_capital = any(dim.is_named_by_argument for p in patterns for dim in p.dims)
+    outs = []
+    for pattern in (pattern for out in rule.outs for pattern in out.patterns):
+        if has_capital:
+            outs.append(_kept(pattern, most, from_right, keepdim))
+        elif any(dim.is_named_by_argument for dim in pattern.dims):
+            outs.append(_inserted(pattern, most, along))
+        else:
+            outs.append(_plain(pattern, _longest(ins, patterns)))
+    return Spelled(tuple(ins), tuple(outs))
+
+
+def _from_right(along: tuple[int, ...] | None, n: int) -> tuple[int, ...]:
+    """``along`` counted from the right, in the order of the dims."""
+    dims = range(n) if along is None else sorted({d % n for d in along} if n else ())
+    return tuple(n - 1 - d for d in dims)
+
+
+def _operand(pattern: Pattern, ndim: int, along: tuple[int, ...]) -> Names:
+    capital = next((dim.name for dim in pattern.dims if dim.is_named_by_argument), "")
+    if DOTS not in pattern.names:
+        names = [f"{capital}.{r}" for r in along] if capital else list(pattern.names)
+        if len(names) != ndim:
+            raise DoesNotFit(f"a pattern of {len(names)} letters meets {ndim} dims")
+        return tuple(names)
+    if capital:
+        places = reversed(range(ndim))
+        return tuple(f"{capital}.{r}" if r in along else f".{r}" for r in places)
+    return _plain(pattern, ndim - len(pattern.dims) + 1)
+
+
+def _plain(pattern: Pattern, rest: int) -> Names:
+    """A pattern without capitals, whose ``...`` stands for ``rest`` dims."""
+    if rest < 0:
+        raise DoesNotFit(f"a pattern of {len(pattern.dims) - 1} letters meets fewer dims")
+    names: list[str] = []
+    for name in pattern.names:
+        if name == REST:
+            break
+        names += [f".{r}" for r in reversed(range(rest))] if name == DOTS else [name]
+    return tuple(names)
+
+
+def _longest(ins: Sequence[Names], patterns: Sequence[Pattern]) -> int:
+    """How many dims the longest ``...`` on the left stands for."""
+    lengths = [
+        len(names) - len(p.dims) + 1
+        for names, p in zip(ins, patterns, strict=True)
+        if DOTS in p.names
+    ]
+    return max(lengths, default=0)
+
+
+def _kept(pattern: Pattern, n: int, along: tuple[int, ...], keepdim: bool) -> Names:
+    """An output of operands with dims that an argument names: these stay under a capital letter,
+    stay with size 1, or are dropped."""
+    if DOTS not in pattern.names:
+        return _plain(pattern, 0)
+    capital = next((dim.name for dim in pattern.dims if dim.is_named_by_argument), "")
+    names = []
+    for r in reversed(range(n)):
+        if r not in along:
+            names.append(f".{r}")
+        elif capital or keepdim:
+            names.append(f"{capital}.{r}" if capital else "")
+    return tuple(names)
+
+
+def _inserted(pattern: Pattern, n: int, along: tuple[int, ...] | None) -> Names:
+    """An output with a new dim at the place that an argument names."""
+    capital = next(dim.name for dim in pattern.dims if dim.is_named_by_argument)
+    names = [f".{r}" for r in reversed(range(n))]
+    for d in along or ():
+        names.insert(d % (n + 1), f"{capital}.")
+    return tuple(names)

@@ -1,0 +1,178 @@
+"""A rule as data: what the text says, operand by operand. It prints as the text that parses to it.
+
+``parse(str(rule)) is rule``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from functools import cached_property
+
+# What may stand before the parentheses of a factor, and of an output.
+HEADS = ("f", "1/", "max", "min", "shape")
+OUT_HEADS = ("view", "loss", "shape")
+FLAGS = ("falls", "moves", "rises", "rounds", "sizes may differ")
+DOTS, REST = "...", "_"
+CLOSING = {"[": "]", "<": ">"}
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """One dim of a pattern: a letter, ``...`` for all other dims, ``_`` for whatever dims follow.
+
+    ``mark`` is "[" where every rank has all of it, "<" where a rank fetches what it needs of its
+    neighbours; ``filled`` says that no rank's part may be empty.
+    """
+
+    name: str
+    mark: str = ""
+    filled: bool = False
+
+    def __str__(self) -> str:
+        return self.name + "!" * self.filled
+
+    @property
+    def is_named_by_argument(self) -> bool:
+        """Whether it is a capital letter: the dims that an argument names."""
+        return self.name.isupper()
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """The dims of one operand or output; the argument that it is for, if the rule says so; whether
+    any number of operands look like it."""
+
+    dims: tuple[Dim, ...]
+    argument: str = ""
+    repeated: bool = False
+
+    def __str__(self) -> str:
+        text = f"{self.argument}:" if self.argument else ""
+        for mark, dims in itertools.groupby(self.dims, lambda dim: dim.mark):
+            text += mark + "".join(map(str, dims)) + CLOSING.get(mark, "")
+        return text + "*" * self.repeated
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its letters in order."""
+        return tuple(dim.name for dim in self.dims)
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """One operand, or those that a function takes: ``f(a, b)``."""
+
+    patterns: tuple[Pattern, ...]
+    head: str = ""
+
+    def __str__(self) -> str:
+        inside = ", ".join(map(str, self.patterns))
+        return f"{self.head}({inside})" if self.head else inside
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """``mn by triangular``: the form that serves splits of these letters, or every signature where
+    there are none. ``joined``: it joins the ranks' results."""
+
+    name: str
+    letters: tuple[str, ...] = ()
+    joined: bool = False
+
+    def __str__(self) -> str:
+        verb = "joined by" if self.joined else "by"
+        return f"{''.join(self.letters)} {verb} {self.name}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """``if left``, ``unless reduce is prod``: when the rule applies to a call."""
+
+    argument: str
+    negated: bool = False
+    value: str = ""
+
+    def __str__(self) -> str:
+        text = f"{'unless' if self.negated else 'if'} {self.argument}"
+        return f"{text} is {self.value}" if self.value else text
+
+
+Clause = Form | Condition | str
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Terms of factors on the left, outputs on the right, and what is said about them."""
+
+    terms: tuple[tuple[Factor, ...], ...]
+    outs: tuple[Factor, ...]
+    clauses: tuple[Clause, ...] = ()
+
+    def __str__(self) -> str:
+        left = " + ".join(", ".join(map(str, term)) for term in self.terms)
+        right = ", ".join(map(str, self.outs))
+        return "; ".join([f"{left} -> {right}".strip(), *map(str, self.clauses)])
+
+    @cached_property
+    def operands(self) -> tuple[tuple[int, str, Pattern], ...]:
+        """(term, head, pattern) of each operand, in order."""
+        return tuple(
+            (at, factor.head, pattern)
+            for at, term in enumerate(self.terms)
+            for factor in term
+            for pattern in factor.patterns
+        )
+
+    @cached_property
+    def forms(self) -> tuple[Form, ...]:
+        """The forms that it names."""
+        return tuple(clause for clause in self.clauses if isinstance(clause, Form))
+
+    @cached_property
+    def conditions(self) -> tuple[Condition, ...]:
+        """The conditions under which it applies to a call."""
+        return tuple(clause for clause in self.clauses if isinstance(clause, Condition))
+
+    @cached_property
+    def flags(self) -> frozenset[str]:
+        """Those of FLAGS that it has."""
+        return frozenset(clause for clause in self.clauses if isinstance(clause, str))
+
+    @cached_property
+    def _dims(self) -> tuple[Dim, ...]:
+        sides = [pattern for _, _, pattern in self.operands]
+        sides += [pattern for out in self.outs for pattern in out.patterns]
+        return tuple(dim for pattern in sides for dim in pattern.dims)
+
+    @cached_property
+    def has_capitals(self) -> bool:
+        """Whether a letter stands for dims that an argument names."""
+        return any(dim.is_named_by_argument for dim in self._dims)
+
+    @cached_property
+    def is_elementwise(self) -> bool:
+        """Whether each element of the result is computed from the elements at its place."""
+        plain = all(dim.name == DOTS and not dim.mark for dim in self._dims)
+        return plain and not self.forms and all(out.head in ("", "shape") for out in self.outs)
+
+    @cached_property
+    def whole(self) -> frozenset[str]:
+        """Letters with a mark: every rank has the whole dim, or fetches what it needs of it."""
+        return frozenset(dim.name for dim in self._dims if dim.mark)
+
+    @cached_property
+    def fetched(self) -> frozenset[str]:
+        """Letters of dims along which a rank fetches what it needs from its neighbours."""
+        return frozenset(dim.name for dim in self._dims if dim.mark == "<")
+
+    @cached_property
+    def filled(self) -> frozenset[str]:
+        """Letters of dims of which no rank's part may be empty."""
+        return frozenset(dim.name for dim in self._dims if dim.filled)
+
+    @cached_property
+    def new(self) -> frozenset[str]:
+        """Letters that are on the right only."""
+        left = {name for _, _, pattern in self.operands for name in pattern.names}
+        return frozenset(dim.name for dim in self._dims) - left - {REST}

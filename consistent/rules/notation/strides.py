@@ -1,0 +1,63 @@
+"""Where the dims of a view come from, read from the strides that torch gives the view.
+
+A probe of the op's logical shape on ``meta`` has an odd prime as the stride of each dim. A view
+that keeps a dim keeps its stride and size; a step, a diagonal, a new dim gives a multiple, a sum, a
+product, and none of these is another of the primes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from ...spec import P, S
+from ..signature import Call, DoesNotFit, Operand, Signature
+
+_PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73)
+
+Places = tuple[int, ...]
+
+
+def places(view: Callable[[torch.Tensor], Any], shape: Iterable[int]) -> dict[int, Places]:
+    """{dim: its place in each output} of the dims that every output of ``view`` keeps whole."""
+    size = tuple(shape)
+    result = view(torch.empty_strided(size, _PRIMES[: len(size)], device="meta"))
+    outs = result if isinstance(result, tuple | list) else (result,)
+    found = {d: tuple(_place(out, _PRIMES[d], n) for out in outs) for d, n in enumerate(size)}
+    return {d: at for d, at in found.items() if None not in at}  # type: ignore[misc]
+
+
+def _place(out: torch.Tensor, stride: int, n: int) -> int | None:
+    strides = out.stride()
+    if strides.count(stride) != 1:
+        return None
+    at = strides.index(stride)
+    return at if out.shape[at] == n else None
+
+
+def moved(call: Call, acted: Iterable[int] = ()) -> list[Signature]:
+    """The splits that a view keeps, except those of dims ``acted``: S moves with its dim."""
+    (x,) = call.take(1)
+    found = places(lambda probe: again(call, probe), x.shape)
+    return [
+        call.make({0: S(d)}, [S(place) for place in at])
+        for d, at in found.items()
+        if d not in acted
+    ]
+
+
+def rearranged(call: Call, parts: int) -> list[Signature]:
+    """A view that reads no size of the dims it keeps: S moves with its dim, and P passes."""
+    return [call.whole(), call.make({0: P}, P), *moved(call)]
+
+
+def again(call: Call, x: torch.Tensor) -> Any:
+    """The op of a call with one operand, on ``x`` in its place."""
+    args = [x, *(a for a in call.args if not isinstance(a, Operand))]
+    kwargs = {k: v for k, v in call.kwargs.items() if not isinstance(v, Operand)}
+    for owner in (torch.Tensor, torch, torch.ops.aten):
+        if hasattr(owner, call.name):
+            return getattr(owner, call.name)(*args, **kwargs)
+    raise DoesNotFit(f"{call.name} is no function of torch")

@@ -1,0 +1,278 @@
+"""Questions to a tensor that compute nothing: the answer to each, and those that have none.
+
+An answer never communicates, so a rank may ask alone. It is that of the logical tensor, or, where
+it is about memory and objects that each rank has for itself, that of this rank's shard. What would
+take the shard for the whole raises and says what to call. ``docs/inspection.md`` has the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...dispatch.planning.functions.questions import refusal
+from ...dispatch.planning.functions.torch_functions import handler_name
+from ...dispatch.plans.plan import handlers
+from ...dispatch.plans.shards import HookOff, attach, is_global, plain
+from ...movement.world import my_coordinate
+from ..global_tensor import GlobalTensor
+from .printing import is_whole_here
+
+_Base: Any = torch.Tensor
+
+# -- answered for the logical tensor ---------------------------------------------------------------
+
+
+def twin(x: Any) -> Any:
+    """The logical tensor without its values: on ``meta``, strides and all."""
+    if not is_global(x):
+        return x
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+
+
+def _of_twin(ask: Callable[..., Any]) -> Callable[..., Any]:
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        return ask(*map(twin, args), **{k: twin(v) for k, v in kwargs.items()})
+
+    return answer
+
+
+def _is_contiguous(self: Any, **memory_format: Any) -> bool:
+    with HookOff():
+        if _Base.size(self) == self._spec.shape:  # the shard is laid out as the tensor is
+            return _Base.is_contiguous(self, **memory_format)
+    return twin(self).is_contiguous(**memory_format)
+
+
+def _get_device(self: Any) -> int:
+    """Index of the device of this rank's shard; -1 on a CPU."""
+    return -1 if self.device.index is None else self.device.index
+
+
+def _storage_type(self: Any) -> Any:
+    return torch.empty(0, dtype=self.dtype, device=self.device).storage_type()
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """``torch._has_compatible_shallow_copy_type``, which ``nn.Module.to`` asks."""
+    return is_global(a) and is_global(b)
+
+
+def _base(self: Any) -> Any:
+    """The global tensor that this one is a view of."""
+    with HookOff():
+        base = _Base._base.__get__(self)
+    return base if is_global(base) else None
+
+
+LOGICAL: dict[str, Callable[..., Any]] = {
+    "_has_compatible_shallow_copy_type": _alike,
+    "_is_view": lambda self: _base(self) is not None,
+    "dim_order": _of_twin(_Base.dim_order),
+    "get_device": _get_device,
+    "is_contiguous": _is_contiguous,
+    "is_distributed": _of_twin(_Base.is_distributed),
+    "is_same_size": _of_twin(_Base.is_same_size),
+    "is_signed": _of_twin(_Base.is_signed),
+    "result_type": _of_twin(torch.result_type),
+    "storage_type": _storage_type,
+}
+
+LOGICAL_PROPERTIES: dict[str, Callable[[Any], Any]] = {
+    "_base": _base,
+    "_grad": lambda self: self.grad,
+    "_grad_fn": lambda self: self.grad_fn,
+}
+
+# -- answered for this rank's shard ----------------------------------------------------------------
+
+
+def _of_shard(name: str) -> Callable[..., Any]:
+    ask = getattr(_Base, name)
+
+    def answer(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with HookOff():
+            return ask(self, *args, **kwargs)
+
+    return answer
+
+
+def _is_set_to(self: Any, other: Any) -> bool:
+    """Whether both are the same view of the same memory, on this rank."""
+    if not (is_global(self) and is_global(other)) or self._spec is not other._spec:
+        return False
+    a, b = plain(self), plain(other)
+    same = a.untyped_storage()._cdata == b.untyped_storage()._cdata
+    return same and a.storage_offset() == b.storage_offset() and a.stride() == b.stride()
+
+
+def _nnz(self: Any) -> int:
+    """Number of entries that a sparse tensor has."""
+    if self.layout is not torch.strided and not is_whole_here(self._spec):
+        refusal("_nnz")(self)
+    return _of_shard("_nnz")(self)
+
+
+def _is_shared(self: Any) -> bool:
+    """Whether the shard lies in shared memory."""
+    return plain(self).is_shared()
+
+
+def _share_memory(self: Any) -> Any:
+    """Move the shard into shared memory."""
+    if my_coordinate(self._spec.placement) is not None:
+        plain(self).share_memory_()
+    return self
+
+
+def _pin_memory(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """A copy whose shards are in pinned memory."""
+    if my_coordinate(self._spec.placement) is None:
+        torch.empty(0).pin_memory(*args, **kwargs)  # raises on every rank alike
+        return self.clone()
+    return attach(plain(self).pin_memory(*args, **kwargs), self._spec)
+
+
+# Methods that answer alike for the shard and for the logical tensor, or are about the rank's own
+# memory and objects. Not every torch has all of them: dims had names before 2.13.
+_ASK_SHARD = """
+_dimI _dimV _fix_weakref _is_zerotensor _use_count dense_dim has_names is_coalesced is_conj
+is_inference is_neg is_pinned q_per_channel_axis q_scale q_zero_point qscheme record_stream
+sparse_dim
+""".split()
+OF_SHARD: dict[str, Callable[..., Any]] = {
+    **{name: _of_shard(name) for name in _ASK_SHARD if hasattr(_Base, name)},
+    "_nnz": _nnz,
+    "is_set_to": _is_set_to,
+    "is_shared": _is_shared,
+    "pin_memory": _pin_memory,
+    "share_memory_": _share_memory,
+}
+# Properties of the same kind.
+OF_SHARD_PROPERTIES = """
+_cdata _has_symbolic_sizes_strides _python_dispatch grad_dtype is_ipu is_maia is_mkldnn is_mps
+is_mtia is_nested is_quantized is_sparse is_sparse_csr is_vulkan is_xla is_xpu name names output_nr
+retains_grad volatile
+""".split()
+
+# -- what has no answer ----------------------------------------------------------------------------
+
+_NO_NAMES = "the dims of a global tensor have no names"
+_SHAPE_IS_IN_THE_SPEC = "its shape is part of its spec, and views of it would keep the old one"
+# The value itself is what most callers of these are after: to save it, or to hand it on.
+_MEMORY = "each rank keeps its shard in a memory of its own"
+_SAVE = "x.to_local().{0} for this rank's shard, or x.full(), the whole value, to save or pass on"
+
+# Name -> (why, what to call instead); empty where the usual sentence says it.
+REFUSED: dict[str, tuple[str, str]] = {
+    "__dlpack__": (_MEMORY, _SAVE),
+    "__setstate__": (
+        "its state is a storage, which is a shard's",
+        "consistent.from_local(shard, placement, sbp)",
+    ),
+    "_debug_has_internal_overlap": ("", ""),
+    "_dtensor__new__": ("", ""),
+    "_make_subclass": ("", ""),
+    "_make_wrapper_subclass": ("", ""),
+    "_nested_tensor_size": ("", ""),
+    "_nested_tensor_storage_offsets": ("", ""),
+    "_nested_tensor_strides": ("", ""),
+    "_reduce_ex_internal": ("", "pickle.dumps(x)"),
+    "_rev_view_func_unsafe": ("", ""),
+    "_typed_storage": (_MEMORY, _SAVE),
+    "_update_names": (_NO_NAMES, "numbers of dims"),
+    "_view_func": ("", ""),
+    "_view_func_unsafe": ("", ""),
+    "align_as": (_NO_NAMES, "x.permute(dims)"),
+    "align_to": (_NO_NAMES, "x.permute(dims)"),
+    "as_strided_": (_SHAPE_IS_IN_THE_SPEC, "x.as_strided(size, stride), a new tensor"),
+    "as_subclass": ("", ""),
+    "const_data_ptr": (_MEMORY, _SAVE),
+    "cudnn_is_acceptable": ("", ""),
+    "data_ptr": (_MEMORY, _SAVE),
+    "refine_names": (_NO_NAMES, "numbers of dims"),
+    "rename": (_NO_NAMES, "numbers of dims"),
+    "rename_": (_NO_NAMES, "numbers of dims"),
+    "resize": (_SHAPE_IS_IN_THE_SPEC, "x.reshape(size) or x.new_empty(size)"),
+    "resize_as": (_SHAPE_IS_IN_THE_SPEC, "x.reshape_as(y) or torch.empty_like(y)"),
+    "storage": (_MEMORY, _SAVE),
+    "storage_offset": (_MEMORY, _SAVE),
+    "untyped_storage": (_MEMORY, _SAVE),
+}
+
+
+def _refused(name: str) -> Callable[..., Any]:
+    why, instead = REFUSED[name]
+    return refusal(name, *((why,) if why else ()), instead=instead.format(f"{name}(...)"))
+
+
+def _no_array_interface(self: Any) -> Any:
+    raise AttributeError(  # so that hasattr says no
+        f"__cuda_array_interface__: x is {self._spec}; {_MEMORY}. "
+        f"Use {_SAVE.format('__cuda_array_interface__')}."
+    )
+
+
+class _Absent:
+    """An attribute of the base class that this class does not have, asked of the class or of an
+    object."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, x: Any, cls: Any = None) -> Any:
+        raise AttributeError(f"{self._name}: a global tensor has none, for {_MEMORY}.")
+
+
+# Torch does not ask for hooks in these, so the class has them: constructors, which take no tensor
+# of their own, and methods.
+CONSTRUCTORS = ("_make_subclass", "_make_wrapper_subclass", "_dtensor__new__")
+_UNHOOKED = ("as_subclass", "_view_func", "_view_func_unsafe", "_rev_view_func_unsafe")
+
+
+def _enter() -> None:
+    """Give the hook the answers. The class itself gets few: with the hook off, a method that it
+    does not define itself asks the shard."""
+    for name, method in {**LOGICAL, **OF_SHARD, **{n: _refused(n) for n in REFUSED}}.items():
+        handlers[handler_name(name)] = method
+    for name in OF_SHARD_PROPERTIES:
+        handlers[f"{name}.__get__"] = _past_hook(name, "__get__")
+        handlers[f"{name}.__set__"] = _past_hook(name, "__set__")
+    handlers["names.__set__"] = refusal("names.__set__", _NO_NAMES, "numbers of dims")
+    for name, answer in LOGICAL_PROPERTIES.items():
+        handlers[f"{name}.__get__"] = answer
+    cls: Any = GlobalTensor
+    for name, found in vars(cls).items():
+        if isinstance(found, property):  # torch.Tensor.shape.__get__(x)
+            for method, answer in (
+                ("get", found.fget),
+                ("set", found.fset),
+                ("delete", found.fdel),
+            ):
+                if answer is not None:
+                    handlers[f"{name}.__{method}__"] = answer
+    handlers["_nested_tensor_from_mask_left_aligned"] = _not_aligned
+    for name in _UNHOOKED:
+        setattr(cls, name, _refused(name))
+    for name in CONSTRUCTORS:
+        setattr(cls, name, staticmethod(_refused(name)))
+    cls.__cuda_array_interface__ = property(_no_array_interface)
+    cls.__dlpack_c_exchange_api__ = _Absent("__dlpack_c_exchange_api__")
+
+
+def _not_aligned(*_: Any) -> bool:
+    """Whether torch's encoder may make a nested tensor: never of a global one."""
+    return False
+
+
+def _past_hook(name: str, method: str) -> Callable[..., Any]:
+    def call(self: Any, *args: Any) -> Any:
+        with HookOff():
+            return getattr(getattr(_Base, name), method)(self, *args)
+
+    return call
+
+
+_enter()

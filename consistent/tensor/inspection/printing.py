@@ -1,0 +1,88 @@
+"""A global tensor as text. Nothing is sent for it, so a rank may print alone.
+
+A rank that has the whole value shows it; any other shows its shard and says so; a rank outside
+the placement has nothing to show.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import _tensor_str
+
+from mirrored.transports import default
+
+from ...dispatch.plans.shards import HookOff
+from ...dispatch.running.moved_views import up_to_date
+from ...movement.world import my_coordinate
+from ...spec import B, TensorSpec
+
+_PREFIX = "tensor("
+
+
+def is_whole_here(spec: TensorSpec) -> bool:
+    """Whether this rank holds the whole value: it is in the placement, and along each axis every
+    rank has all or there is one rank only."""
+    pairs = zip(spec.sbp, spec.placement.shape, strict=True)
+    return my_coordinate(spec.placement) is not None and all(e is B or n == 1 for e, n in pairs)
+
+
+def text_of(x: Any) -> str:
+    """``repr(x)``, ``str(x)``, ``print(x)`` and ``f"{x}"``."""
+    spec = x._spec
+    shard = _known_shard(x)
+    if shard is None:
+        return f"tensor({_why_unknown(x)}, shape={tuple(spec.shape)}, dtype={spec.dtype}{_tail(x)})"
+    # The last character is the closing bracket.
+    values = _tensor_str._str(shard)[len(_PREFIX) : -1]
+    if is_whole_here(spec):
+        return f"{_PREFIX}{values}{_tail(x)})"
+    # Lines after the first are indented by the width of the prefix.
+    gap = "\n" + " " * len(_PREFIX) if "\n" in values else " "
+    return f"{_PREFIX}{_owner()}:{gap}{values}, shape={tuple(spec.shape)}{_tail(x)})"
+
+
+def formatted(x: Any, format_spec: str) -> str:
+    """``f"{x:.3f}"``: the number where this rank has it, else its shard's, which says so."""
+    if x.ndim != 0:
+        return object.__format__(x, format_spec)  # as in torch, which formats 0-d tensors only
+    shard, whole = _known_shard(x), is_whole_here(x._spec)
+    if not format_spec and not whole:
+        return text_of(x)
+    if shard is None:
+        return f"({_why_unknown(x)})"
+    number = shard.item().__format__(format_spec)
+    return number if whole else f"{_owner()}: {number}"
+
+
+def _known_shard(x: Any) -> torch.Tensor | None:
+    """This rank's shard without history, if there is one and it holds what a reader would get."""
+    if my_coordinate(x._spec.placement) is None:
+        return None
+    current = up_to_date(x)
+    with HookOff():
+        return None if current is None else torch.Tensor.detach(current)
+
+
+def _why_unknown(x: Any) -> str:
+    if my_coordinate(x._spec.placement) is None:
+        return f"no value on rank {default.current().rank}"
+    return "a moved view whose base was written since"
+
+
+def _owner() -> str:
+    return f"shard of rank {default.current().rank}"
+
+
+def _tail(x: Any) -> str:
+    spec = x._spec
+    shown = spec.sbp[0] if len(spec.sbp) == 1 else spec.sbp
+    tail = f", placement={spec.placement}, sbp={shown}"
+    node = x.grad_fn
+    if node is None:
+        return tail + (", requires_grad=True" if x.requires_grad else "")
+    # Ranks outside the placement hold an alias of what the op returned.
+    if my_coordinate(spec.placement) is None and type(node).__name__ == "AliasBackward0":
+        node = node.next_functions[0][0]
+    return f"{tail}, grad_fn=<{type(node).__name__}>"

@@ -1,0 +1,84 @@
+"""Reading values: the logical value as Python, numpy or plain torch objects, on every rank.
+
+These are the only questions to a tensor that communicate: every rank of the world asks them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...dispatch.plans.shards import plain
+from ...movement import check_mode
+from ...movement.run import run as run_boxing
+from ...movement.world import whole_on_world
+
+
+def full(self: Any) -> torch.Tensor:
+    """The whole logical value as a plain tensor on every rank of the world, without autograd. A
+    collective."""
+    check_mode.calling("full")
+    with torch.no_grad():
+        return run_boxing(plain(self.detach()), self._spec, whole_on_world(self._spec))
+
+
+def item(self: Any) -> Any:
+    """The one logical element, on every rank."""
+    if self.numel() != 1:
+        raise RuntimeError(
+            f"item: x is {self._spec} with {self.numel()} elements, and only a tensor with "
+            "one element is a Python number. Index or reduce it first, or use x.tolist()."
+        )
+    return full(self).item()
+
+
+def tolist(self: Any) -> Any:
+    """The logical value as nested lists."""
+    return full(self).tolist()
+
+
+def numpy(self: Any, *, force: bool = False) -> Any:
+    """The logical value as a numpy array, on every rank."""
+    if self.requires_grad and not force:
+        raise RuntimeError(
+            f"numpy: x is {self._spec} and requires grad, and numpy records no gradients. "
+            "Use x.detach().numpy()."
+        )
+    return full(self).numpy(force=force)
+
+
+def array(self: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """``numpy.asarray(x)``."""
+    value = numpy(self)
+    return value if dtype is None else value.astype(dtype, copy=False)
+
+
+def truth(self: Any) -> bool:
+    """``bool(x)``."""
+    return bool(item(self))
+
+
+def as_int(self: Any) -> int:
+    """``int(x)``."""
+    return int(item(self))
+
+
+def as_float(self: Any) -> float:
+    """``float(x)``."""
+    return float(item(self))
+
+
+def as_complex(self: Any) -> complex:
+    """``complex(x)``."""
+    return complex(item(self))
+
+
+def index(self: Any) -> int:
+    """``sequence[x]``."""
+    return full(self).__index__()
+
+
+def contains(self: Any, element: Any) -> bool:
+    """``element in x``."""
+    return bool((element == self).any().item())

@@ -1,0 +1,264 @@
+"""The two ways to make a global tensor of plain ones. ``from_local`` takes what each rank has as
+its piece; ``distribute`` takes a tensor that every rank has whole, and cuts it. Values made from
+nothing are in ``factories.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from mirrored.transports.default import current
+
+from ...dispatch.plans.shards import attach, check_partial, device_of, is_global, refuse_mirrored
+from ...movement import check_mode as checking
+from ...movement.differentiable import spread
+from ...movement.world import my_coordinate
+from ...spec import (
+    B,
+    Coordinate,
+    NdSbp,
+    Placement,
+    SbpLike,
+    Split,
+    TensorSpec,
+    as_nd_sbp,
+    resolve_sbp,
+)
+from .scope import chosen
+
+
+def from_local(
+    shard: torch.Tensor,
+    placement: Placement,
+    sbp: SbpLike,
+    *,
+    shape: Sequence[int] | None = None,
+    check: bool = False,
+) -> Any:
+    """The global tensor of which each rank has ``shard`` as its piece.
+
+    ``S(d)``: pieces along dim d, in rank order, balanced. ``B``: every rank has the whole. ``P``:
+    every rank has an addend; ``P(max)``, ``P(min)``: the value is the elementwise largest,
+    smallest, of what the ranks have. The result shares the shard's storage. Differentiable: the
+    shard's gradient is this rank's piece of the global gradient in the dual SBP.
+
+    Args:
+        shard: this rank's piece. On a rank outside the placement only its dtype is read.
+        shape: the logical shape. Without it the ranks tell each other what they have, one small
+            collective of all ranks of the world, unless every SBP is B or partial and the placement
+            is the whole world.
+        check: compare shapes, dtypes and SBPs between ranks, and for B axes the values. Always so
+            in check mode.
+
+    Raises:
+        ValueError: a piece is not what the SBP says (the message names the rank), or sits on
+            another device type. Where nothing is sent, it is raised on the ranks concerned only.
+    """
+    refuse_mirrored(shard, "from_local")
+    if is_global(shard):
+        raise TypeError(
+            f"from_local: shard is a global tensor already, {shard._spec}. "  # type: ignore[attr-defined]
+            "Use shard.to_global(sbp=...), or give shard.to_local()."
+        )
+    check_world("from_local", placement)
+    check = check or checking.enabled
+    at = my_coordinate(placement)
+    entries = _entries(
+        "from_local", sbp, placement, shard.ndim if shape is None else len(shape), at
+    )
+    if at is not None:
+        _check_device("from_local", shard, placement)
+    told = check or (
+        shape is None
+        and (any(isinstance(e, Split) for e in entries) or placement.size != current().size)
+    )
+    spec = _agree(shard, placement, entries, shape, check) if told else None
+    if spec is None:
+        size = shard.shape if shape is None else shape
+        spec = TensorSpec.of(placement, entries, size, shard.dtype)
+        if at is not None and tuple(shard.shape) != spec.local_shape(at):
+            raise _wrong_piece(spec, at, current().rank, tuple(shard.shape))
+    check_partial("from_local", spec)
+    if at is None:
+        return attach(torch.empty(spec.local_shape(None), dtype=spec.dtype, device="meta"), spec)
+    # An alias, so that the caller's own object stays what it is.
+    keeps_history = shard.requires_grad and torch.is_grad_enabled()
+    return attach(shard.view_as(shard) if keeps_history else shard.detach(), spec)
+
+
+def distribute(
+    tensor: torch.Tensor,
+    placement: Placement | None = None,
+    sbp: SbpLike | None = None,
+    *,
+    check: bool = False,
+) -> Any:
+    """A tensor that every rank has whole, as a global tensor of its own storage.
+
+    Differentiable: on every rank of the placement ``tensor`` gets the whole gradient.
+
+    Args:
+        tensor: the whole value, on any device. On ranks outside the placement only shape and dtype
+            are read.
+        placement, sbp: without them the placement of the ``placement_scope``, and B.
+        check: compare the values of the ranks, by a hash. Always so in check mode.
+
+    Raises:
+        ValueError: with ``check``, the values differ.
+    """
+    refuse_mirrored(tensor, "distribute")
+    if is_global(tensor):
+        raise TypeError(
+            f"distribute: tensor is a global tensor already, {tensor._spec}. "  # type: ignore[attr-defined]
+            "Use tensor.to_global(sbp=...)."
+        )
+    placement, sbp = chosen("distribute", placement, sbp)
+    check_world("distribute", placement)
+    spec = TensorSpec.of(placement, sbp, tensor.shape, tensor.dtype)
+    check_partial("distribute", spec)
+    if (check or checking.enabled) and my_coordinate(placement) is not None:
+        _check_equal("distribute", tensor, placement, tuple(range(placement.ndim)))
+    if my_coordinate(placement) is not None and tensor.device.type != placement.type:
+        tensor = tensor.to(device_of(placement))
+    return attach(spread(tensor, spec), spec)
+
+
+# -- what the ranks tell each other ----------------------------------------------------------------
+
+
+def _agree(
+    shard: torch.Tensor,
+    placement: Placement,
+    entries: NdSbp,
+    shape: Sequence[int] | None,
+    check: bool,
+) -> TensorSpec | None:
+    """The spec that all pieces fit. Every rank of the world takes part."""
+    transport = current()
+    inside = my_coordinate(placement) is not None
+    note = (tuple(shard.shape), shard.dtype, entries, shape and tuple(shape)) if inside else None
+    notes = transport.gather_objects(note, tuple(range(transport.size)))
+    ranks = placement.ranks.ravel().tolist()
+    first_shape, dtype, entries, shape = notes[ranks[0]]
+    for rank in ranks[1:]:
+        found = notes[rank]
+        if (
+            found is None
+            or found[1:] != (dtype, entries, shape)
+            or len(found[0]) != len(first_shape)
+        ):
+            raise ValueError(
+                "from_local: the ranks do not agree.\n"
+                f"  rank {ranks[0]} gives {_told(notes[ranks[0]])}\n  rank {rank} gives "
+                f"{_told(found)}\n"
+                "  Give the same dtype, number of dims, sbp and shape on every rank of the "
+                "placement."
+            )
+    if shape is None:
+        shape = _joined(placement, entries, {rank: notes[rank][0] for rank in ranks})
+    spec = TensorSpec.of(placement, entries, shape, dtype)
+    for rank in ranks:
+        at = placement.coordinate_of(rank)
+        if notes[rank][0] != spec.local_shape(at):
+            raise _wrong_piece(spec, at, rank, notes[rank][0])
+    if check and inside:
+        _check_equal(
+            "from_local", shard, placement, tuple(a for a, e in enumerate(spec.sbp) if e is B)
+        )
+    return spec
+
+
+def _joined(placement: Placement, entries: NdSbp, shapes: dict[int, tuple[int, ...]]) -> list[int]:
+    """The logical shape: along the axes that split a dim its sizes add up, as seen from the grid's
+    origin."""
+    shape = list(shapes[placement.first_rank])
+    resolved = resolve_sbp(entries, placement, shape)
+    for dim in range(len(shape)):
+        axes = [a for a, e in enumerate(resolved) if isinstance(e, Split) and e.dim == dim]
+        if axes:
+            shape[dim] = sum(
+                size[dim]
+                for rank, size in shapes.items()
+                if all(
+                    c == 0
+                    for a, c in enumerate(placement.coordinate_of(rank) or ())
+                    if a not in axes
+                )
+            )
+    return shape
+
+
+def _told(note: tuple | None) -> str:
+    if note is None:
+        return "nothing (it sees itself outside the placement)"
+    size, dtype, entries, shape = note
+    return f"{dtype} {size} as {entries}" + (f" of {shape}" if shape is not None else "")
+
+
+def _wrong_piece(
+    spec: TensorSpec, at: Coordinate | None, rank: int, found: tuple[int, ...]
+) -> ValueError:
+    return ValueError(
+        f"from_local: rank {rank} has a piece of shape {found}, and of {spec} it holds "
+        f"{spec.local_shape(at)}: "
+        "pieces are balanced, the first ones one larger where the size does not divide.\n"
+        "  Give that piece, or the sbp and shape= that the pieces have. To cut a tensor that every "
+        "rank has whole, "
+        "use distribute(tensor, placement, sbp)."
+    )
+
+
+def _check_equal(what: str, x: torch.Tensor, placement: Placement, axes: tuple[int, ...]) -> None:
+    """Raise on every rank if values differ between ranks that differ along ``axes`` only."""
+    ranks = tuple(placement.ranks.ravel().tolist())
+    found = current().gather_objects(checking.digest(x), ranks)
+    digests = dict(zip(ranks, found, strict=True))
+    for rank, own in digests.items():
+        at = placement.coordinate_of(rank)
+        assert at is not None
+        twin = placement.rank_at([0 if axis in axes else c for axis, c in enumerate(at)])
+        if digests[twin] != own:
+            raise ValueError(
+                f"{what}: ranks {twin} and {rank} must have the same values, and they differ:\n"
+                f"  rank {twin} has {digests[twin]}\n  rank {rank} has {own}\n"
+                "  Make them equal (same seed, same data), or give the SBP of the pieces with "
+                "from_local(piece, ...)."
+            )
+
+
+# -- checks that all ways to make a global tensor share --------------------------------------------
+
+
+def check_world(what: str, placement: Placement) -> None:
+    """Raise if the placement names ranks that the world does not have."""
+    size = current().size
+    if placement.size > size or (size == 1 and placement.first_rank != 0):
+        raise RuntimeError(
+            f"{what}: {placement} holds {placement.size} ranks, and the world has {size}: "
+            "torch.distributed is not "
+            "initialised, or with fewer processes.\n"
+            "  Start the program with torchrun --nproc_per_node N, and call "
+            "torch.distributed.init_process_group first."
+        )
+
+
+def _check_device(what: str, shard: torch.Tensor, placement: Placement) -> None:
+    if shard.device.type != placement.type:
+        raise ValueError(
+            f"{what}: shard is on {shard.device}, and {placement} keeps its pieces on "
+            f"{placement.type}. "
+            f'Move it first: shard.to("{placement.type}").'
+        )
+
+
+def _entries(
+    what: str, sbp: SbpLike, placement: Placement, ndim: int, at: Coordinate | None
+) -> NdSbp:
+    """``sbp`` with dims counted from the front. Outside the placement the number of dims is not
+    known yet."""
+    if at is None:
+        return as_nd_sbp(sbp)
+    return resolve_sbp(sbp, placement, (0,) * ndim)

@@ -1,0 +1,274 @@
+"""Global tensors made from nothing: torch's factories with ``placement=`` and ``sbp=``.
+
+Sizes, dtypes and the errors of wrong arguments are torch's own, found by a run on ``meta``. For S
+each rank makes only its shard; for P the first rank holds the value and the others zeros. Random
+values depend on seed, op and logical index and on nothing else. The ``*_like`` and ``new_*``
+functions of torch work on global tensors as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...dispatch.plans.shards import attach, check_partial, device_of
+from ...forms.random.draw import fill_integers, fill_normal, fill_uniform, key_from, permutation
+from ...movement.differentiable import spread
+from ...movement.world import my_coordinate
+from ...spec import P, Placement, SbpLike, TensorSpec
+from .create import check_world, distribute
+from .scope import chosen
+
+# (local shard, spec) -> None: writes the values of this rank.
+Fill = Callable[[torch.Tensor, TensorSpec], Any]
+
+
+def zeros(
+    *size: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
+) -> Any:
+    """``torch.zeros`` as a global tensor."""
+    return _filled(torch.zeros, size, placement, sbp, options, lambda x, spec: x.zero_())
+
+
+def ones(
+    *size: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
+) -> Any:
+    """``torch.ones`` as a global tensor."""
+    return _filled(torch.ones, size, placement, sbp, options, _once(lambda x, spec: x.fill_(1)))
+
+
+def empty(
+    *size: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
+) -> Any:
+    """``torch.empty`` as a global tensor; its values are arbitrary, and those of B may differ
+    between ranks."""
+    return _filled(torch.empty, size, placement, sbp, options, lambda x, spec: None)
+
+
+def full(
+    size: Any,
+    fill_value: Any,
+    *,
+    placement: Placement | None = None,
+    sbp: SbpLike | None = None,
+    **options: Any,
+) -> Any:
+    """``torch.full`` as a global tensor."""
+    value = fill_value.item() if isinstance(fill_value, torch.Tensor) else fill_value
+    return _filled(
+        torch.full, (size, value), placement, sbp, options, _once(lambda x, spec: x.fill_(value))
+    )
+
+
+def eye(
+    *size: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
+) -> Any:
+    """``torch.eye`` as a global tensor."""
+    return _filled(torch.eye, size, placement, sbp, options, _once(_diagonal))
+
+
+def arange(
+    *args: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
+) -> Any:
+    """``torch.arange`` as a global tensor."""
+    return _cut(torch.arange, args, placement, sbp, options)
+
+
+def linspace(
+    *args: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
+) -> Any:
+    """``torch.linspace`` as a global tensor."""
+    return _cut(torch.linspace, args, placement, sbp, options)
+
+
+def logspace(
+    *args: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
+) -> Any:
+    """``torch.logspace`` as a global tensor."""
+    return _cut(torch.logspace, args, placement, sbp, options)
+
+
+def rand(
+    *size: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
+) -> Any:
+    """``torch.rand`` as a global tensor: uniform in [0, 1)."""
+    key = _key(options)
+    return _filled(
+        torch.rand, size, placement, sbp, options, lambda x, spec: fill_uniform(x, spec, key())
+    )
+
+
+def randn(
+    *size: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
+) -> Any:
+    """``torch.randn`` as a global tensor: normal with mean 0 and deviation 1."""
+    key = _key(options)
+    return _filled(
+        torch.randn, size, placement, sbp, options, lambda x, spec: fill_normal(x, spec, key())
+    )
+
+
+def normal(
+    mean: float,
+    std: float,
+    size: Any,
+    *,
+    placement: Placement | None = None,
+    sbp: SbpLike | None = None,
+    **options: Any,
+) -> Any:
+    """``torch.normal`` with numbers for mean and deviation, as a global tensor."""
+    key = _key(options)
+    return _filled(
+        torch.empty,
+        (size,),
+        placement,
+        sbp,
+        options,
+        lambda x, spec: fill_normal(x, spec, key(), mean, std),
+    )
+
+
+def randint(
+    *args: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
+) -> Any:
+    """``torch.randint`` as a global tensor: ``randint([low=0,] high, size)``."""
+    key = _key(options)
+
+    def fill(x: torch.Tensor, spec: TensorSpec) -> None:
+        bounds = [a for a in args if not isinstance(a, tuple | list)]
+        bounds += [options[name] for name in ("low", "high") if name in options]
+        low, high = bounds if len(bounds) == 2 else (0, *bounds)
+        fill_integers(x, spec, key(), low, high)
+
+    return _filled(torch.randint, args, placement, sbp, options, fill)
+
+
+def randperm(
+    n: int, *, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
+) -> Any:
+    """``torch.randperm`` as a global tensor."""
+    key = _key(options)
+
+    def make(n: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        drawn = key()
+        if device.type == "meta":
+            return torch.empty(n, dtype=dtype, device=device)
+        return permutation(n, drawn, device).to(dtype)
+
+    return _cut(torch.randperm, (n,), placement, sbp, options, make)
+
+
+def tensor(
+    data: Any,
+    *,
+    placement: Placement | None = None,
+    sbp: SbpLike | None = None,
+    dtype: torch.dtype | None = None,
+    requires_grad: bool = False,
+    check: bool = False,
+) -> Any:
+    """``torch.tensor`` of data that is the same on every rank, as a global tensor; ``check``
+    compares the ranks' data."""
+    placement, sbp = chosen("tensor", placement, sbp)
+    x = distribute(torch.tensor(data, dtype=dtype), placement, sbp, check=check)
+    return x.requires_grad_() if requires_grad else x
+
+
+# -- how -------------------------------------------------------------------------------------------
+
+
+def _filled(
+    like: Callable[..., torch.Tensor],
+    args: tuple,
+    placement: Placement | None,
+    sbp: SbpLike | None,
+    options: dict,
+    fill: Fill,
+) -> Any:
+    """A tensor of which each rank makes its shard and fills it. ``like`` gives shape and dtype."""
+    spec, requires_grad = _spec_of(like, args, placement, sbp, options)
+    local = torch.empty(
+        spec.local_shape(my_coordinate(spec.placement)),
+        dtype=spec.dtype,
+        device=_device_here(spec.placement),
+    )
+    fill(local, spec)
+    x = attach(local, spec)
+    return x.requires_grad_() if requires_grad else x
+
+
+def _cut(
+    like: Callable[..., torch.Tensor],
+    args: tuple,
+    placement: Placement | None,
+    sbp: SbpLike | None,
+    options: dict,
+    make: Callable[..., torch.Tensor] | None = None,
+) -> Any:
+    """A 1-d tensor made whole and cut, since torch's k-th value depends on where its loops
+    start."""
+    spec, requires_grad = _spec_of(like, args, placement, sbp, options)
+    extra = {k: v for k, v in options.items() if k not in _OPTIONS}
+    whole = (make or like)(*args, **extra, dtype=spec.dtype, device=_device_here(spec.placement))
+    x = attach(spread(whole, spec), spec)
+    return x.requires_grad_() if requires_grad else x
+
+
+_OPTIONS = ("dtype", "requires_grad", "generator")
+
+
+def _spec_of(
+    like: Callable[..., torch.Tensor],
+    args: tuple,
+    placement: Placement | None,
+    sbp: SbpLike | None,
+    options: dict,
+) -> tuple[TensorSpec, bool]:
+    what = like.__name__
+    placement, sbp = chosen(what, placement, sbp)
+    if "device" in options:
+        raise TypeError(
+            f"{what}: device={options['device']!r} was given, and the placement says where the "
+            f"pieces lie: {placement}. "
+            "Leave device= out."
+        )
+    check_world(what, placement)
+    extra = {k: v for k, v in options.items() if k not in ("requires_grad", "generator")}
+    meta = like(*args, **extra, device="meta")
+    spec = TensorSpec.of(placement, sbp, meta.shape, meta.dtype)
+    check_partial(what, spec)
+    return spec, bool(options.get("requires_grad", False))
+
+
+def _device_here(placement: Placement) -> torch.device:
+    return torch.device("meta") if my_coordinate(placement) is None else device_of(placement)
+
+
+def _key(options: dict) -> Callable[[], Any]:
+    """A function that takes the key of a random op; it is called once the arguments have proven
+    right."""
+    return lambda: key_from(options.get("generator"))
+
+
+def _once(fill: Fill) -> Fill:
+    """``fill`` on the first rank of the axes where the tensor is P, zeros on the others."""
+
+    def run(x: torch.Tensor, spec: TensorSpec) -> None:
+        at = my_coordinate(spec.placement)
+        if at is not None and any(e is P and c for e, c in zip(spec.sbp, at, strict=True)):
+            x.zero_()
+        else:
+            fill(x, spec)
+
+    return run
+
+
+def _diagonal(x: torch.Tensor, spec: TensorSpec) -> None:
+    (top, left), (rows, columns) = spec.region(my_coordinate(spec.placement))
+    x.zero_()
+    low, high = max(top, left), min(top + rows, left + columns)
+    if low < high and not x.is_meta:
+        x[low - top : high - top, low - left : high - left].fill_diagonal_(1)

@@ -1,0 +1,52 @@
+"""placement_scope: where new global tensors go when no placement is given."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ...spec import B, Placement, SbpLike
+
+
+class _Scope(threading.local):
+    placement: Placement | None = None
+
+
+_scope = _Scope()
+
+
+@contextmanager
+def placement_scope(placement: Placement) -> Iterator[Placement]:
+    """Inside, factories, ``distribute`` and ``parallelize`` use ``placement`` unless one is given,
+    and B unless an SBP is given. Scopes nest; the innermost counts.
+
+    ```
+    with placement_scope(placement("cpu", [2, 3])):
+        w = consistent.randn(8, 3, sbp=S(1))
+        stage = consistent.parallelize(torch.nn.Linear(8, 8))
+    ```
+    """
+    before, _scope.placement = _scope.placement, placement
+    try:
+        yield placement
+    finally:
+        _scope.placement = before
+
+
+def chosen(
+    what: str, placement: Placement | None, sbp: SbpLike | None
+) -> tuple[Placement, SbpLike]:
+    """``placement`` and ``sbp``, or what the scope says for them."""
+    where = _scope.placement if placement is None else placement
+    if sbp is None and where is not None and _scope.placement is not None:
+        sbp = (B,) * where.ndim
+    if where is None or sbp is None:
+        lacking = [name for name, x in (("placement", placement), ("sbp", sbp)) if x is None]
+        raise TypeError(
+            f"{what}: {' and '.join(lacking)} is missing, and a "
+            f'global tensor needs both. Write {what}(..., placement=placement("cpu", ranks), '
+            "sbp=S(0)), or call it inside `with placement_scope(p)`; "
+            "for a plain tensor use torch's own."
+        )
+    return where, sbp

@@ -1,0 +1,98 @@
+"""Ops that are answered without a plan: reading values, changes of dtype and device, and methods
+that treat a tensor as a window onto memory. Questions are in ``answers.py``.
+
+``x.size()`` finds the method of GlobalTensor; ``torch.Tensor.size(x)`` and ``torch.numel(x)`` come
+to the hook, and from there to these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..dispatch.plans.plan import handlers
+from .global_tensor import GlobalTensor
+from .inspection import answers  # noqa: F401  (it enters its answers)
+from .storage import memory  # noqa: F401  (it enters its answers)
+
+
+def _to(self: GlobalTensor, *args: Any, **kwargs: Any) -> Any:
+    """``Tensor.to``: a change of dtype is an op; of a device only the type counts, since the
+    placement says which device it is."""
+    if args and isinstance(args[0], torch.Tensor):
+        args = (args[0].device, args[0].dtype, *args[1:])
+    copy = kwargs.pop("copy", False)
+    if len(args) > 2 and isinstance(args[-1], bool) and isinstance(args[-2], bool):
+        args, copy = args[:-1], args[-1]  # (..., non_blocking, copy)
+    if "other" in kwargs:
+        other = kwargs.pop("other")
+        kwargs.update(device=other.device, dtype=other.dtype)
+    device, dtype, _, memory_format = torch._C._nn._parse_to(  # pyright: ignore[reportAttributeAccessIssue]
+        *args, **kwargs
+    )
+    _same_device(self, device)
+    if (dtype is None or dtype == self.dtype) and not copy:
+        return (
+            self
+            if memory_format in (None, torch.preserve_format)
+            else self.contiguous(memory_format=memory_format)
+        )
+    return torch.ops.aten._to_copy.default(self, dtype=dtype or self.dtype)
+
+
+def _same_device(x: GlobalTensor, device: torch.device | str | int | None) -> None:
+    kind = None if device is None else torch.device(device).type
+    if kind is not None and kind != x.placement.type:
+        raise RuntimeError(
+            f'to: x is {x._spec}, and device "{device}" is of another type than its placement. '
+            f'Move it with x.to_global(placement=placement("{kind}", ranks)).'
+        )
+
+
+def _on(kind: str) -> Callable[..., Any]:
+    def move(self: GlobalTensor, *args: Any, **kwargs: Any) -> Any:
+        _same_device(self, kind)
+        return self
+
+    return move
+
+
+def _type(self: GlobalTensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+    if dtype is None:
+        return torch.empty(0, dtype=self.dtype, device=self.device).type()
+    return self.to(torch.empty(0).type(dtype).dtype if isinstance(dtype, str) else dtype)
+
+
+handlers.update(
+    {
+        "to": _to,
+        "cpu": _on("cpu"),
+        "cuda": _on("cuda"),
+        "ipu": _on("ipu"),
+        "mtia": _on("mtia"),
+        "xpu": _on("xpu"),
+        "type": _type,
+        "numpy": GlobalTensor.numpy,
+        "item": GlobalTensor.item,
+        "_local_scalar_dense": GlobalTensor.item,
+        "tolist": GlobalTensor.tolist,
+        "numel": GlobalTensor.numel,
+        "is_floating_point": GlobalTensor.is_floating_point,
+        "is_complex": GlobalTensor.is_complex,
+        "type_as": GlobalTensor.type_as,
+        "requires_grad_": GlobalTensor.requires_grad_,
+        "retain_grad": GlobalTensor.retain_grad,
+        "size": GlobalTensor.size,
+        "dim": GlobalTensor.dim,
+        "ndimension": GlobalTensor.dim,
+        "nelement": GlobalTensor.numel,
+        "element_size": GlobalTensor.element_size,
+        "stride": GlobalTensor.stride,
+        "as_strided": memory.as_strided,
+        "new": memory.new,
+        "resize_": memory.resize_,
+        "resize_as_": memory.resize_as_,
+    }
+)

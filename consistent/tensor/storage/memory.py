@@ -1,0 +1,195 @@
+"""Methods that treat a tensor as a window onto memory: ``data``, ``set_``, ``resize_``,
+``as_strided``, ``new``.
+
+A global tensor's memory is that of its shard, and its shape is part of its spec. So a tensor may
+take over the memory of another one, layout and all, but not another part of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mirrored.transports.default import current
+
+from ...dispatch import _C
+from ...dispatch.planning.functions.questions import refusal
+from ...dispatch.plans import gradients
+from ...dispatch.plans.shards import HookOff, attach, is_global, plain, rebox
+from ...dispatch.running.moved_views import MovedView, fresh
+from ...movement.differentiable import spread
+from ...movement.world import my_coordinate
+from ...spec import B, TensorSpec
+
+_Base: Any = torch.Tensor
+_SHAPE = "its shape is part of its spec, and other tensors may be views of it"
+
+
+# -- data ------------------------------------------------------------------------------------------
+
+
+def data(x: Any) -> Any:
+    """The same memory without autograd: no graph notices what is written into it."""
+    x = fresh(x)
+    with HookOff():
+        alias = attach(_Base.data.__get__(x), x._spec)
+    if x._moved_view:  # what is written would not reach the view's base
+        alias._moved_view = True
+    return alias
+
+
+def set_data(x: Any, value: Any) -> None:
+    """``x.data = value``: ``x`` takes over the memory of ``value``, layout and all. A gradient
+    that it holds is boxed along."""
+    spec = x._spec
+    if not is_global(value):
+        target = TensorSpec.of(spec.placement, spec.sbp, value.shape, value.dtype)
+        value = attach(spread(value.detach(), target), target)
+    elif value._spec.placement != spec.placement:
+        raise RuntimeError(
+            f"data: x is {spec}, and the new data is {value._spec}; graphs that hold x would find "
+            "it on other ranks. Make a new tensor of the data, such as nn.Parameter(data), or give "
+            "it on the same placement: x.data = data.to_global(placement=x.placement)."
+        )
+    held = gradients.raw_grad(x)  # typed now, in this tensor's old layout
+    _take_over(x, fresh(value))
+    if held is not None and held._spec.shape == x._spec.shape:
+        _follow(held, x._spec.settled.with_dtype(held.dtype))
+    _C.watch_if_leaf(x)
+
+
+def _take_over(x: Any, value: Any) -> None:
+    local = plain(value)
+    sizes = plain(x).shape
+    with HookOff():
+        if sizes != local.shape:
+            # A graph that is still alive holds a node that collects gradients of the old shard's
+            # sizes. Torch makes a new one where the dtype has changed meanwhile.
+            other = torch.float32 if local.dtype is torch.float64 else torch.float64
+            _Base.data.__set__(x, torch.empty(0, dtype=other, device=local.device))
+        _Base.data.__set__(x, local)
+    x._spec = value._spec
+    x.__dict__.pop("_moved_view", None)
+
+
+def _follow(grad: Any, wanted: TensorSpec) -> None:
+    """Box a gradient, which stays the object that it is."""
+    if grad._spec is not wanted:
+        with torch.no_grad():
+            boxed = plain(rebox(grad.detach(), wanted, "gradient"))
+        with HookOff():
+            _Base.data.__set__(grad, boxed)
+        grad._spec = wanted
+
+
+def set_(self: Any, source: Any = None, *rest: Any, **named: Any) -> Any:
+    """``x`` takes over the memory of the tensor ``source``; storages have no logical tensor."""
+    if not is_global(source) or rest or named or source.dtype is not self.dtype:
+        why = "what it is set to must be a global tensor of its dtype"
+        refusal("set_", why, _SET_INSTEAD)(self)
+    if torch.is_grad_enabled() and self.requires_grad:
+        refusal("set_", "autograd cannot follow", "`with torch.no_grad():` around it")(self)
+    set_data(self, source)
+    torch.autograd.graph.increment_version(self)
+    return self
+
+
+_SET_INSTEAD = "x.copy_(y), or x.data = y with a tensor"
+
+
+# -- the order in memory ---------------------------------------------------------------------------
+
+_contiguous = _C.Method(_Base.contiguous)
+_held = _C.make_getter(_Base.shape)  # the shard's own shape
+
+
+def contiguous(self: Any, memory_format: Any = torch.contiguous_format) -> Any:
+    """``torch.Tensor.contiguous``. A shard of one element along a dim is contiguous in more than
+    one order of dims: its strides are made to say which one."""
+    if memory_format is not torch.contiguous_format:
+        return _contiguous(self, memory_format=memory_format)
+    made = _contiguous(self)
+    held = _held(made)
+    if 1 not in held or not is_global(made) or made._moved_view or held == made._spec.shape:
+        return made
+    with HookOff():
+        view = _Base.view(made, held)
+        return made if _Base.stride(made) == view.stride() else attach(view, made._spec)
+
+
+# -- other shapes ----------------------------------------------------------------------------------
+
+
+def resize_(x: Any, *size: Any, memory_format: Any = None) -> Any:
+    """Does nothing for the size that ``x`` has; raises for others."""
+    wanted = torch.Size(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)
+    if wanted != x.shape:
+        refusal("resize_", _SHAPE, "x.reshape(size), or x.new_empty(size)")(x)
+    return x
+
+
+def resize_as_(x: Any, other: Any, *, memory_format: Any = None) -> Any:
+    """Does nothing where ``other`` has the same shape; else raises."""
+    if other.shape != x.shape:
+        refusal("resize_as_", _SHAPE, "x.reshape_as(y), or torch.empty_like(y)")(x)
+    return x
+
+
+def as_strided(x: Any, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
+    """The elements of ``x`` in memory, in the order of its strides, read with other sizes and
+    strides: a view of a B tensor, and of others a copy, into which nothing can be written."""
+    source, everywhere = fresh(x), (B,) * x.placement.ndim
+    if storage_offset is not None and (x._moved_view or x._is_view()):
+        refusal("as_strided", "of a view, the offset is one in its base", "the base instead")(x)
+    moves = source.sbp != everywhere
+    whole = _in_memory(source) if moves else plain(source)
+    view: Any = whole.as_strided(size, stride, storage_offset)
+    attach(view, TensorSpec.of(x.placement, everywhere, view.shape, view.dtype))
+    if moves or x._moved_view:
+        given = (x, size, stride, storage_offset)
+        view._moved_view = MovedView("as_strided", as_strided, (given, {}), None)
+    return view
+
+
+def _in_memory(x: Any) -> torch.Tensor:
+    """All elements of ``x`` as one device would have them in memory, whole on this rank."""
+    strides = _agreed_strides(x)
+    lying = x.permute(sorted(range(x.ndim), key=lambda d: (-strides[d], d)))
+    spec = lying._spec.with_sbp((B,) * x.placement.ndim)
+    return plain(rebox(lying, spec, "as_strided")).contiguous()
+
+
+def _agreed_strides(x: Any) -> tuple[int, ...]:
+    """Strides without gaps, the same on all ranks: as the first rank of the placement sees them,
+    which holds the largest piece."""
+    spec, transport = x._spec, current()
+    strides = x.stride()
+    if my_coordinate(spec.placement) is not None:
+        strides = transport.gather_objects(strides, tuple(spec.placement.ranks.ravel().tolist()))[0]
+    told = torch.empty_strided(spec.shape, strides, device="meta")
+    inner = spec.local_shape((0,) * spec.placement.ndim)
+    is_clear = all(n == 1 or held > 1 for n, held in zip(spec.shape, inner, strict=True))
+    dense = told.permute(sorted(range(x.ndim), key=lambda d: (-strides[d], d))).is_contiguous()
+    if not (told.is_contiguous() or (dense and is_clear)):
+        refusal("as_strided", "its shards do not say in which order its elements lie side by side",
+                "x.contiguous() first")(x)  # fmt: skip
+    return strides
+
+
+# -- new -------------------------------------------------------------------------------------------
+
+
+def new(x: Any, *args: Any, device: Any = None) -> Any:
+    """``x.new(2, 3)``: a tensor like ``x`` of this size, or of this data; of a sparse one, of
+    these entries."""
+    if args and x.is_sparse and isinstance(args[0], torch.Tensor):
+        return torch.sparse_coo_tensor(*args)
+    if not args or all(isinstance(a, int) for a in args):
+        return x.new_empty(args or 0)
+    (given,) = args
+    if isinstance(given, torch.Size):
+        return x.new_empty(given)
+    if isinstance(given, torch.Tensor | torch.UntypedStorage):
+        refusal("new", "of a tensor or a storage it is an alias", "x.new_tensor(data)")(x)
+    return x.new_tensor(given)

@@ -1,0 +1,87 @@
+"""Copies of global tensors: deepcopy, pickle and ``torch.save``.
+
+A saved global tensor is this rank's shard with its layout. It loads on the rank at the same
+coordinate of the placement; ``x.full()`` is what to save for another placement.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from ...dispatch.plans import gradients
+from ...dispatch.plans.shards import attach, device_of, plain
+from ...movement.world import my_coordinate
+from ...spec import Placement, TensorSpec
+
+# Attributes that describe one object and are not copied along.
+_OWN = ("_spec", "_moved_view")
+
+
+def shallow_copy(x: Any) -> Any:
+    """``copy.copy``: another object of the same memory, and a leaf, as torch's."""
+    new = attach(plain(x.detach()), x._spec)
+    _carry(x, new)
+    return new
+
+
+def deep_copy(x: Any, memo: dict) -> Any:
+    """``copy.deepcopy`` of a leaf."""
+    if id(x) in memo:
+        return memo[id(x)]
+    if not x.is_leaf:
+        raise RuntimeError(
+            "deepcopy: this tensor is the result of ops that autograd recorded, and only leaves "
+            "are copied deeply. "
+            "Use x.detach().clone()."
+        )
+    new = x.detach().clone()
+    memo[id(x)] = new
+    _carry(x, new)
+    if x.grad is not None:
+        gradients.set_raw_grad(new, copy.deepcopy(x.grad, memo))
+    return new
+
+
+def reduce(x: Any) -> tuple:
+    """The state that pickle and ``torch.save`` write: this rank's shard and its layout."""
+    # Only lists, numbers and strings beside the shard, so that torch.load(weights_only=True) takes
+    # it.
+    spec = x._spec
+    at = my_coordinate(spec.placement)
+    local = None if at is None else plain(x.detach()).cpu().contiguous()
+    grid = (spec.placement.type, spec.placement.ranks.tolist(), spec.placement.axes)
+    extra = {k: v for k, v in x.__dict__.items() if k not in _OWN}
+    layout = (grid, str(spec.sbp), tuple(spec.shape), spec.dtype)
+    return (_rebuild, (local, layout, at, x.requires_grad, extra))
+
+
+def _carry(old: Any, new: Any) -> None:
+    for key, value in old.__dict__.items():
+        if key not in _OWN:
+            new.__dict__[key] = value
+    if old.requires_grad:
+        new.requires_grad_()
+
+
+def _rebuild(local: Any, layout: tuple, saved_at: Any, requires_grad: bool, extra: dict) -> Any:
+    grid, sbp, shape, dtype = layout
+    spec = TensorSpec.of(Placement(*grid), sbp, shape, dtype)
+    at = my_coordinate(spec.placement)
+    if at != saved_at:
+        raise RuntimeError(
+            f"load: this is the shard of a global tensor that the rank at {saved_at} of "
+            f"{spec.placement} saved or sent, and this rank is at {at}. Use x.full() to save or "
+            "send the whole tensor, or load on every rank the file that it saved itself."
+        )
+    if at is None:
+        local = torch.empty(spec.local_shape(None), dtype=spec.dtype, device="meta")
+    x = attach(local.to(device_of(spec.placement)) if at is not None else local, spec)
+    x.__dict__.update(extra)
+    return x.requires_grad_() if requires_grad else x
+
+
+# torch.load(weights_only=True) calls only functions that are registered here.
+torch.serialization.add_safe_globals([_rebuild])

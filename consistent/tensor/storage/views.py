@@ -1,0 +1,37 @@
+"""Properties that are views: ``T``, ``mT``, ``H``, ``mH``, ``real``, ``imag``. None moves data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def all_reversed(x: Any) -> Any:
+    """``x.T``: all dims reversed."""
+    return x.permute(tuple(range(x.ndim - 1, -1, -1)))
+
+
+def last_two_swapped(x: Any) -> Any:
+    """``x.mT``; of a 0-d tensor the tensor itself, as in torch."""
+    return x.transpose(-2, -1) if x.ndim else x
+
+
+def conjugate_transpose(x: Any) -> Any:
+    """``x.H`` and ``x.mH``."""
+    return x.adjoint() if x.ndim else x
+
+
+def real_part(x: Any) -> Any:
+    """``x.real``; of real numbers the tensor itself."""
+    return torch.real(x) if x.is_complex() else x
+
+
+def imaginary_part(x: Any) -> Any:
+    """``x.imag``."""
+    if not x.is_complex():
+        raise RuntimeError(
+            f"imag: x is {x._spec}, and only complex numbers have imaginary parts. Use "
+            "torch.zeros_like(x), or torch.complex(x, y) first."
+        )
+    return torch.imag(x)

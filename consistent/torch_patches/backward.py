@@ -1,0 +1,63 @@
+"""Backward starts from the dual SBP and ends when the gradient buckets have landed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.autograd import Variable
+
+from ..autograd import backward
+from ..dispatch.planning.functions.torch_functions import opened_body
+from ..dispatch.plans import gradients
+from ..dispatch.plans.plan import handlers
+from ..dispatch.plans.shards import attach, is_global, plain
+from ..movement.differentiable import gather
+from .redirect import redirect
+
+
+def install() -> None:
+    """Redirect the engine itself: all callers call one method of one object."""
+    engine: Any = type(Variable._execution_engine)  # type: ignore[attr-defined]
+    redirect(engine.run_backward, _run_backward, "graph")
+    handlers["grad"] = partial(_grad, opened_body(torch.autograd.grad))  # type: ignore[arg-type]
+
+
+def _run_backward(
+    run: Callable[..., Any],
+    engine: Any,
+    roots: Sequence[Any],
+    grads: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    seeds = tuple(_seed(y, grad) for y, grad in zip(roots, grads, strict=True))
+    return backward.run_engine(partial(run, engine), tuple(roots), seeds, *args, **kwargs)
+
+
+def _seed(y: Any, grad: Any) -> Any:
+    if is_global(y):
+        return backward.seed(y, grad) if y.requires_grad else None
+    return gather(plain(grad), grad._spec) if is_global(grad) else grad
+
+
+def _grad(opened: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    """``torch.autograd.grad``: torch computes shards in the dual SBP of each input."""
+    if kwargs.get("is_grads_batched") or (len(args) > 5 and args[5]):
+        raise RuntimeError(
+            "torch.autograd.grad: is_grads_batched=True runs vmap over the shards of a global "
+            "tensor, which would not see the other ranks. Call torch.autograd.grad once per "
+            "gradient."
+        )
+    wanted = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+    found = opened(outputs, wanted, *args, **kwargs)
+    return tuple(_typed(x, g) for x, g in zip(wanted, found, strict=True))
+
+
+def _typed(x: Any, g: Any) -> Any:
+    # A new object each time: torch gives the same tensor for two inputs whose gradients are equal.
+    if not is_global(x) or g is None:
+        return g
+    return attach(plain(g), gradients.gradient_spec(x, g.dtype))

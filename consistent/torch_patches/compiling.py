@@ -1,0 +1,39 @@
+"""``torch.compile`` leaves frames that meet global tensors to Python: they run eagerly.
+
+Its tracer would take a global tensor for its shard. There is nothing to patch: the tracer, dynamo,
+asks the class of each tensor that it meets for ``__torch_dispatch__``, and is answered by an
+exception of its own which says "not this frame".
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from ..tensor.global_tensor import GlobalTensor
+
+
+class _AskedByTracer:
+    """The attribute ``__torch_dispatch__`` of ``torch.Tensor``, unless dynamo asks."""
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        asking = sys._getframe(1).f_globals.get("__name__", "")
+        if asking.startswith("torch._dynamo."):
+            _skip_frame()
+        return getattr(torch.Tensor, "__torch_dispatch__")  # noqa: B009  (no method to pyright)
+
+
+def _skip_frame() -> None:
+    import torch._dynamo.exc as exc
+    import torch._dynamo.trace_rules as rules
+
+    for package in ("consistent", "mirrored"):
+        rules.add(package)  # adding it again does no harm
+    raise exc.SkipFrame("a global tensor: this frame runs eagerly")
+
+
+def install() -> None:
+    """Set the attribute; it belongs to our own class, so this is done at import."""
+    GlobalTensor.__torch_dispatch__ = _AskedByTracer()  # type: ignore[assignment,method-assign]

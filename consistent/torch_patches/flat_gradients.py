@@ -1,0 +1,42 @@
+"""LBFGS puts all gradients into one vector, which needs one layout.
+
+For parameters on several placements, or plain and global ones, it is a plain tensor, the same on
+every rank of the world, like the norm that clipping takes of such gradients. Its parts are added to
+parameters on any placement.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..dispatch.plans.shards import is_global, plain
+from ..movement.differentiable import box
+from ..movement.world import whole_on_world
+
+
+def install() -> None:
+    """Patch ``LBFGS._gather_flat_grad``."""
+    original: Callable[[Any], Any] = torch.optim.LBFGS._gather_flat_grad
+
+    @functools.wraps(original)
+    def gather_flat_grad(self: Any) -> Any:
+        homes = {p.placement if is_global(p) else None for p in self._params}
+        if len(homes) == 1:
+            return original(self)
+        return torch.cat([_everywhere(_flat(p)) for p in self._params])
+
+    torch.optim.LBFGS._gather_flat_grad = gather_flat_grad  # type: ignore[method-assign]
+
+
+def _flat(p: Any) -> Any:
+    grad = torch.zeros_like(p) if p.grad is None else p.grad
+    grad = grad.to_dense() if grad.is_sparse else grad
+    return (torch.view_as_real(grad) if grad.is_complex() else grad).reshape(-1).detach()
+
+
+def _everywhere(x: Any) -> torch.Tensor:
+    return plain(box(x, x._spec, whole_on_world(x._spec))) if is_global(x) else x

@@ -1,0 +1,80 @@
+"""Optimizers and clipping choose ``torch._foreach_*`` by the exact type of the parameters, and
+group these by device."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.utils.clip_grad as clipping
+import torch.optim.optimizer as optimizer
+from torch.utils import _foreach_utils
+
+from ..dispatch.planning.lists import foreach  # noqa: F401  (enters the plans of list ops)
+from ..dispatch.plans.shards import is_global
+from ..tensor.global_tensor import GlobalTensor
+from .redirect import redirect
+
+
+def install() -> None:
+    """Add global tensors to torch's lists of the types that it knows."""
+    for known in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
+        known.append(GlobalTensor)
+    redirect(torch._C._group_tensors_by_device_and_dtype, _grouped)
+    for function in (clipping._get_total_norm, clipping._clip_grads_with_norm_):
+        _clip_by_lists(function)
+
+
+def _clip_by_lists(function: Any) -> None:
+    """``foreach=False`` clips global tensors by lists all the same: one by one, norms on several
+    placements would never meet, and a plain gradient would become global by the norm that it is
+    multiplied with.
+
+    The function stays the object that others have imported; what it calls without gradients is
+    changed.
+    """
+    (cell,) = function.__closure__
+    body = cell.cell_contents
+    signature = inspect.signature(body)
+
+    @functools.wraps(body)
+    def clip(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        tensors = tensors if isinstance(tensors, torch.Tensor) else list(tensors)
+        given = signature.bind(tensors, *args, **kwargs)
+        if given.arguments.get("foreach") is False and any(map(is_global, tensors)):
+            given.arguments["foreach"] = None
+        return body(*given.args, **given.kwargs)
+
+    cell.cell_contents = clip
+
+
+def _grouped(group: Callable[..., Any], lists: Any, with_indices: bool = False) -> Any:
+    """Positions of ``lists`` by device and dtype of the first list. Torch would look at the
+    shard's device, which is ``meta`` outside the placement, so that the ranks would form other
+    groups and in another order.
+    """
+    if not any(map(is_global, lists[0])):
+        return group(lists, with_indices)
+    positions: dict[Any, list[int]] = {}
+    for i, first in enumerate(lists[0]):
+        spec = first._spec if is_global(first) else None
+        # By identity, because hashing a placement for each of many parameters is measurably slow.
+        alike = (first.device, first.dtype) if spec is None else (id(spec.placement), spec.dtype)
+        positions.setdefault(alike, []).append(i)
+    groups: dict[tuple, list[int]] = {}
+    for indices in positions.values():
+        first = lists[0][indices[0]]
+        groups.setdefault((first.device, first.dtype), []).extend(indices)
+    # Sorted, so that no rank's order depends on which equal placements are one object there.
+    return {alike: _members(lists, sorted(i), with_indices) for alike, i in groups.items()}
+
+
+def _members(lists: Any, indices: list[int], with_indices: bool) -> tuple[list, list[int]]:
+    every = len(indices) == len(lists[0])
+    columns = [
+        list(values) if every or not values else [values[i] for i in indices] for values in lists
+    ]
+    return columns, indices if with_indices else []

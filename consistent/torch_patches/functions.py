@@ -1,0 +1,141 @@
+"""``torch.autograd.Function``: torch hands it shards, and its backward their raw gradients.
+
+Three kinds of functions meet global tensors:
+
+* a user's runs whole on every rank, forward and backward (``whole_call``);
+* one that runs code on the global tensors themselves, as ``torch.utils.checkpoint`` does, or any
+  whose code reaches them by its closure, gets gradients that are global tensors;
+* one of ``torch.distributed`` would communicate shards, and raises.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.modules._functions as module_functions
+
+from ..dispatch.plans.shards import HookOff, adopt, attach, is_global, plain, rebox
+from ..dispatch.running.whole_call import call_whole
+from ..movement.differentiable import gather
+from ..spec import TensorSpec
+from .redirect import redirect, refusal
+
+_COLLECTIVE = "x.to_global(sbp=...), which plans the collective, or pass x.to_local()"
+_REFUSED = {
+    "torch.distributed.": _COLLECTIVE,
+    "torch.nn.parallel.": "consistent.parallelize(module, placement, {...}) instead of the wrapper",
+    "torch.nn.modules._functions.SyncBatchNorm": "torch.nn.BatchNorm1d, 2d or 3d, which takes the "
+    "statistics of the whole batch however it is split",
+}
+
+_is_alias_of: Any = getattr(torch._C, "_is_alias_of")  # noqa: B009  (not in torch's stubs)
+
+Specs = Sequence[TensorSpec | None]
+
+
+def install() -> None:
+    """Redirect the one class method in C that applies all functions."""
+    redirect(torch._C._FunctionBase.__dict__["apply"], _apply, "global", _global_results)
+
+
+def _apply(original: Any, cls: Any, *args: Any) -> Any:
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    for prefix, instead in _REFUSED.items():
+        if name.startswith(prefix):
+            raise refusal(name, instead, args)
+    apply = original.__get__(None, cls)
+    if cls is module_functions.BackwardHookFunction:
+        return _same_tensors(apply, args)
+    if cls.__module__ == "torch.utils.checkpoint":
+        return _global_results(apply(*args), cls, *args)
+    return call_whole(cls.__name__, apply, args, {})
+
+
+# -- module hooks ----------------------------------------------------------------------------------
+
+
+def _same_tensors(apply: Callable[..., Any], args: tuple) -> Any:
+    """BackwardHookFunction returns its inputs, and they keep their specs. ``torch.nn.Module`` puts
+    the user's hook on its node: gradients that the hook sees and returns are global tensors."""
+    with HookOff():
+        outs = apply(*args)
+    specs = [x._spec if is_global(x) else None for x in args]
+    for spec, out in zip(specs, outs, strict=True):
+        if spec is not None and out.__class__ is torch.Tensor:
+            attach(out, spec)
+    node = next((out.grad_fn for out in outs if out.grad_fn is not None), None)
+    if node is not None:
+        node.register_hook = _typed_register_hook(node, specs)
+    return outs
+
+
+def _typed_register_hook(node: Any, specs: Specs) -> Callable[..., Any]:
+    register, weakly = type(node).register_hook, weakref.ref(node)
+
+    def register_hook(hook: Callable[..., Any]) -> Any:
+        def typed(inputs: tuple, outputs: tuple) -> Any:
+            result = hook(_as_global(inputs, specs), _as_global(outputs, specs))
+            return None if result is None else tuple(map(_raw, result, specs))
+
+        return register(weakly(), typed)
+
+    return register_hook
+
+
+# -- functions that work on global tensors themselves ----------------------------------------------
+
+
+def _global_results(out: Any, _: Any, *args: Any) -> Any:
+    """``out``, what a function made of global tensors, whose backward gets global gradients."""
+    several = isinstance(out, tuple)
+    outs: list[Any] = [_with_spec(x, args) for x in (out if several else (out,))]
+    nodes = [x.grad_fn for x in outs if is_global(x)]
+    if nodes and nodes[0] is not None:
+        results = {x.output_nr: x._spec for x in outs if is_global(x)}
+        nodes[0].apply = _typed_backward(nodes[0], results, args)
+    return tuple(outs) if several else outs[0]
+
+
+def _typed_backward(node: Any, results: dict, args: tuple) -> Callable[..., Any]:
+    backward, weakly = type(node).apply, weakref.ref(node)
+    specs = [x._spec if is_global(x) else None for x in args]
+
+    def apply(*grads: Any) -> tuple:
+        given = _as_global(grads, [results.get(i) for i in range(len(grads))])
+        found = backward(weakly(), *given)
+        return tuple(map(_raw, found if isinstance(found, tuple) else (found,), specs))
+
+    return apply
+
+
+def _with_spec(x: Any, given: Sequence[Any]) -> Any:
+    """Give an input that the function returned its spec again: torch made another, plain object of
+    it."""
+    if x.__class__ is torch.Tensor:
+        source = next((y for y in given if is_global(y) and _is_alias_of(x, y)), None)
+        if source is not None and x.shape == plain(source).shape:
+            return attach(x, source._spec)
+    return x
+
+
+def _as_global(grads: Sequence[Any], specs: Specs) -> tuple:
+    return tuple(
+        g
+        if g is None or spec is None or is_global(g)
+        else attach(g.view_as(g), spec.dual.with_dtype(g.dtype))
+        for g, spec in zip(grads, specs, strict=True)
+    )
+
+
+def _raw(grad: Any, spec: TensorSpec | None) -> Any:
+    """The gradient of an input, as torch expects it: of a global one in its dual SBP, of a plain
+    one whole."""
+    if grad is None:
+        return None
+    if spec is None:
+        return gather(plain(grad), grad._spec) if is_global(grad) else grad
+    given = adopt(grad, spec.placement, "backward")
+    return plain(rebox(given, spec.dual.with_dtype(given.dtype), "backward"))

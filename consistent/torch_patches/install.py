@@ -1,0 +1,55 @@
+"""What the library changes in torch, and when.
+
+Importing the library changes nothing. The themes below are installed once, when the first global
+tensor of the process is about to be made; docs/design.md lists what each of them changes and why.
+The objects of torch's namespaces stay the ones they are (``redirect`` replaces the C function
+behind a builtin), so that scripts, pickles, tracers and names imported earlier go the same way.
+"""
+
+from __future__ import annotations
+
+from ..dispatch import _C, hook
+from ..tensor import methods  # noqa: F401  (enters its ops)
+from . import (
+    backward,
+    checkpoint,
+    compiling,
+    flat_gradients,
+    flops,
+    foreach,
+    functions,
+    numbers,
+    overrides,
+    random_state,
+    recurrent,
+    refusals,
+    saved_on_cpu,
+)
+
+THEMES = (
+    hook.enter_functions,
+    backward.install,
+    functions.install,
+    checkpoint.install,
+    flops.install,
+    foreach.install,
+    flat_gradients.install,
+    saved_on_cpu.install,
+    random_state.install,
+    recurrent.install,
+    numbers.install,
+    refusals.install,
+    overrides.install,
+)
+
+
+def install() -> None:
+    """Install all themes."""
+    for theme in THEMES:
+        theme()
+
+
+def install_with_first_tensor() -> None:
+    """Install all themes once a global tensor is about to be made."""
+    compiling.install()
+    _C.on_first_tensor(install)

@@ -1,0 +1,88 @@
+"""Where torch reads values out of a tensor without asking for hooks: numbers and copies."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..dispatch import _C
+from ..dispatch.plans.shards import is_global
+from ..dispatch.running.outside_ranks import map_values
+from ..tensor.global_tensor import GlobalTensor
+from .redirect import redirect
+
+
+def install() -> None:
+    """Redirect the one op that reads a number out of a tensor, whoever calls it: ``torch.full((2,),
+    x)``, ``torch.add(a, b, alpha=x)``. It is a collective, like ``x.item()``. Lists of tensors are
+    read as a whole, and a tensor is copied as a global one.
+    """
+    _C.read_numbers_by(lambda x: x.item())
+    redirect(torch.tensor, _tensor)
+    redirect(torch.as_tensor, _as_tensor)
+    redirect(torch.asarray, _asarray)
+    redirect(torch._C.TensorBase.new_tensor, _new_tensor)
+
+
+def _read(data: Any) -> Any:
+    """A list with plain tensors for the global ones: torch takes one element from each."""
+    return map_values(data, GlobalTensor, lambda x: x.full())
+
+
+def _tensor(original: Callable[..., Any], data: Any, **options: Any) -> Any:
+    if not is_global(data):
+        return original(_read(data), **options)
+    requires_grad = options.pop("requires_grad", False)
+    options.pop("pin_memory", None)
+    warnings.warn(
+        "To copy construct from a tensor, it is recommended to use sourceTensor.detach().clone() "
+        "or sourceTensor.detach().clone().requires_grad_(True), rather than "
+        "torch.tensor(sourceTensor).",
+        stacklevel=2,
+    )
+    return _copy(data, **options).requires_grad_(requires_grad)
+
+
+def _copy(data: Any, dtype: torch.dtype | None = None, device: Any = None) -> Any:
+    return data.detach().to(device=device, dtype=dtype, copy=True)
+
+
+def _as_tensor(original: Callable[..., Any], data: Any, *args: Any, **options: Any) -> Any:
+    if not is_global(data):
+        return original(_read(data), *args, **options)
+    dtype, device = (*args, None, None)[:2]
+    return data.to(device=options.get("device", device), dtype=options.get("dtype", dtype))
+
+
+def _asarray(original: Callable[..., Any], obj: Any, **options: Any) -> Any:
+    return _as_array(obj, **options) if is_global(obj) else original(_read(obj), **options)
+
+
+def _as_array(
+    obj: Any,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    copy: bool | None = None,
+    requires_grad: bool = False,
+) -> Any:
+    same = dtype in (None, obj.dtype)
+    if copy is False and not same:
+        raise ValueError(f"can't alias tensor with dtype '{obj.dtype}' into dtype '{dtype}'.")
+    made = obj.to(device=device, dtype=dtype, copy=bool(copy))
+    if not requires_grad:
+        return made.detach() if made.requires_grad else made
+    return made if made.requires_grad else made.requires_grad_()
+
+
+def _new_tensor(original: Callable[..., Any], self: Any, data: Any, **options: Any) -> Any:
+    if is_global(self):  # torch asks the hook for this one
+        return original(self, data, **options)
+    if not is_global(data):
+        return original(self, _read(data), **options)
+    requires_grad = options.pop("requires_grad", False)
+    options.setdefault("dtype", self.dtype)
+    options.pop("pin_memory", None)
+    return _copy(data, **options).requires_grad_(requires_grad)

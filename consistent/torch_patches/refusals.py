@@ -1,0 +1,120 @@
+"""Functions without a hook that would see this rank's shard: they raise for global tensors."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..dispatch import _C
+from ..dispatch.plans.shards import is_global
+from ..dispatch.running.whole_call import call_whole
+from .redirect import redirect, refusal, refuse
+
+_COPY = "x.full() for the whole value, x.to_local() for the shard, or x.clone()"
+_GRADIENT = "torch.autograd.grad, which works on global tensors, or x.full()"
+_NESTED = "torch.cat and x.split, or x.full() for the whole value"
+_PARALLEL = "consistent.parallelize(module, placement, {...}) alone: it sums gradients by itself"
+_COLLECTIVE = "x.to_global(sbp=...), which plans the collective, or pass x.to_local()"
+_EXPORT = "the function eagerly, or trace it on plain tensors: x.full() or x.to_local()"
+
+# (path of the builtin in torch, the name that callers know, what to use instead)
+_BUILTINS = (
+    *((f"torch.{name}", f"torch.{name}", _COPY) for name in (
+        "sparse_bsc_tensor", "sparse_bsr_tensor", "sparse_compressed_tensor",
+        "sparse_csc_tensor", "sparse_csr_tensor", "_sparse_coo_tensor_unsafe",
+        "_sparse_compressed_tensor_unsafe", "_sparse_csr_tensor_unsafe",
+    )),
+    ("torch._C._to_dlpack", "dlpack", _COPY),
+    ("torch._C._to_dlpack_versioned", "dlpack", _COPY),
+    ("torch._C.TensorBase._make_subclass", "torch.Tensor._make_subclass", _COPY),
+    ("torch._C.TensorBase._dtensor__new__", "DTensor", _COPY),
+    ("torch._C.TensorBase.as_subclass", "torch.Tensor.as_subclass", _COPY),
+    *((f"torch._C._functorch.{name}", "torch.func", _GRADIENT) for name in (
+        "_add_batch_dim", "_remove_batch_dim", "_wrap_for_grad", "_unwrap_for_grad",
+        "_wrap_functional_tensor", "_unwrap_functional_tensor",
+    )),
+    ("torch._C._nested.nested_tensor", "torch.nested.nested_tensor", _NESTED),
+    *((f"torch._C.{name}", "torch.jit.trace", _EXPORT) for name in (
+        "_create_function_from_trace", "_create_function_from_trace_with_dict",
+        "_create_graph_by_tracing",
+    )),
+    ("torch._C._distributed_c10d._verify_params_across_processes",
+     "DistributedDataParallel", _PARALLEL),
+    ("torch._C._distributed_c10d._broadcast_coalesced", "DistributedDataParallel", _PARALLEL),
+    *((f"torch._C.{name}", "torch.cuda.comm", _PARALLEL) for name in (
+        "_broadcast", "_broadcast_out", "_broadcast_coalesced", "_scatter", "_scatter_out",
+        "_gather", "_gather_out",
+    )),
+)  # fmt: skip
+
+# Properties that take a tensor, and ask for the hook of their owner only.
+_PROPERTIES = ("data", "grad", "_grad", "real", "imag")
+
+
+def install() -> None:
+    """Builtins raise, constructors raise, scripted functions run whole."""
+    for path, name, instead in _BUILTINS:
+        builtin = _find(path)
+        if builtin is not None:
+            refuse(builtin, name, instead)
+    for cls in (torch._C.TensorBase, *torch._tensor_classes):
+        _C.redirect_class(cls, _refuse_class)
+    for name in ("new", "set_"):
+        redirect(getattr(torch._C.TensorBase, name), functools.partial(_of_plain, name))
+    for name in _PROPERTIES:
+        _C.redirect_property(getattr(torch._C.TensorBase, name), _refuse_assigned(name))
+    redirect(torch.sparse_coo_tensor, _of_entries)
+    for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
+        _run_whole(kind)
+    if torch.distributed.is_available():
+        _C.refuse_collectives(_COLLECTIVE)
+
+
+def _find(path: str) -> Any:
+    """The object of that path; None where this torch has none."""
+    first, *rest = path.split(".")
+    assert first == "torch"
+    return functools.reduce(lambda found, name: getattr(found, name, None), rest, torch)
+
+
+def _refuse_class(cls: type, *args: Any, **kwargs: Any) -> Any:
+    raise refusal(f"{cls.__module__}.{cls.__name__}", _COPY, args, kwargs)
+
+
+def _of_plain(name: str, original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    if is_global(self):  # torch asks the hook
+        return original(self, *args, **kwargs)
+    raise refusal(f"plain.{name}(x)", _COPY, args, kwargs)
+
+
+def _of_entries(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return call_whole("sparse_coo_tensor", original, args, kwargs)
+
+
+def _refuse_assigned(name: str) -> Callable[[Any, Any], None]:
+    def refuse_assigned(_: Any, value: Any) -> None:
+        raise refusal(f"plain.{name} = x", "x.full() for the whole value, or x.to_local()", value)
+
+    return refuse_assigned
+
+
+def _run_whole(kind: Any) -> None:
+    call = kind.__dict__["__call__"]
+    if not isinstance(call, types.FunctionType):
+        redirect(call, _scripted)
+        return
+
+    @functools.wraps(call)  # torch.testing has put a function of its own there
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        ours = _C.holds_global((args, kwargs))
+        return _scripted(call, self, *args, **kwargs) if ours else call(self, *args, **kwargs)
+
+    kind.__call__ = called
+
+
+def _scripted(call: Callable[..., Any], script: Any, *args: Any, **kwargs: Any) -> Any:
+    return call_whole(f"scripted {script.name}", functools.partial(call, script), args, kwargs)

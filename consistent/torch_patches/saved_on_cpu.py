@@ -1,0 +1,27 @@
+"""``save_on_cpu`` copies what autograd saves to the CPU: ranks outside a placement save ``meta``
+shards, which hold nothing to copy and are kept as they are."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd.graph import save_on_cpu
+
+from ..dispatch.plans.shards import plain
+
+
+def install() -> None:
+    """Patch ``torch.autograd.graph.save_on_cpu``."""
+    original: Callable[..., None] = save_on_cpu.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        pack, unpack = self.pack_hook, self.unpack_hook
+        self.pack_hook = lambda x: x if plain(x).is_meta else pack(x)
+        self.unpack_hook = lambda kept: kept if isinstance(kept, torch.Tensor) else unpack(kept)
+
+    save_on_cpu.__init__ = init  # type: ignore[method-assign]

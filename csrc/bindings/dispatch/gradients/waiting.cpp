@@ -1,0 +1,147 @@
+#include "waiting.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+namespace consistent::dispatch {
+
+Leaves leaves;
+
+THPObjectPtr checked(PyObject* made) {
+  if (made != nullptr) return THPObjectPtr(made);
+  python_error error;
+  error.persist();
+  throw error;
+}
+
+THPObjectPtr wrap(const at::Tensor& x) { return checked(THPVariable_Wrap(x)); }
+
+bool nobody_else_holds(const at::Tensor& x) {
+  return x.use_count() == 1 && x.has_storage() && x.storage().use_count() == 1;
+}
+
+namespace {
+
+void finish() {
+  if (!Backward::current().any()) return;
+  const pybind11::gil_scoped_acquire gil;
+  checked(PyObject_CallNoArgs(leaves.finish));
+}
+
+void append(THPObjectPtr& list, THPObjectPtr item) {
+  if (PyList_Append(list.get(), item.get()) != 0) checked(nullptr);
+}
+
+// `.grad` += sum, by torch's own code.
+void accumulate_sum(const at::Tensor& leaf, const at::Tensor& sum, bool stealable) {
+  at::Tensor& held = leaf.mutable_grad();
+  torch::autograd::AccumulateGrad::accumulateGrad(
+      leaf, held, sum, stealable ? 1 : 0, [&held](at::Tensor&& made) { held = std::move(made); });
+}
+
+}  // namespace
+
+Backward& Backward::current() {
+  thread_local Backward found;
+  return found;
+}
+
+void Backward::begin() {
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (task == task_ && task != -1) return;
+  const pybind11::gil_scoped_acquire gil;
+  THPObjectPtr limits = checked(PyObject_CallNoArgs(leaves.limits));
+  long long first = 0, later = 0, at_once = 0;
+  if (!PyArg_ParseTuple(limits.get(), "LLL", &first, &later, &at_once)) checked(nullptr);
+  first_ = first, later_ = later, at_once_ = at_once;
+  task_ = task;
+  if (task != -1) torch::autograd::Engine::get_default_engine().queue_callback(finish);
+}
+
+void Backward::add(const at::Tensor& leaf, const at::Tensor& addend, int64_t bucket, int64_t nbytes,
+                   bool replaces) {
+  if (static_cast<int64_t>(buckets_.size()) <= bucket) buckets_.resize(bucket + 1);
+  // A tensor that autograd knows to be zero has no memory to send.
+  const at::Tensor filled = addend._is_zerotensor() ? addend.clone() : addend;
+  waiting_.push_back({leaf, filled, bucket, replaces});
+  Bucket& into = buckets_[bucket];
+  into.nbytes += nbytes;
+  if (into.nbytes < (into.launched ? later_ : first_)) return;
+  const pybind11::gil_scoped_acquire gil;
+  launch(bucket);
+}
+
+void Backward::launch(int64_t bucket) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> addends;
+  THPObjectPtr positions = checked(PyList_New(0)), owners = checked(PyList_New(0));
+  for (size_t i = 0; i < waiting_.size(); ++i) {
+    Waiting& each = waiting_[i];
+    if (each.bucket != bucket || each.launched) continue;
+    each.launched = true;
+    addends.push_back(each.addend.reshape(-1));
+    append(positions, checked(PyLong_FromSize_t(i)));
+    append(owners, wrap(each.leaf));
+  }
+  buckets_[bucket] = {0, true};
+  THPObjectPtr flat = wrap(at::cat(addends));
+  checked(PyObject_CallFunctionObjArgs(leaves.launch, positions.get(), owners.get(), flat.get(),
+                                       nullptr));
+}
+
+void Backward::launch_all() {
+  for (size_t i = 0; i < waiting_.size(); ++i) {
+    if (!waiting_[i].launched) launch(waiting_[i].bucket);
+  }
+}
+
+void Backward::accumulate(const std::vector<size_t>& positions, const at::Tensor& flat) {
+  const at::NoGradGuard no_grad;
+  int64_t start = 0;
+  for (const size_t position : positions) {
+    Waiting& each = waiting_.at(position);
+    const int64_t count = each.addend.numel();
+    settle(each, flat.narrow(0, start, count).view(each.addend.sizes()));
+    start += count;
+  }
+}
+
+void Backward::settle(Waiting& each, const at::Tensor& part) {
+  const at::Tensor addend = std::move(each.addend);
+  if (each.dropped) return;
+  if (each.replaces) {
+    THPObjectPtr leaf = wrap(each.leaf), sum = wrap(part.clone());
+    checked(PyObject_CallFunctionObjArgs(leaves.settle, leaf.get(), sum.get(), nullptr));
+  } else if (!each.leaf.grad().defined() && nobody_else_holds(addend)) {
+    addend.copy_(part);
+    accumulate_sum(each.leaf, addend, true);
+  } else {
+    accumulate_sum(each.leaf, part, false);
+  }
+}
+
+std::vector<Waiting*> Backward::of(const at::Tensor& leaf) {
+  std::vector<Waiting*> found;
+  for (Waiting& each : waiting_) {
+    if (each.leaf.is_same(leaf) && !each.dropped && each.addend.defined()) found.push_back(&each);
+  }
+  return found;
+}
+
+void Backward::drop(const at::Tensor& leaf) {
+  for (Waiting* each : of(leaf)) each->dropped = true;
+}
+
+void Backward::clear() {
+  waiting_.clear();
+  buckets_.clear();
+  task_ = -1;
+}
+
+}  // namespace consistent::dispatch

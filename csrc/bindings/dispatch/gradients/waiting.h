@@ -1,0 +1,84 @@
+// Addends of gradients that wait for their sum, in the thread that runs backward.
+//
+//     LeafHook -> waiting -> bucket, when it is full or backward ends -> all-reduce -> .grad += sum
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <Python.h>
+#include <torch/csrc/utils/object_ptr.h>
+
+#include <vector>
+
+namespace consistent::dispatch {
+
+// The Python functions that the leaves' hooks call; set once.
+struct Leaves {
+  PyObject* watch = nullptr;   // (leaf)
+  PyObject* assign = nullptr;  // (leaf, gradient): sets `.grad` as a user does
+  PyObject* limits = nullptr;  // () -> bytes of the first bucket, of later ones, to sum at once
+  PyObject* take = nullptr;    // (leaf, addend, whether it is unshared) -> gradient or None
+  PyObject* launch = nullptr;  // (positions, leaves, flat)
+  PyObject* settle = nullptr;  // (leaf, sum)
+  PyObject* finish = nullptr;  // ()
+  PyObject* shown = nullptr;   // (leaf) -> its gradient while an addend of it waits
+};
+extern Leaves leaves;
+
+struct Waiting {
+  at::Tensor leaf, addend;
+  int64_t bucket;
+  bool replaces;          // the addend includes what the leaf held
+  bool launched = false;  // its bucket is on the way
+  bool dropped = false;   // the user has set another gradient meanwhile
+};
+
+// The gradients that the backward of one thread has in flight.
+class Backward {
+ public:
+  // The one of this thread.
+  static Backward& current();
+
+  // Before the first gradient of a graph task: reads the limits, and asks for `finish` at its end.
+  void begin();
+  // Puts the addend into its bucket, which is launched when it is full. `nbytes` is the same on all
+  // ranks.
+  void add(const at::Tensor& leaf, const at::Tensor& addend, int64_t bucket, int64_t nbytes,
+           bool replaces);
+  // Under the GIL: passes what is not launched yet to Python, one flat tensor for each bucket.
+  void launch_all();
+  // Under the GIL: adds the sums of `positions`, which lie one after the other in `flat`, to the
+  // leaves' gradients.
+  void accumulate(const std::vector<size_t>& positions, const at::Tensor& flat);
+  void clear();
+
+  // The addends that wait for `leaf`.
+  std::vector<Waiting*> of(const at::Tensor& leaf);
+  void drop(const at::Tensor& leaf);
+  bool any() const { return !waiting_.empty(); }
+  int64_t at_once() const { return at_once_; }
+
+  bool sync = true;  // false inside no_sync()
+
+ private:
+  void launch(int64_t bucket);
+  void settle(Waiting& each, const at::Tensor& part);
+
+  struct Bucket {
+    int64_t nbytes = 0;  // bytes of the addends that are not launched
+    bool launched = false;
+  };
+  std::vector<Waiting> waiting_;
+  std::vector<Bucket> buckets_;
+  int task_ = -1;  // the graph task at whose end `finish` is called
+  int64_t first_ = 0, later_ = 0, at_once_ = 0;
+};
+
+// Owns a new reference; if it is null, throws the Python error as an exception that torch knows.
+THPObjectPtr checked(PyObject* made);
+THPObjectPtr wrap(const at::Tensor& x);
+
+// Whether `x` may be overwritten.
+bool nobody_else_holds(const at::Tensor& x);
+
+}  // namespace consistent::dispatch

@@ -1,0 +1,116 @@
+// The keys of a call: flat lists of atoms of 16 bytes each, which are equal for equal calls.
+//
+// The *exact* key has the function, the interned specs of the global tensors and the static
+// arguments. Specs are interned, so their addresses stand for them. For a float the key has its
+// type, whether it is 0 and whether it is finite, since addends may be multiplied by some floats
+// only. Objects without a short representation (strings, dtypes, devices, ...) add their hash, and
+// are compared themselves. If a plan also depends on *facts* (values of floats, whether gradients
+// are asked for), these are added. Under autocast the key has the autocast dtype.
+//
+// The *general* key has layouts instead of specs, and which dims have size 0 or 1. For integers
+// that do not matter to the function it has only whether they are 0. If all global tensors of a
+// call are broadcast it has neither: whatever the sizes, such an op runs as it is called.
+
+#pragma once
+
+#include <Python.h>
+#include <c10/core/DeviceType.h>
+#include <c10/util/ArrayRef.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+
+#include "functions.h"
+
+namespace consistent::dispatch {
+
+struct Atom {
+  uint64_t kind;
+  uint64_t value;
+};
+
+// The arguments of a call, borrowed: values in order, then the named ones, whose names are in
+// `names` (a tuple), or which are in `dict`. Both may be nullptr.
+struct Arguments {
+  PyObject* const* values;
+  Py_ssize_t count;  // number of values that are not named
+  PyObject* names = nullptr;
+  PyObject* tuple = nullptr;  // the same as a tuple and a dict, if the call came with them
+  PyObject* dict = nullptr;
+
+  Arguments(PyObject* const* values_, Py_ssize_t count_, PyObject* names_)
+      : values(values_), count(count_), names(names_) {}
+  Arguments(PyObject* tuple_, PyObject* dict_)
+      : values(&PyTuple_GET_ITEM(tuple_, 0)),
+        count(PyTuple_GET_SIZE(tuple_)),
+        tuple(tuple_),
+        dict(dict_) {}
+  // func(*arguments), a new reference.
+  PyObject* pass_to(PyObject* func) const;
+  // The positional arguments, and the named ones, as new references.
+  PyObject* as_tuple() const;
+  PyObject* as_dict() const;
+  // Both; false with a Python error set.
+  bool as_tuple_and_dict(PyObject** args, PyObject** kwargs) const;
+};
+
+// What the key borrows is kept alive by the call's arguments, or by `made_`.
+struct Key {
+  c10::SmallVector<Atom, 40> atoms;
+  c10::SmallVector<PyObject*, 12> objects;  // compared by ==, in the order of their atoms
+  c10::SmallVector<PyObject*, 12> held;     // the addresses among the atoms, to be kept alive
+  c10::SmallVector<PyObject*, 8> tensors;   // all tensors among the arguments, in order
+  uint64_t hash = 0;
+  bool lasting = true;  // a plan found by this key is right for the next call too
+  bool moved = false;   // a tensor is a moved view; only checked if `look_for_moved`
+
+  explicit Key(bool look_for_moved = false) : look_for_moved_(look_for_moved) {}
+  Key(const Key&) = delete;
+  Key& operator=(const Key&) = delete;
+  ~Key();
+
+  // Keeps what the key borrows alive, whatever happens to the call's arguments.
+  void hold();
+
+  // Fills in the exact key of func(*arguments); false with a Python error set.
+  bool of_call(PyObject* func, const Arguments& arguments);
+  // Adds facts to the key: the floats' values, and whether gradients are asked for.
+  bool add_facts(const Arguments& arguments, bool values, bool tracked);
+  // Fills in the general key of the call that has the exact key `exact`.
+  bool of_any_size(PyObject* func, const Function& function, const Arguments& arguments,
+                   const Key& exact);
+
+ private:
+  enum class Mode : uint8_t { kExact, kAnySize, kWhole };
+
+  const bool look_for_moved_;
+  Mode mode_ = Mode::kExact;
+  c10::SmallVector<PyObject*, 4> made_;  // new references, owned by the key
+
+  bool add_call(PyObject* func, const Function* function, const Arguments& arguments);
+  // `free`: integers inside do not affect the plan.
+  bool add(PyObject* argument, bool free);
+  bool add_int(PyObject* number, bool free);
+  bool add_tuple(PyObject* sequence, uint64_t kind, bool free);
+  bool add_list(PyObject* list, uint64_t kind, bool free);
+  bool add_dict(PyObject* dict, uint64_t kind, const Function* function);
+  bool add_global(PyObject* tensor);
+  bool add_plain(PyObject* tensor);
+  bool add_sizes(c10::ArrayRef<int64_t> sizes);
+  bool add_object(PyObject* object);
+  void add_autocast(at::DeviceType device);
+  bool add_floats(PyObject* argument);
+  void put(uint64_t kind, uint64_t value) { atoms.push_back({kind, value}); }
+  void finish();
+};
+
+// Sets the class whose instances carry a spec, and MirroredTensor, for which there are no plans.
+void set_classes(PyObject* global_tensor, PyObject* mirrored_tensor);
+PyTypeObject* global_class();
+
+// The `_spec` of a global tensor, borrowed; nullptr with a Python error set.
+PyObject* spec_of(PyObject* tensor);
+// Whether it is a view that boxing moved; -1 with a Python error set.
+int is_moved(PyObject* tensor);
+
+}  // namespace consistent::dispatch

@@ -1,0 +1,228 @@
+#include "plans.h"
+
+#include <torch/csrc/Dtype.h>
+
+#include <cstring>
+
+#include "read.h"
+#include "spec.h"
+
+namespace consistent::dispatch {
+namespace {
+
+bool read_scalar_type(PyObject* spec, c10::ScalarType* type) {
+  PyObject* dtype = dtype_of(spec);
+  if (!THPDtype_Check(dtype)) {
+    PyErr_Format(PyExc_TypeError, "%R has no dtype", spec);
+    return false;
+  }
+  *type = reinterpret_cast<THPDtype*>(dtype)->scalar_type;
+  return true;
+}
+
+// Reads (layout, ((dim, operand, along, parts), ...)).
+bool read_rule(PyObject* rule, Out* out) {
+  PyObject *layout = nullptr, *sources = nullptr;
+  if (!PyArg_ParseTuple(rule, "OO!", &layout, &PyTuple_Type, &sources)) return false;
+  out->layout = Py_NewRef(layout);
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(sources); ++i) {
+    long long dim = 0, operand = 0, along = 0, parts = 0;
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(sources, i), "LLLL", &dim, &operand, &along, &parts)) {
+      return false;
+    }
+    out->sources.push_back({dim, operand, along, parts});
+  }
+  return true;
+}
+
+}  // namespace
+
+Entry::Entry(PyObject* plan_) : plan(Py_NewRef(plan_)) {}
+
+Entry::~Entry() {
+  Py_XDECREF(function);
+  Py_XDECREF(sizes);
+  Py_XDECREF(constant);
+  for (const Out& out : outs) {
+    Py_XDECREF(out.spec);
+    Py_XDECREF(out.layout);
+  }
+  Py_DECREF(plan);
+  if (exact != nullptr) exact->drop();
+}
+
+bool Entry::read_outs(PyObject* given) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given); ++i) {
+    PyObject* out = PyTuple_GET_ITEM(given, i);
+    outs.emplace_back();
+    if (any_size) {
+      if (!read_rule(out, &outs.back())) return false;
+    } else {
+      outs.back().spec = Py_NewRef(out);
+      if (!read_scalar_type(out, &outs.back().dtype)) return false;
+    }
+  }
+  return true;
+}
+
+bool Entry::read(PyObject* from) {
+  int64_t number = 0;
+  PyObject* given = nullptr;
+  const bool done =
+      read_int(from, "way", &number) && read_bool(from, "any_size", &any_size) &&
+      read_bool(from, "inplace", &inplace) && read_bool(from, "kept", &kept) &&
+      read_bool(from, "by_value", &by_value) && read_bool(from, "by_grad", &by_grad) &&
+      read_bool(from, "known_shapes", &known_shapes) && read_object(from, "function", &function) &&
+      read_object(from, "sizes", &sizes) && read_object(from, "constant", &constant) &&
+      read_object(from, "outs", &given) && read_outs(given);
+  Py_XDECREF(given);
+  way = static_cast<Way>(number);
+  if (done && sizes == Py_None) Py_CLEAR(sizes);
+  return done;
+}
+
+Entry* Entry::of(PyObject* plan) {
+  auto* entry = new Entry(plan);
+  if (entry->read(plan)) return entry;
+  entry->drop();
+  return nullptr;
+}
+
+Entry* Entry::with(const std::vector<PyObject*>& specs, PyObject* local_sizes) const {
+  auto* made = new Entry(plan);
+  made->function = Py_NewRef(function);
+  made->sizes = Py_XNewRef(local_sizes);
+  made->way = way;
+  made->inplace = inplace;
+  made->is_copy = true;
+  for (PyObject* spec : specs) {
+    made->outs.emplace_back();
+    made->outs.back().spec = Py_NewRef(spec);
+    made->outs.back().dtype = reinterpret_cast<THPDtype*>(dtype_of(spec))->scalar_type;
+  }
+  return made;
+}
+
+PlanTable::Slot::~Slot() {
+  for (PyObject* object : objects) Py_DECREF(object);
+  for (PyObject* object : held) Py_DECREF(object);
+  entry->drop();
+}
+
+PlanTable::Same PlanTable::same(const Slot& slot, const Key& key) const {
+  if (slot.hash != key.hash || slot.atoms.size() != key.atoms.size() ||
+      slot.objects.size() != key.objects.size() ||
+      std::memcmp(slot.atoms.data(), key.atoms.data(), slot.atoms.size() * sizeof(Atom)) != 0) {
+    return Same::kNo;
+  }
+  const uint64_t version = version_;
+  for (size_t i = 0; i < key.objects.size(); ++i) {
+    if (slot.objects[i] == key.objects[i]) continue;
+    PyObject *mine = slot.objects[i], *given = key.objects[i];
+    Py_INCREF(mine);  // the table may change under the comparison
+    const int equal = PyObject_RichCompareBool(mine, given, Py_EQ);
+    Py_DECREF(mine);
+    if (equal < 0) return Same::kFailed;
+    if (version != version_) return Same::kChanged;  // `slot` may have been deleted
+    if (equal == 0) return Same::kNo;
+  }
+  return Same::kYes;
+}
+
+Entry* PlanTable::find(const Key& key, bool* failed) {
+  *failed = false;
+  if (order_.empty()) return nullptr;
+  const size_t mask = slots_.size() - 1;
+  for (size_t at = key.hash & mask;; at = (at + 1) & mask) {
+    Slot* slot = slots_[at];
+    if (slot == nullptr) return nullptr;
+    if (slot->hash != key.hash) continue;
+    const Same found = same(*slot, key);
+    if (found == Same::kFailed) {
+      *failed = true;
+      return nullptr;
+    }
+    if (found == Same::kChanged) return find(key, failed);
+    if (found == Same::kYes) {
+      slot->asked = true;
+      return slot->entry;
+    }
+  }
+}
+
+void PlanTable::insert(const Key& key, Entry* entry) {
+  auto* slot = new Slot{key.hash,
+                        {key.atoms.begin(), key.atoms.end()},
+                        {key.objects.begin(), key.objects.end()},
+                        {key.held.begin(), key.held.end()},
+                        entry,
+                        false};
+  for (PyObject* object : slot->objects) Py_INCREF(object);
+  for (PyObject* object : slot->held) Py_INCREF(object);
+  entry->hold();
+  Slot* oldest = order_.size() < most_ ? nullptr : take_oldest();
+  if (oldest == nullptr) {
+    if (slots_.size() < 2 * (order_.size() + 1)) grow();
+    order_.push_back(slot);
+  } else {
+    order_[hand_] = slot;
+    hand_ = (hand_ + 1) % order_.size();
+  }
+  place(slot);
+  ++version_;
+  delete oldest;  // last, since releasing may run Python code
+}
+
+void PlanTable::place(Slot* slot) {
+  const size_t mask = slots_.size() - 1;
+  size_t at = slot->hash & mask;
+  while (slots_[at] != nullptr) at = (at + 1) & mask;
+  slots_[at] = slot;
+}
+
+// Removes a slot that was not used since the hand last passed; the hand stays at its place.
+PlanTable::Slot* PlanTable::take_oldest() {
+  while (order_[hand_]->asked) {
+    order_[hand_]->asked = false;
+    hand_ = (hand_ + 1) % order_.size();
+  }
+  remove(order_[hand_]);
+  return order_[hand_];
+}
+
+// Moves up what follows in the same run of slots, since a look-up stops at a gap.
+void PlanTable::remove(const Slot* slot) {
+  const size_t mask = slots_.size() - 1;
+  size_t gap = slot->hash & mask;
+  while (slots_[gap] != slot) gap = (gap + 1) & mask;
+  for (size_t at = (gap + 1) & mask; slots_[at] != nullptr; at = (at + 1) & mask) {
+    const size_t wanted = slots_[at]->hash & mask;
+    if (((at - wanted) & mask) >= ((at - gap) & mask)) {
+      slots_[gap] = slots_[at];
+      gap = at;
+    }
+  }
+  slots_[gap] = nullptr;
+}
+
+void PlanTable::grow() {
+  slots_.assign(slots_.empty() ? 256 : 2 * slots_.size(), nullptr);
+  for (Slot* slot : order_) place(slot);
+}
+
+void PlanTable::clear() {
+  std::vector<Slot*> before;
+  before.swap(order_);  // releasing may run Python code, which must find the table empty
+  slots_.clear();
+  hand_ = 0;
+  ++version_;
+  for (Slot* slot : before) delete slot;
+}
+
+std::vector<Entry*> PlanTable::entries() const {
+  std::vector<Entry*> found;
+  for (Slot* slot : order_) found.push_back(slot->entry);
+  return found;
+}
+
+}  // namespace consistent::dispatch

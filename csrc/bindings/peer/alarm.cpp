@@ -1,0 +1,72 @@
+#include "../../peer/alarm.h"
+
+#include <Python.h>
+
+#include <new>
+
+#include "methods.h"
+
+namespace consistent::peer {
+namespace {
+
+struct PyAlarm {
+  PyObject_HEAD std::shared_ptr<Alarm> alarm;
+};
+
+PyTypeObject* alarm_type = nullptr;
+
+PyObject* make(PyTypeObject* type, PyObject*, PyObject*) {
+  PyObject* self = type->tp_alloc(type, 0);
+  if (self == nullptr) return nullptr;
+  new (&reinterpret_cast<PyAlarm*>(self)->alarm) std::shared_ptr<Alarm>(std::make_shared<Alarm>());
+  return self;
+}
+
+void destroy(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  reinterpret_cast<PyAlarm*>(self)->alarm.~shared_ptr();
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+// set_off(words): every group with this alarm raises `words`, where it waits now and in later calls
+PyObject* set_off(PyObject* self, PyObject* words) {
+  const char* text = PyUnicode_AsUTF8(words);
+  if (text == nullptr) return nullptr;
+  reinterpret_cast<PyAlarm*>(self)->alarm->set_off(text);
+  Py_RETURN_NONE;
+}
+
+// words: the message that it went off with, or None
+PyObject* words(PyObject* self, void*) {
+  const Alarm& alarm = *reinterpret_cast<PyAlarm*>(self)->alarm;
+  if (!alarm.is_on()) Py_RETURN_NONE;
+  return PyUnicode_FromString(alarm.words().c_str());
+}
+
+PyMethodDef methods[] = {{"set_off", set_off, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
+PyGetSetDef members[] = {{"words", words, nullptr, nullptr, nullptr},
+                         {nullptr, nullptr, nullptr, nullptr, nullptr}};
+PyType_Slot slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(make)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, members},
+    {0, nullptr},
+};
+PyType_Spec spec = {"mirrored.transports._C.Alarm", sizeof(PyAlarm), 0, Py_TPFLAGS_DEFAULT, slots};
+
+}  // namespace
+
+bool add_alarm(PyObject* module) {
+  alarm_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+  PyObject* type = reinterpret_cast<PyObject*>(alarm_type);
+  return type != nullptr && PyModule_AddObjectRef(module, "Alarm", type) == 0;
+}
+
+std::shared_ptr<Alarm> alarm_of(PyObject* object) {
+  need(PyObject_TypeCheck(object, alarm_type), "an Alarm is needed");
+  return reinterpret_cast<PyAlarm*>(object)->alarm;
+}
+
+}  // namespace consistent::peer

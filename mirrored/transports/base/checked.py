@@ -1,0 +1,161 @@
+"""A transport that checks each call before it moves anything, and carries out itself the calls that
+send nothing."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...comm import Done, Handle, Ranks, Shape, Transport, check_member, check_op
+
+
+class CheckedTransport(Transport):
+    """A subclass implements the six methods with an underscore, which reach other ranks.
+
+    They are called for two or more ranks, with detached tensors, and fill the `out` tensors that
+    they are given, which are contiguous. `_reduce`, `_all_gather` and `_broadcast` are not called
+    if all tensors are empty.
+    """
+
+    @abstractmethod
+    def _reduce(self, x: Tensor, ranks: Ranks, op: str) -> Handle:
+        """Start reducing `x`, which it may overwrite."""
+
+    @abstractmethod
+    def _all_gather(self, x: Tensor, out: Sequence[Tensor], ranks: Ranks) -> None: ...
+
+    @abstractmethod
+    def _all_to_all(
+        self, pieces: Sequence[Tensor], out: Sequence[Tensor], ranks: Ranks
+    ) -> None: ...
+
+    @abstractmethod
+    def _broadcast(self, x: Tensor, source: int, ranks: Ranks) -> None:
+        """Fill the contiguous `x` of every rank with the `x` of `source`."""
+
+    @abstractmethod
+    def _exchange(
+        self,
+        sends: Sequence[tuple[int, Tensor]],
+        out: Sequence[tuple[int, Tensor]],
+        ranks: Ranks,
+        device: torch.device,
+    ) -> None:
+        """Send `sends` and fill `out`. No peer is this rank, and no tensor is empty."""
+
+    @abstractmethod
+    def _gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]: ...
+
+    def check(self, what: str, ranks: Ranks, *tensors: Tensor) -> int:
+        """The position of this rank in `ranks`. Raises ValueError if the call cannot be made."""
+        return check_member(what, self.rank, ranks, *tensors)
+
+    def all_reduce_async(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Handle:
+        self.check("all_reduce", ranks, x)
+        check_op(op)
+        x = x.detach()
+        if len(ranks) == 1 or x.numel() == 0:
+            return Done(x)
+        return self._reduce(x, ranks, op)
+
+    def all_gather(
+        self, x: Tensor, shapes: Sequence[Shape], ranks: Ranks, out: Sequence[Tensor] | None = None
+    ) -> list[Tensor]:
+        me = self.check("all_gather", ranks, x)
+        _check_shapes("all_gather: x", [x.shape], [shapes[me]])
+        pieces = _outputs(x, shapes, out)
+        if len(ranks) == 1:
+            pieces[0].copy_(x.detach())
+        elif any(map(math.prod, shapes)):
+            self._all_gather(x.detach(), pieces, ranks)
+        return pieces
+
+    def all_to_all(
+        self,
+        pieces: Sequence[Tensor],
+        shapes: Sequence[Shape],
+        ranks: Ranks,
+        out: Sequence[Tensor] | None = None,
+    ) -> list[Tensor]:
+        me = self.check("all_to_all", ranks, *pieces)
+        _check_shapes("all_to_all: own piece", [pieces[me].shape], [shapes[me]])
+        received = _outputs(pieces[me], shapes, out)
+        if len(ranks) == 1:
+            received[0].copy_(pieces[0].detach())
+        else:
+            self._all_to_all([piece.detach() for piece in pieces], received, ranks)
+        return received
+
+    def broadcast(
+        self,
+        x: Tensor | None,
+        shape: Shape,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        source: int,
+        ranks: Ranks,
+    ) -> Tensor:
+        self.check("broadcast", ranks)
+        check_member("broadcast from source", source, ranks)
+        out = torch.empty(tuple(shape), dtype=dtype, device=device)
+        if source == self.rank:
+            assert x is not None, "broadcast: the source gives x"
+            self.check("broadcast", ranks, x)
+            _check_shapes("broadcast: x", [x.shape], [shape])
+            out.copy_(x.detach())
+        if len(ranks) > 1 and out.numel():
+            self._broadcast(out, source, ranks)
+        return out
+
+    def exchange(
+        self,
+        sends: Sequence[tuple[int, Tensor]],
+        receives: Sequence[tuple[int, Shape, torch.dtype]],
+        ranks: Ranks,
+        device: torch.device | str = "cpu",
+    ) -> list[Tensor]:
+        me = self.rank
+        self.check("exchange", ranks, *(x for _, x in sends))
+        out = [
+            torch.empty(tuple(shape), dtype=dtype, device=device) for _, shape, dtype in receives
+        ]
+        own = iter([x for peer, x in sends if peer == me])
+        for (peer, _, _), x in zip(receives, out, strict=True):
+            if peer == me:
+                x.copy_(next(own).detach())
+        going = [(peer, x.detach()) for peer, x in sends if peer != me and x.numel()]
+        coming = [
+            (peer, x)
+            for (peer, _, _), x in zip(receives, out, strict=True)
+            if peer != me and x.numel()
+        ]
+        if len(ranks) > 1:
+            self._exchange(going, coming, ranks, torch.device(device))
+        return out
+
+    def gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]:
+        self.check("gather_objects", ranks)
+        return [obj] if len(ranks) == 1 else self._gather_objects(obj, ranks)
+
+
+def _check_shapes(what: str, given: Sequence[Shape], promised: Sequence[Shape]) -> None:
+    for a, b in zip(given, promised, strict=True):
+        if tuple(a) != tuple(b):
+            raise ValueError(
+                f"{what} has shape {tuple(a)}, but {tuple(b)} was promised to the other ranks.\n"
+                "  They would wait for bytes that never come.\n"
+                "  Pass the shape this rank's piece has."
+            )
+
+
+def _outputs(like: Tensor, shapes: Sequence[Shape], out: Sequence[Tensor] | None) -> list[Tensor]:
+    if out is not None:
+        _check_shapes("out", [x.shape for x in out], shapes)
+        assert all(x.is_contiguous() for x in out), "out: the pieces must be contiguous"
+        return list(out)
+    return [torch.empty(tuple(s), dtype=like.dtype, device=like.device) for s in shapes]

@@ -1,0 +1,60 @@
+"""A transport around another one, to which it passes every call that it does not handle itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ...comm import Ranks, Transport
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _passed_on(method: F) -> F:
+    """The method of the same name that hands the call to `Wrapper.pass_on`."""
+    name = method.__name__
+
+    def passed_on(self: Wrapper, *args: Any, **kwargs: Any) -> Any:
+        return self.pass_on(name, *args, **kwargs)
+
+    passed_on.__name__, passed_on.__doc__ = name, method.__doc__
+    return passed_on  # type: ignore[return-value]
+
+
+class Wrapper(Transport):
+    """Passes every call on to `inner`. Subclasses override a method, or `pass_on` for all."""
+
+    def __init__(self, inner: Transport) -> None:
+        self.inner = inner
+
+    @property
+    def rank(self) -> int:
+        return self.inner.rank
+
+    @property
+    def size(self) -> int:
+        return self.inner.size
+
+    def tune(self, ranks: Ranks) -> Any:
+        """Measure anew, keep and return the table by which this transport chooses how it sends;
+        None if it has no table. A collective of `ranks`."""
+        return None
+
+    def pass_on(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call the method of `inner` with that name."""
+        return getattr(self.inner, name)(*args, **kwargs)
+
+    all_reduce = _passed_on(Transport.all_reduce)
+    all_reduce_async = _passed_on(Transport.all_reduce_async)
+    all_gather = _passed_on(Transport.all_gather)
+    all_to_all = _passed_on(Transport.all_to_all)
+    broadcast = _passed_on(Transport.broadcast)
+    exchange = _passed_on(Transport.exchange)
+    gather_objects = _passed_on(Transport.gather_objects)
+    join = _passed_on(Transport.join)
+    reduce_scatter = _passed_on(Transport.reduce_scatter)
+    turn = _passed_on(Transport.turn)
+    peers = _passed_on(Transport.peers)
+    addends = _passed_on(Transport.addends)
+    shares = _passed_on(Transport.shares)
+    link = _passed_on(Transport.link)

@@ -1,0 +1,138 @@
+"""Counts what is sent, by a transport around another one. It costs nothing when it is not used."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ..comm import Ranks, Transport
+from .base.wrapper import Wrapper
+from .default import current, replace_current
+
+
+@dataclass(frozen=True)
+class Call:
+    """One communication: its name, the bytes that this rank sends in it, and its ranks."""
+
+    name: str
+    bytes: int
+    ranks: Ranks
+
+
+class Counting(Wrapper):
+    """Passes every call on to `inner` and records it in `calls`.
+
+    Bytes are those that this rank sends under the usual algorithm, with n ranks and x its own
+    tensor: all_reduce ceil(2 (n-1)/n |x|) (a ring), all_gather (n-1) |x|, all_to_all and exchange
+    the pieces for others, broadcast (n-1) |x| at the source and 0 elsewhere. A reduce-scatter
+    counts as the all-to-all of its parts.
+    """
+
+    def __init__(self, inner: Transport) -> None:
+        super().__init__(inner)
+        self.calls: list[Call] = []
+
+    @property
+    def bytes(self) -> int:
+        """The number of bytes that this rank has sent in all calls."""
+        return sum(call.bytes for call in self.calls)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the calls, in order."""
+        return [call.name for call in self.calls]
+
+    def clear(self) -> None:
+        """Forget the calls so far."""
+        self.calls.clear()
+
+    def pass_on(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        if name in COUNTED:
+            given = _SIGNATURES[name].bind(self, *args, **kwargs).arguments
+            ranks = tuple(given["ranks"])
+            if len(ranks) > 1:
+                counted_as, sent = COUNTED[name]
+                self.calls.append(Call(counted_as, sent(self.rank, given), ranks))
+        return super().pass_on(name, *args, **kwargs)
+
+
+# ---- the bytes that a rank sends, from the arguments it gives to the method of that name ---------
+
+_Sent = Callable[[int, dict[str, Any]], int]
+
+
+def _in_a_ring(rank: int, given: dict[str, Any]) -> int:
+    n = len(given["ranks"])
+    return -(-2 * (n - 1) * given["x"].nbytes // n)
+
+
+def _to_all_others(rank: int, given: dict[str, Any]) -> int:
+    return given["x"].nbytes * (len(given["ranks"]) - 1)
+
+
+def _from_the_source(rank: int, given: dict[str, Any]) -> int:
+    return _to_all_others(rank, given) if rank == given["source"] else 0
+
+
+def _pieces_for_others(rank: int, given: dict[str, Any]) -> int:
+    pieces = zip(given["pieces"], given["ranks"], strict=True)
+    return sum(x.nbytes for x, to in pieces if to != rank)
+
+
+def _messages_to_others(rank: int, given: dict[str, Any]) -> int:
+    return sum(x.nbytes for to, x in given["sends"] if to != rank)
+
+
+def _parts_for_others(dim_name: str, sizes_name: str) -> _Sent:
+    """The bytes of `x`, cut along a dim, without this rank's own part."""
+
+    def sent(rank: int, given: dict[str, Any]) -> int:
+        x: Tensor = given["x"]
+        size = x.shape[given[dim_name]]
+        own = given[sizes_name][given["ranks"].index(rank)] if rank in given["ranks"] else 0
+        return x.nbytes // max(size, 1) * (size - own)
+
+    return sent
+
+
+def _pickled(rank: int, given: dict[str, Any]) -> int:
+    return len(pickle.dumps(given["obj"])) * (len(given["ranks"]) - 1)
+
+
+# Method -> the call that it counts as, and the function that gives its bytes.
+COUNTED: dict[str, tuple[str, _Sent]] = {
+    "all_reduce": ("all_reduce", _in_a_ring),
+    "all_reduce_async": ("all_reduce", _in_a_ring),
+    "all_gather": ("all_gather", _to_all_others),
+    "join": ("all_gather", _to_all_others),
+    "peers": ("all_gather", _to_all_others),
+    "all_to_all": ("all_to_all", _pieces_for_others),
+    "turn": ("all_to_all", _parts_for_others("split_dim", "split_sizes")),
+    "reduce_scatter": ("all_to_all", _parts_for_others("dim", "sizes")),
+    "addends": ("all_to_all", _parts_for_others("dim", "sizes")),
+    "broadcast": ("broadcast", _from_the_source),
+    "exchange": ("exchange", _messages_to_others),
+    "gather_objects": ("gather_objects", _pickled),
+}
+_SIGNATURES = {name: inspect.signature(getattr(Transport, name)) for name in COUNTED}
+
+
+@contextmanager
+def counting(transport: Transport | None = None) -> Iterator[Counting]:
+    """Count what this rank sends inside the `with` block.
+
+    ```
+    with counting() as log:
+        y = x.to_global(sbp=B)
+    assert log.names == ["all_gather"] and log.bytes == 64
+    ```
+    """
+    log = Counting(transport or current())
+    with replace_current(log):
+        yield log

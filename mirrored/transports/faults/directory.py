@@ -1,0 +1,81 @@
+"""The addresses at which the processes of the other ranks listen, which they enter in the store.
+
+They are read from the store at the start. When they are needed, the store may be gone with the
+process that held it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from .wire import Address
+
+_FIRST_S, _LAST_S = 0.05, 10.0  # seconds between two looks for missing addresses; doubled each time
+
+
+@dataclass(frozen=True)
+class Rank:
+    """This rank, and the store by which the ranks find each other."""
+
+    rank: int
+    size: int
+    store: Any
+    store_host: str | None
+
+
+class Directory:
+    """The addresses of all ranks; `address` is this rank's own."""
+
+    def __init__(self, me: Rank, address: Address) -> None:
+        self._rank, self._size = me.rank, me.size
+        self._store: Any = me.store
+        self._known = {me.rank: address}
+        self._entered = False
+        self._pause = _FIRST_S
+
+    def close(self) -> None:
+        """Forget the store, which ends with the process group."""
+        self._store = None
+
+    def known(self) -> dict[int, Address]:
+        """The addresses of the other ranks, as far as this process has them."""
+        return {rank: address for rank, address in self._known.items() if rank != self._rank}
+
+    def look(self) -> float | None:
+        """Enter this rank's address and read the others'. Returns the seconds after which to look
+        again; None once all are known, if the store fails, or after about 13 seconds of looking."""
+        store = self._store
+        missing = self._missing()
+        with contextlib.suppress(RuntimeError, AttributeError):
+            if not self._entered:
+                store.set(f"address/{self._rank}", self._known[self._rank].dumps())
+                self._entered = True
+            if not store.check([f"address/{rank}" for rank in missing]):
+                self._pause *= 2
+                return self._pause if self._pause < _LAST_S else None
+            for rank in missing:
+                self._known[rank] = Address.loads(store.get(f"address/{rank}"))
+        return None
+
+    def find(self, limit_s: float) -> dict[int, Address]:
+        """The addresses of the other ranks; missing ones are read if the store answers in time."""
+        store = self._store
+
+        def look() -> None:
+            with contextlib.suppress(Exception):
+                for rank in self._missing():
+                    if store.check([f"address/{rank}"]):
+                        self._known[rank] = Address.loads(store.get(f"address/{rank}"))
+
+        if self._missing() and store is not None:
+            with contextlib.suppress(RuntimeError):  # no threads at the end of the interpreter
+                looking = threading.Thread(target=look, daemon=True)
+                looking.start()
+                looking.join(limit_s)
+        return self.known()
+
+    def _missing(self) -> list[int]:
+        return [rank for rank in range(self._size) if rank not in self._known]

@@ -1,0 +1,34 @@
+"""A process that ends leaves a note with another one, which passes it on when a rank asks why."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+from .place import is_users, line_of
+from .wire import Address, ask
+
+LEFT = "has left the process group"
+_TRIED = 3  # the number of next ranks that are asked; the first that answers keeps the note
+_LIMIT_S = 0.2  # seconds that each of them may take
+
+
+def leave(note: str, rank: int, addresses: dict[int, Address]) -> None:
+    """Have another rank keep `note`."""
+    size = len(addresses) + 1
+    for step in range(1, min(_TRIED, size - 1) + 1):
+        keeper = (rank + step) % size
+        if keeper in addresses:
+            request = {"asks": "keep", "rank": rank, "note": note}
+            if ask({keeper: addresses[keeper]}, request, _LIMIT_S).get(keeper) is not None:
+                return
+
+
+def at_the_end() -> str:
+    """A note with the uncaught error and its line, or one that says that there was none."""
+    error = getattr(sys, "last_value", None)
+    if error is None:
+        return "has ended: its program is done"
+    lines = [line_of(f, n) for f, n in traceback.walk_tb(error.__traceback__) if is_users(f)]
+    text = f"has ended: {type(error).__name__}: {error}".partition("\n")[0]
+    return text + (f", at {lines[-1]}" if lines else "")

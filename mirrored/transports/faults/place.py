@@ -1,0 +1,75 @@
+"""Where a thread of this process is: the user's own line, and what the library does for it.
+
+This is read from the stack when a rank asks, so nothing is recorded while all is well.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+_LIBRARY = ("consistent", "mirrored", "torch")
+_STANDARD = sysconfig.get_paths()["stdlib"]
+
+Frames = Sequence[FrameType]  # of one thread, the innermost first
+
+# Frames -> what the library does in them, such as "add, P -> B"; "" if nothing. It is set by the
+# package that has ops, of which mirrored/ knows nothing.
+_describe: Callable[[Frames], str] | None = None
+
+
+def enter_description(describe: Callable[[Frames], str]) -> None:
+    """Set the function that reads a thread's op, and what it moves, from the thread's frames."""
+    global _describe
+    _describe = describe
+
+
+def place_of(thread: int | None = None) -> str:
+    """`file:line in function, op, boxing` of a thread (by default the calling one)."""
+    frames = _frames_of(threading.get_ident() if thread is None else thread)
+    doing = _described(frames)
+    line = _user_line(frames)
+    if not line:  # a thread of the library works for the main thread
+        line = _user_line(_frames_of(threading.main_thread().ident))
+    return ", ".join(filter(None, (line or "in no line of the program", doing)))
+
+
+def _described(frames: Frames) -> str:
+    try:
+        return _describe(frames) if _describe is not None else ""
+    except Exception as error:  # noqa: BLE001 - the thread of these frames runs on meanwhile
+        return f"in an op that could not be read: {type(error).__name__}"
+
+
+def line_of(frame: FrameType, line: int | None = None) -> str:
+    """`file:line in function`."""
+    code = frame.f_code
+    return f"{code.co_filename}:{line or frame.f_lineno} in {code.co_name}"
+
+
+def is_users(frame: FrameType) -> bool:
+    """Whether this is code of the program, not of this library, torch or Python itself."""
+    name = frame.f_code.co_filename
+    ours = frame.f_globals.get("__name__", "").partition(".")[0] in _LIBRARY
+    installed = "site-packages" in name or "dist-packages" in name
+    return (
+        not ours
+        and not name.startswith("<frozen")
+        and (installed or not name.startswith(_STANDARD))
+    )
+
+
+def _frames_of(thread: int | None) -> list[FrameType]:
+    frame = sys._current_frames().get(thread) if thread is not None else None
+    frames = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def _user_line(frames: Frames) -> str:
+    return next((line_of(frame) for frame in frames if is_users(frame)), "")

@@ -1,0 +1,246 @@
+"""A rank that waits in vain asks all ranks where they are, and then all raise one message.
+
+```
+rank 0   waits for rank 1 ....... time is up:  asks 1 and 2    words: where 0, 1 and 2 are   raises
+rank 1   elsewhere                             answers         is sent the words             raises
+rank 2       waits for rank 0 ...............  answers         is sent the words             raises
+```
+
+The words are the message that all raise: rank 1 when it communicates next, rank 2 at once. If
+several ranks give up together, the message of the lowest one is taken. While all is well, a thread
+sleeps and nothing is recorded.
+"""
+
+from __future__ import annotations
+
+import atexit
+import re
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from .. import _C  # pyright: ignore[reportAttributeAccessIssue]
+from . import notes
+from .directory import Directory, Rank
+from .place import place_of
+from .wire import Address, Listener, ask, own_host
+
+ANSWER_S = 1.0  # seconds within which a rank that can answer does
+DEFER_S = 2.5  # seconds within which a lower rank that gives up too has its words ready
+
+Wait = tuple[float, int, str]  # seconds so far, thread, call
+_Answers = dict[int, dict[str, Any] | None]  # None if the rank does not listen
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call: what is sent, and over which ranks."""
+
+    name: str
+    dtype: Any
+    shape: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.name} of {dtype}{list(self.shape)} over ranks {self.ranks}"
+
+
+class Waiter(Protocol):
+    """A transport that knows which of its calls wait."""
+
+    def waits(self) -> list[Wait]: ...
+
+
+class Watch:
+    """What this rank does for it. There is one for each default process group.
+
+    Args:
+        me: this rank.
+        wake: makes waits for messages raise, which the alarm does not reach.
+    """
+
+    def __init__(self, me: Rank, wake: Callable[[], None]) -> None:
+        self._me, self._wake = me, wake
+        self.alarm = _C.Alarm()
+        """It goes off once, with the words that every rank raises."""
+        self.waiters: weakref.WeakSet[Waiter] = weakref.WeakSet()
+        self._messages: dict[int, tuple[float, Call]] = {}  # waits for messages, by thread
+        self._deciding = threading.Lock()  # held by the thread that gives up
+        self._changed = threading.Condition()  # guards what follows
+        self._lower_gives_up = False
+        self._notes: dict[int, str] = {}  # notes that ranks left here when they ended
+        self._listener = Listener(own_host(me.store_host), self._answer, self._look)
+        self._directory = Directory(me, self._listener.address)
+        self._listener.start()
+        atexit.register(self._end)
+
+    def close(self, note: str = notes.LEFT) -> None:
+        """End, since the process group is gone. `note` tells the other ranks why."""
+        atexit.unregister(self._end)
+        notes.leave(note, self._me.rank, self._directory.known())
+        self._listener.close()
+        self._directory.close()
+
+    def _end(self) -> None:
+        self.close(notes.at_the_end())
+
+    def forget(self) -> None:
+        """Let go of everything in a forked child, to which none of this belongs."""
+        atexit.unregister(self._end)
+        self._listener.forget()
+        self._directory.close()
+
+    # ---- waits ----------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise RuntimeError if a rank has given up."""
+        if self.alarm.words is not None:
+            raise RuntimeError(self.alarm.words)
+
+    def carry_out(self, call: Call, messages: Callable[[], T]) -> T:
+        """The result of `messages()`, which sends and waits. If it fails, all ranks give up."""
+        thread, since = threading.get_ident(), time.monotonic()
+        # Recorded before the check: a thread that gives up either finds this wait and wakes it, or
+        # has set the alarm off before the check.
+        self._messages[thread] = since, call
+        try:
+            self.check()
+            return messages()
+        except (RuntimeError, KeyboardInterrupt) as error:
+            try:
+                words = self.give_up(self._why(call, since, error))
+            except KeyboardInterrupt:  # an interrupt during the wait may be raised only here
+                self.give_up(self._why(call, since, error))
+                raise
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            raise RuntimeError(words) from error
+        finally:
+            self._messages.pop(thread)
+
+    def _why(self, call: Call, since: float, error: BaseException) -> str:
+        waited = time.monotonic() - since
+        return f"rank {self._me.rank} has waited {waited:.1f} s in {call}{_reason(error)}"
+
+    def give_up(self, why: str) -> str:
+        """Make every rank raise, because this one cannot go on; returns the words they raise."""
+        with self._deciding:
+            # A rank that was stopped may have been sent the words meanwhile: wait briefly for them.
+            with self._changed:
+                self._changed.wait_for(lambda: self.alarm.words is not None, 0.05)
+            words = self.alarm.words or self._speak(why)
+        self._wake_others()
+        return words
+
+    def _wake_others(self) -> None:
+        """Wake the other threads of this process that wait for messages."""
+        if self._messages.keys() - {threading.get_ident()}:
+            self._wake()
+
+    def _speak(self, why: str) -> str:
+        own = self._own_line()
+        others = self._directory.find(ANSWER_S)
+        answers = ask(others, {"asks": "where", "rank": self._me.rank}, ANSWER_S)
+        known = next((a["words"] for a in answers.values() if a and "words" in a), None)
+        words = known or self._composed(why, own, others, answers)
+        with self._changed:
+            # Ranks that wait for each other give up together. The words of the lowest are taken:
+            # wait for them if a lower rank gives up too.
+            if known is None and self._lower_gives_up:
+                self._changed.wait_for(lambda: self.alarm.words is not None, DEFER_S)
+            self.alarm.set_off(words)
+        self._tell(others, answers)
+        return self.alarm.words
+
+    def _tell(self, others: dict[int, Address], answers: _Answers) -> None:
+        """Make the others raise: ranks that answered at once, the rest when they run on."""
+        request = {"asks": "stop", "words": self.alarm.words}
+        ask({rank: others[rank] for rank, said in answers.items() if said}, request, ANSWER_S)
+        ask({rank: a for rank, a in others.items() if rank not in answers}, request, 0.05)
+
+    # ---- what is said ---------------------------------------------------------------------------
+
+    def _composed(self, why: str, own: str, others: dict[int, Address], answers: _Answers) -> str:
+        lines = []
+        kept = [self._notes, *(dict(a["notes"]) for a in answers.values() if a)]
+        left = {rank: note for some in kept for rank, note in some.items()}
+        for rank in range(self._me.size):
+            answer = answers.get(rank)
+            if rank == self._me.rank:
+                said = own
+            elif answer is not None:
+                said = answer["line"]
+            else:
+                said = self._absent(others.get(rank), rank in answers, left.get(rank))
+            lines.append(f"    rank {rank}: {said}\n")
+        return (
+            f"{why}, so every rank stops.\n"
+            + "".join(lines)
+            + "  Ranks must run the same ops in the same order, and all of them must stay.\n"
+            "  Look at the lines above for a branch that only some ranks take; where a rank is "
+            "only slow, give init_process_group a longer timeout.\n"
+            "  The group stays broken: end its processes and start them again."
+        )
+
+    def _own_line(self) -> str:
+        waits = [wait for waiter in list(self.waiters) for wait in waiter.waits()]
+        now = time.monotonic()
+        messages = list(self._messages.items())
+        waits += [(now - since, thread, str(call)) for thread, (since, call) in messages]
+        if not waits:
+            return f"{place_of(threading.main_thread().ident)}, waits for no rank"
+        seconds, thread, call = max(waits)
+        return f"{place_of(thread)}, waits {seconds:.1f} s in {call}"
+
+    def _absent(self, address: Address | None, refused: bool, note: str | None) -> str:
+        """What is to be said of a rank that does not answer."""
+        if address is None:
+            return "has not communicated yet, so that it is not known where it is"
+        process = f"process {address.pid}"
+        if note is not None:
+            return f"{process} {note}"
+        local = address.host == self._listener.address.host
+        state = address.state() if local else ""
+        if not refused:
+            why = "it is stopped, in a call that holds the interpreter, or out of reach"
+            return f"{process} " + ("is stopped" if state == "T" else f"does not answer: {why}")
+        if local and state:
+            return f"{process} {notes.LEFT}"
+        return f"{process} has ended and left no word: it was killed or crashed"
+
+    # ---- in the thread that answers -------------------------------------------------------------
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request["asks"] == "stop":
+            with self._changed:
+                self.alarm.set_off(request["words"])
+                self._changed.notify_all()
+            self._wake_others()
+            return {}
+        if request["asks"] == "keep":
+            self._notes[request["rank"]] = request["note"]
+            return {}
+        with self._changed:
+            if self.alarm.words is not None:
+                return {"words": self.alarm.words}
+            self._lower_gives_up |= request["rank"] < self._me.rank
+        return {"line": self._own_line(), "notes": list(self._notes.items())}
+
+    def _look(self) -> float | None:
+        return self._directory.look()
+
+
+def _reason(error: BaseException) -> str:
+    """torch's reason in brackets; "" if it is only that the time is up."""
+    if isinstance(error, KeyboardInterrupt):
+        return " (it was interrupted)"
+    first = str(error).partition("\n")[0]
+    said = re.sub(r"^\[[^\]]*\] *", "", first).partition(". ")[0]
+    return "" if said.startswith("Timed out waiting") else f" ({said})"

@@ -1,0 +1,36 @@
+"""Tensors that are sent in pieces, in the form in which the shared segment takes and gives them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...comm import Shape
+from ..torch_dist.messages import flat
+
+
+def outputs(like: Tensor, shapes: Sequence[Shape], out: Sequence[Tensor] | None) -> list[Tensor]:
+    """Tensors to receive into: `out`, or new ones. The ranks check with their headers whether `out`
+    has the right sizes."""
+    if out is None:
+        return [torch.empty(tuple(s), dtype=like.dtype) for s in shapes]
+    assert all(x.is_contiguous() for x in out), "out: the pieces must be contiguous"
+    return list(out)
+
+
+def joined(xs: Sequence[Tensor]) -> Tensor:
+    """The bytes of several tensors in one tensor; a single tensor is returned as it is."""
+    if len(xs) == 1:
+        return xs[0].detach()
+    return torch.cat([torch.empty(0, dtype=torch.uint8), *(flat(x.detach()) for x in xs)])
+
+
+def bytes_with(x: Tensor, sizes: dict[int, int]) -> int:
+    """The bytes of a tensor like `x` with other sizes in some dims: the same on all ranks."""
+    shape = list(x.shape)
+    for dim, size in sizes.items():
+        shape[dim] = size
+    return math.prod(shape) * x.element_size()

@@ -1,0 +1,295 @@
+"""Ranks of one host meet in shared memory; everything else goes to the transport below.
+
+A group of ranks shares one segment, which is made in its first call. All members must be processes
+of one user on one host (`host_identity`), and all must have mapped the segment. If one could not,
+there is one warning, and the calls go to the transport below. The name of the segment is unlinked
+once all have mapped it, so nothing is left behind when a process is killed. A segment whose creator
+died before that is unlinked by the next start.
+
+Every call begins with a header that says what the rank calls. A mismatch raises RuntimeError on
+every rank before anything is moved. If a rank ends, or does not come within the timeout of the
+process group, the others raise. Reductions add in the order of the ranks, floats of two bytes in
+float32: they give the bits of `ordered_reduce`, on every rank and in every run.
+
+A move that the transport below does faster goes there, after the headers were found to fit.
+CONSISTENT_SHARED_MEMORY=0 in the environment of one member switches shared memory off for the
+group.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed.distributed_c10d as c10d
+from torch import Tensor
+
+from ...comm import Done, Handle, Link, Ranks, Shape, check_member, check_op
+from ..base.unseen import unseen
+from ..base.wrapper import Wrapper
+from ..faults.watch import Wait
+from ..torch_dist import TorchDist, children
+from ..torch_dist.messages import flat
+from ..tuning.link import agreed_link, kept_link
+from ..tuning.measure import TwoWays, kept_or_measured, measured
+from ..tuning.table import Table, processors
+from . import segments
+from .pieces import bytes_with, joined, outputs
+
+SLOT = 512 * 1024  # bytes that a rank writes at once; it has two slots, and both fit in a cache
+
+REDUCED = frozenset(
+    (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64)
+    + (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool)
+)
+SUMMED = REDUCED | {torch.complex64, torch.complex128}  # complex numbers have no order
+
+
+class SharedMemory(Wrapper):
+    """Moves CPU tensors between ranks of one host; passes everything else to `inner`."""
+
+    inner: TorchDist
+
+    def __init__(self, inner: TorchDist, slot_bytes: int = SLOT) -> None:
+        super().__init__(inner)
+        self.slot_bytes = slot_bytes
+        self._groups: dict[Ranks, Any] = {}
+        self._messages: dict[Ranks, Table] = {}  # for groups in which messages are sometimes faster
+        self._world: Any = lambda: None  # a weak reference to their process group
+        self._making = threading.RLock()
+
+    def group(self, ranks: Ranks) -> Any:
+        """The members' meeting place, or None if they share no memory. The first call makes it and
+        is a collective."""
+        world = c10d.GroupMember.WORLD
+        if world is None or world is not self._world() or world is children.inherited:
+            world = self.inner.world()
+            if world is None:
+                self.inner.shares(ranks, "cpu")  # raises in a child of a rank
+                return None
+            if world is not self._world():
+                self._groups, self._messages, self._world = {}, {}, weakref.ref(world)
+        try:
+            return self._groups[ranks]
+        except KeyError:
+            pass
+        if len(ranks) < 2 or self.inner.rank not in ranks:
+            return None
+        with self._making, unseen():
+            if ranks not in self._groups:
+                made = segments.make(self.inner, ranks, self.slot_bytes, self.inner.timeout_s())
+                self._groups[ranks] = made
+                if made is not None:
+                    self.inner.watch.waiters.add(self)
+                    self._use(kept_or_measured(self._ways(ranks)), ranks)
+        return self._groups[ranks]
+
+    def waits(self) -> list[Wait]:
+        """The waits of threads for other ranks in shared memory."""
+        found = [(ranks, group.waiting()) for ranks, group in list(self._groups.items()) if group]
+        return [(*wait[:2], f"{wait[2]} over ranks {ranks}") for ranks, wait in found if wait]
+
+    def shares(self, ranks: Ranks, kind: str) -> bool:
+        return kind == "cpu" and self.group(ranks) is not None
+
+    def link(self, kind: str) -> Link | None:
+        """The cost in the kept table for the whole world, if all of its ranks are on one host."""
+        if kind != "cpu":
+            return self.inner.link(kind)
+        return agreed_link(self.inner, kind, self._own_link)
+
+    def _own_link(self) -> Link | None:
+        return kept_link(self.size, processors(), segments.is_wanted(range(self.size)))
+
+    def _ways(self, ranks: Ranks) -> TwoWays:
+        one_shot = self._groups[ranks].set_one_shot
+        return TwoWays(self, self.inner, ranks, torch.device("cpu"), processors(), one_shot)
+
+    def tune(self, ranks: Ranks) -> Table | None:
+        """Measure the table for so many ranks anew, keep it and use it. A collective."""
+        if self.group(ranks) is None:
+            return None
+        self._messages.pop(ranks, None)
+        found = measured(self._ways(ranks))
+        self._use(found, ranks)
+        return found
+
+    def _use(self, found: Table, ranks: Ranks) -> None:
+        self._groups[ranks].set_one_shot(found.one_shot, found.one_shot_narrow)
+        if found.messages_above:
+            self._messages[ranks] = found
+
+    def _by_messages(self, move: str, dtype: torch.dtype, nbytes: int, ranks: Ranks) -> bool:
+        """Whether `inner` is the faster way for a logical tensor of so many bytes."""
+        found = self._messages.get(ranks)
+        return found is not None and found.by_messages(move, dtype, nbytes)
+
+    # ---- reductions -----------------------------------------------------------------------------
+
+    def all_reduce(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
+        group = self.group(ranks) if x.is_cpu else None
+        if group is None or x.dtype not in (SUMMED if op == "sum" else REDUCED):
+            return self.inner.all_reduce(x, ranks, op)
+        check_op(op)
+        if self._messages and self._by_messages("all_reduce", x.dtype, x.nbytes, ranks):
+            group.meet_all_reduce(x, op)
+            return self.inner.all_reduce(x, ranks, op)
+        return group.all_reduce(x, op, False)
+
+    def all_reduce_async(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Handle:
+        group = self.group(ranks) if x.is_cpu else None
+        if group is None or x.dtype not in (SUMMED if op == "sum" else REDUCED):
+            return self.inner.all_reduce_async(x, ranks, op)
+        check_op(op)
+        if self._messages and self._by_messages("all_reduce", x.dtype, x.nbytes, ranks):
+            group.meet_all_reduce(x, op)
+            return self.inner.all_reduce_async(x, ranks, op)
+        return Done(group.all_reduce(x.detach(), op, True))
+
+    def reduce_scatter(
+        self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks, op: str = "sum"
+    ) -> Tensor:
+        group = self.group(ranks) if x.is_cpu else None
+        if group is None:
+            return self.inner.reduce_scatter(x, dim, sizes, ranks, op)
+        if x.dtype not in (SUMMED if op == "sum" else REDUCED):
+            return super(Wrapper, self).reduce_scatter(x, dim, sizes, ranks, op)
+        check_op(op)
+        if self._messages and self._by_messages("reduce_scatter", x.dtype, x.nbytes, ranks):
+            group.meet_reduce_scatter(x, dim, sizes, op)
+            return self.inner.reduce_scatter(x, dim, sizes, ranks, op)
+        return group.reduce_scatter(x, dim, sizes, op)
+
+    # ---- gathers and exchanges ------------------------------------------------------------------
+
+    def join(self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tensor:
+        group = self.group(ranks) if x.is_cpu else None
+        if group is None:
+            return self.inner.join(x, dim, sizes, ranks)
+        if self._messages:
+            nbytes = bytes_with(x, {dim: sum(sizes)})
+            if self._by_messages("join", x.dtype, nbytes, ranks):
+                group.meet_all_gather(x, dim, sizes)
+                return self.inner.join(x, dim, sizes, ranks)
+        return group.all_gather(x, dim, sizes)
+
+    def turn(
+        self,
+        x: Tensor,
+        split_dim: int,
+        split_sizes: Sequence[int],
+        concat_dim: int,
+        concat_sizes: Sequence[int],
+        ranks: Ranks,
+    ) -> Tensor:
+        group = self.group(ranks) if x.is_cpu else None
+        if group is None:
+            return self.inner.turn(x, split_dim, split_sizes, concat_dim, concat_sizes, ranks)
+        if self._messages:
+            nbytes = bytes_with(x, {concat_dim: sum(concat_sizes)})
+            if self._by_messages("turn", x.dtype, nbytes, ranks):
+                group.meet_all_to_all(x, split_dim, split_sizes, concat_dim, concat_sizes)
+                return self.inner.turn(x, split_dim, split_sizes, concat_dim, concat_sizes, ranks)
+        return group.all_to_all(x, split_dim, split_sizes, concat_dim, concat_sizes)
+
+    def all_gather(
+        self, x: Tensor, shapes: Sequence[Shape], ranks: Ranks, out: Sequence[Tensor] | None = None
+    ) -> list[Tensor]:
+        group = self.group(ranks) if x.is_cpu else None
+        if group is None:
+            return self.inner.all_gather(x, shapes, ranks, out)
+        pieces = outputs(x, shapes, out)
+        group.gather_into(x, pieces)
+        return pieces
+
+    def all_to_all(
+        self,
+        pieces: Sequence[Tensor],
+        shapes: Sequence[Shape],
+        ranks: Ranks,
+        out: Sequence[Tensor] | None = None,
+    ) -> list[Tensor]:
+        group = self.group(ranks) if pieces[0].is_cpu else None
+        if group is None:
+            return self.inner.all_to_all(pieces, shapes, ranks, out)
+        received = outputs(pieces[0], shapes, out)
+        group.trade_into(list(pieces), received, False)
+        return received
+
+    def broadcast(
+        self,
+        x: Tensor | None,
+        shape: Shape,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        source: int,
+        ranks: Ranks,
+    ) -> Tensor:
+        group = self.group(ranks) if torch.device(device).type == "cpu" else None
+        if group is None:
+            return self.inner.broadcast(x, shape, dtype, device, source, ranks)
+        at = check_member("broadcast from source", source, ranks)
+        if self._messages:
+            nbytes = math.prod(shape) * dtype.itemsize
+            if self._by_messages("broadcast", dtype, nbytes, ranks):
+                group.meet_broadcast(x, shape, dtype, at)
+                return self.inner.broadcast(x, shape, dtype, device, source, ranks)
+        return group.broadcast(x, shape, dtype, at)
+
+    def exchange(
+        self,
+        sends: Sequence[tuple[int, Tensor]],
+        receives: Sequence[tuple[int, Shape, torch.dtype]],
+        ranks: Ranks,
+        device: torch.device | str = "cpu",
+    ) -> list[Tensor]:
+        group = self.group(ranks) if torch.device(device).type == "cpu" else None
+        if group is None:
+            return self.inner.exchange(sends, receives, ranks, device)
+        out = [torch.empty(tuple(shape), dtype=dtype) for _, shape, dtype in receives]
+        sources = [source for source, _, _ in receives]
+        pieces = [joined([x for to, x in sends if to == rank]) for rank in ranks]
+        places = [[x for source, x in zip(sources, out) if source == rank] for rank in ranks]
+        # A single message is received in its place; several arrive as one and are cut.
+        arrived = [place[0] if len(place) == 1 else joined(place) for place in places]
+        group.trade_into(pieces, arrived, True)
+        for place, together in zip(places, arrived):
+            if len(place) > 1:
+                for x, part in zip(place, together.split([x.nbytes for x in place])):
+                    flat(x).copy_(part)
+        return out
+
+    def gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]:
+        group = self.group(ranks)
+        if group is None:
+            return self.inner.gather_objects(obj, ranks)
+        return [pickle.loads(text) for text in group.gather_objects(pickle.dumps(obj))]
+
+    def peers(self, x: Tensor, ranks: Ranks) -> AbstractContextManager[list[Tensor]]:
+        group = self.group(ranks) if x.is_cpu else None
+        if group is None:
+            return self.inner.peers(x, ranks)
+        if x.nbytes > group.room() and not segments.grow(group, x.nbytes, ranks, self):
+            return super(Wrapper, self).peers(x, ranks)
+        return _staged(group, x)
+
+    def addends(
+        self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks
+    ) -> AbstractContextManager[tuple[list[Tensor], int]]:
+        # Adding while the data is in the cache is faster than reading every rank's x again later.
+        return super(Wrapper, self).addends(x, dim, sizes, ranks)
+
+
+@contextmanager
+def _staged(group: Any, x: Tensor) -> Iterator[list[Tensor]]:
+    views = group.stage(x)
+    try:
+        yield views
+    finally:
+        group.unstage()

@@ -1,0 +1,173 @@
+"""Moves between devices that read each other's memory.
+
+Each rank copies its tensor into its own slot, the devices meet in a barrier, and each makes its
+result from the slots of all.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ...comm import Shape
+from .. import _C  # pyright: ignore[reportAttributeAccessIssue]
+from ..tuning.table import Table
+
+_ALIGNED = 16  # bytes that a kernel moves at once
+
+
+class DeviceMemory(Protocol):
+    """The interface of `GpuMemory`: memory of each rank, and what orders the work on it."""
+
+    memory: list[Tensor]
+
+    def begin(self) -> None: ...
+    def barrier(self, timeout_s: float) -> None: ...
+
+
+class DeviceMoves:
+    """The moves, by two slots of each rank that are used in turn. All ranks make the same calls.
+
+    A *step* is one use of a slot: write it, barrier, read the slots of all ranks.
+    """
+
+    def __init__(
+        self, memory: DeviceMemory, meeting: Any, at: int, slot_bytes: int, timeout_s: float
+    ) -> None:
+        self.meeting, self.slot_bytes, self.table = meeting, slot_bytes, Table()
+        self._memory, self._at, self._timeout_s = memory, at, timeout_s
+        parts = slice(slot_bytes), slice(slot_bytes, 2 * slot_bytes)
+        self._slots = [[whole[part] for whole in memory.memory] for part in parts]
+        self._step = 0
+        self._one_shot = Table().one_shot, Table().one_shot_narrow
+        self._lock = threading.Lock()
+
+    def set_one_shot(self, nbytes: int, narrow: int) -> None:
+        """In all-reduces of at most so many bytes every rank reads all of x from all others;
+        `narrow` is the limit for floats of two bytes."""
+        self._one_shot = nbytes, narrow
+
+    def serves(self, move: str, dtype: torch.dtype, given: int, nbytes: int) -> bool:
+        """Whether a move of `nbytes`, of which a rank gives at most `given`, goes by the slots. The
+        headers have shown that the arguments are the same on all ranks, so the answer is too."""
+        return given <= self.slot_bytes and not self.table.by_messages(move, dtype, nbytes)
+
+    def all_reduce(self, x: Tensor, op: str) -> Tensor:
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        flat, n = out.view(-1), x.numel()
+        with self._lock:
+            slots = self._give(x)
+            if x.nbytes <= self._one_shot[x.dtype in (torch.float16, torch.bfloat16)]:
+                _C.reduce(slots, [n], 0, 0, flat, op)
+                return out
+            sizes = _parts(n, len(slots), x.element_size())
+            own, results = sizes[self._at], self._next()
+            mine = _as(results[self._at], (own,), x.dtype)
+            _C.reduce(slots, [n], 0, sum(sizes[: self._at]), mine, op)
+            # Without it the other ranks' parts are read before their GPUs have summed them.
+            self._memory.barrier(self._timeout_s)
+            _C.collect(results, flat, 0, sizes, -1, 0, 0)
+        return out
+
+    def reduce_scatter(self, x: Tensor, dim: int, sizes: Sequence[int], op: str) -> Tensor:
+        dim, start = dim % x.dim(), sum(sizes[: self._at])
+        out = x.new_empty(_with(x.shape, {dim: sizes[self._at]}))
+        with self._lock:
+            _C.reduce(self._give(x), list(x.shape), dim, start, out, op)
+        return out
+
+    def join(self, x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+        dim = dim % x.dim()
+        out = x.new_empty(_with(x.shape, {dim: sum(sizes)}))
+        with self._lock:
+            _C.collect(self._give(x), out, dim, list(sizes), -1, 0, 0)
+        return out
+
+    def turn(
+        self, x: Tensor, split: int, split_sizes: Sequence[int], dim: int, sizes: Sequence[int]
+    ) -> Tensor:
+        split, dim = split % x.dim(), dim % x.dim()
+        start, own = sum(split_sizes[: self._at]), split_sizes[self._at]
+        out = x.new_empty(_with(x.shape, {split: own, dim: sum(sizes)}))
+        with self._lock:
+            _C.collect(self._give(x), out, dim, list(sizes), split, start, x.shape[split])
+        return out
+
+    def broadcast(self, x: Tensor | None, out: Tensor, source: int) -> Tensor:
+        with self._lock:
+            given = self._give(x)[source]
+            _C.collect([given], out.view(-1), 0, [out.numel()], -1, 0, 0)
+        return out
+
+    def peers(self, x: Tensor) -> list[Tensor]:
+        """Every rank's x. It must be read, on this stream, before the next call."""
+        with self._lock:
+            return [_as(slot, x.shape, x.dtype) for slot in self._give(x)]
+
+    def tried(self, device: torch.device) -> DeviceMoves:
+        """Try each move on small numbers and return self. Raises RuntimeError if one is wrong."""
+        n, me = len(self._slots[0]), self._at
+        rows, columns, one = [k + 1 for k in range(n)], [2] * n, torch.float32
+        size = sum(rows) * 2 * n
+        whole = torch.arange(size, dtype=one, device=device).view(sum(rows), 2 * n)
+        total = whole * n + n * (n - 1) / 2
+        self._one_shot, limits = (0, 0), self._one_shot
+        found = {
+            "all-reduce": (self.all_reduce(whole + me, "sum"), total),
+            "reduce-scatter": (
+                self.reduce_scatter(whole + me, 1, columns, "sum"),
+                total.split(columns, 1)[me],
+            ),
+            "all-gather": (self.join(whole.split(rows)[me], 0, rows), whole),
+            "all-to-all": (
+                self.turn(whole.split(rows)[me], 1, columns, 0, rows),
+                whole.split(columns, 1)[me],
+            ),
+            "broadcast": (
+                self.broadcast(whole + me, whole.new_empty(whole.shape), n - 1),
+                whole + n - 1,
+            ),
+        }
+        self._one_shot = limits
+        found["short all-reduce"] = self.all_reduce(whole + me, "sum"), total
+        wrong = [move for move, (made, wanted) in found.items() if not torch.equal(made, wanted)]
+        if wrong:
+            raise RuntimeError(f"a trial of {', '.join(wrong)} came out wrong")
+        return self
+
+    def _next(self) -> list[Tensor]:
+        """The slots of the next step. They may be written: all ranks have read what was there two
+        steps ago, since they read it before the barrier of the step between."""
+        self._step += 1
+        return self._slots[self._step % 2]
+
+    def _give(self, x: Tensor | None) -> list[Tensor]:
+        self._memory.begin()
+        slots = self._next()
+        if x is not None:
+            _as(slots[self._at], x.shape, x.dtype).copy_(x.detach())
+        # Without it the slots of other ranks are read before their GPUs have written them; and in
+        # the next step a slot would be written while another rank still reads it.
+        self._memory.barrier(self._timeout_s)
+        return slots
+
+
+def _with(shape: Shape, sizes: dict[int, int]) -> list[int]:
+    return [sizes.get(dim, size) for dim, size in enumerate(shape)]
+
+
+def _as(slot: Tensor, shape: Shape, dtype: torch.dtype) -> Tensor:
+    """The start of a slot, as a tensor of `shape` and `dtype`."""
+    return slot[: math.prod(shape) * dtype.itemsize].view(dtype).view(tuple(shape))
+
+
+def _parts(n: int, count: int, itemsize: int) -> list[int]:
+    """The sizes of `count` parts of n elements; each begins at a multiple of 16 bytes."""
+    unit = max(1, _ALIGNED // itemsize)
+    each = -(-n // (count * unit)) * unit
+    return [max(0, min(each, n - k * each)) for k in range(count)]

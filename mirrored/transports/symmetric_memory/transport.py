@@ -1,0 +1,265 @@
+"""Moves between ranks of one host whose GPUs read each other's memory; everything else goes to the
+transport below.
+
+```
+each rank   tensor -> own slot        barrier of the GPUs       all slots -> result
+            one copy                                            one kernel (csrc/peer/device_moves)
+```
+
+A rank has two slots, used in turn, as in the segment that ranks share on the CPU, so one barrier in
+each step is enough. The kernel handles the dims that are cut or joined. Before anything is launched
+on a GPU, the ranks meet in the segment that their processes share (`SharedMemory.group`). There
+they compare what they call, and if a rank has died or does not come all raise, so that no GPU waits
+for it. Sums add in the order of the ranks, floats of two bytes in float32, with the bits of
+`ordered_reduce`.
+
+Tensors longer than a slot, and moves that messages do faster by the table, go below. So does
+everything if GPUs cannot reach each other or a first trial of the moves fails (one warning), if
+processes share no segment, and with CONSISTENT_SHARED_MEMORY=0.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ...comm import Done, Handle, Link, Ranks, Shape, check_member, check_op
+from ..base.unseen import unseen
+from ..base.wrapper import Wrapper
+from ..shared_memory import REDUCED, SUMMED, SharedMemory, bytes_with, is_wanted, warn
+from ..tuning.link import agreed_link, kept_link
+from ..tuning.measure import TwoWays, kept_or_measured, measured
+from ..tuning.table import Table
+from .device_moves import DeviceMemory, DeviceMoves
+from .gpu_memory import GpuMemory
+
+SLOT = 16 * 1024 * 1024  # bytes that a rank gives at once; it has two slots
+MOST_RANKS = 32  # kMostPeers of csrc/peer/device_moves.h
+
+T = TypeVar("T")
+Make = Callable[[int, torch.device, Ranks, int, str], DeviceMemory]
+
+
+class SymmetricMemory(Wrapper):
+    """Moves tensors on `kind` devices between ranks of one host; passes everything else to `inner`.
+
+    `make` makes the memory that the devices share; a rank writes at most `slot_bytes` at once.
+    """
+
+    inner: SharedMemory
+
+    def __init__(
+        self,
+        inner: SharedMemory,
+        kind: str = "cuda",
+        slot_bytes: int = SLOT,
+        make: Make = GpuMemory,
+    ) -> None:
+        super().__init__(inner)
+        self.kind, self.slot_bytes, self._make_memory = kind, slot_bytes, make
+        self._groups: dict[tuple[Ranks, torch.device], tuple[Any, DeviceMoves | None]] = {}
+        self._making = threading.RLock()
+
+    def shares(self, ranks: Ranks, kind: str) -> bool:
+        if kind != self.kind:
+            return self.inner.shares(ranks, kind)
+        return self._group(_device(kind), ranks) is not None
+
+    def link(self, kind: str) -> Link | None:
+        """The cost in the kept table for the whole world, if all of its ranks are on one host."""
+        if kind != self.kind:
+            return self.inner.link(kind)
+        return agreed_link(self.inner.inner, kind, self._own_link)
+
+    def _own_link(self) -> Link | None:
+        shared = is_wanted(range(self.size)) and self.size <= MOST_RANKS
+        return kept_link(self.size, _name(_device(self.kind)), shared)
+
+    def tune(self, ranks: Ranks) -> Table | None:
+        """Measure the table for so many ranks anew, keep it and use it. A collective."""
+        group = self._group(_device(self.kind), ranks)
+        if group is None:
+            return None
+        group.table = Table()
+        self._use(group, measured(self._ways(group, _device(self.kind), ranks)))
+        return group.table
+
+    def _group(self, device: torch.device, ranks: Ranks) -> DeviceMoves | None:
+        """The moves by the ranks' memory; None if they share none. The first call makes them and is
+        a collective."""
+        if device.type != self.kind:
+            return None
+        meeting = self.inner.group(ranks)
+        if meeting is None:
+            return None
+        known = self._groups.get((ranks, device))
+        if known is None or known[0] is not meeting:  # none yet, or that of an earlier world
+            with self._making, unseen():
+                known = self._groups.get((ranks, device))
+                if known is None or known[0] is not meeting:
+                    known = meeting, self._make(meeting, device, ranks)
+                    self._groups[ranks, device] = known
+                    if known[1] is not None:
+                        self._use(known[1], kept_or_measured(self._ways(known[1], device, ranks)))
+        return known[1]
+
+    def _make(self, meeting: Any, device: torch.device, ranks: Ranks) -> DeviceMoves | None:
+        if len(ranks) > MOST_RANKS:
+            return None
+        at, timeout_s = ranks.index(self.rank), self.inner.inner.timeout_s()
+        name = self.gather_objects(f"mirrored/{uuid.uuid4()}", ranks)[0]
+        make = partial(self._make_memory, 2 * self.slot_bytes, device, ranks, at, name)
+        memory = self._unless_faulty(make, ranks)
+        if memory is None:
+            return None
+        moves = DeviceMoves(memory, meeting, at, self.slot_bytes, timeout_s)
+        return self._unless_faulty(partial(moves.tried, device), ranks)
+
+    def _unless_faulty(self, make: Callable[[], T], ranks: Ranks) -> T | None:
+        """The result of `make`; None, with a warning, if it raises RuntimeError on any rank."""
+        made, fault = None, ""
+        try:
+            with torch.inference_mode(False), torch.no_grad():  # used later in every mode
+                made = make()
+        except RuntimeError as error:
+            fault = str(error).partition("\n")[0]
+        faults = [each for each in self.gather_objects(fault, ranks) if each]
+        if faults:
+            warn(ranks, "the memory of their devices", faults[0], "Give them peer access")
+        return None if faults else made
+
+    def _ways(self, group: DeviceMoves, device: torch.device, ranks: Ranks) -> TwoWays:
+        return TwoWays(self, self.inner, ranks, device, _name(device), group.set_one_shot)
+
+    def _use(self, group: DeviceMoves, found: Table) -> None:
+        group.set_one_shot(found.one_shot, found.one_shot_narrow)
+        group.table = found
+
+    # ---- reductions -----------------------------------------------------------------------------
+
+    def all_reduce(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
+        out = self._all_reduce(x, ranks, op)
+        return self.inner.all_reduce(x, ranks, op) if out is None else out
+
+    def all_reduce_async(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Handle:
+        out = self._all_reduce(x, ranks, op)
+        return self.inner.all_reduce_async(x, ranks, op) if out is None else Done(out)
+
+    def _all_reduce(self, x: Tensor, ranks: Ranks, op: str) -> Tensor | None:
+        """The reduced tensor; None if the transport below should reduce it."""
+        group = self._group(x.device, ranks)
+        if group is None or x.dtype not in (SUMMED if op == "sum" else REDUCED):
+            return None
+        check_op(op)
+        group.meeting.meet_all_reduce(x, op)
+        if not group.serves("all_reduce", x.dtype, x.nbytes, x.nbytes):
+            return None
+        return group.all_reduce(x, op)
+
+    def reduce_scatter(
+        self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks, op: str = "sum"
+    ) -> Tensor:
+        group = self._group(x.device, ranks)
+        if group is None or x.dtype not in (SUMMED if op == "sum" else REDUCED):
+            return self.inner.reduce_scatter(x, dim, sizes, ranks, op)
+        check_op(op)
+        group.meeting.meet_reduce_scatter(x, dim, sizes, op)
+        if not group.serves("reduce_scatter", x.dtype, x.nbytes, x.nbytes):
+            return self.inner.reduce_scatter(x, dim, sizes, ranks, op)
+        return group.reduce_scatter(x, dim, sizes, op)
+
+    # ---- gathers and exchanges ------------------------------------------------------------------
+
+    def join(self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tensor:
+        group = self._group(x.device, ranks)
+        if group is None:
+            return self.inner.join(x, dim, sizes, ranks)
+        group.meeting.meet_all_gather(x, dim, sizes)
+        given, nbytes = (bytes_with(x, {dim: n}) for n in (max(sizes), sum(sizes)))
+        if not group.serves("join", x.dtype, given, nbytes):
+            return self.inner.join(x, dim, sizes, ranks)
+        return group.join(x, dim, sizes)
+
+    def turn(
+        self,
+        x: Tensor,
+        split_dim: int,
+        split_sizes: Sequence[int],
+        concat_dim: int,
+        concat_sizes: Sequence[int],
+        ranks: Ranks,
+    ) -> Tensor:
+        group = self._group(x.device, ranks)
+        if group is None:
+            return self.inner.turn(x, split_dim, split_sizes, concat_dim, concat_sizes, ranks)
+        move = split_dim, split_sizes, concat_dim, concat_sizes
+        group.meeting.meet_all_to_all(x, *move)
+        sizes = max(concat_sizes), sum(concat_sizes)
+        given, nbytes = (bytes_with(x, {concat_dim: n}) for n in sizes)
+        if not group.serves("turn", x.dtype, given, nbytes):
+            return self.inner.turn(x, *move, ranks)
+        return group.turn(x, *move)
+
+    def broadcast(
+        self,
+        x: Tensor | None,
+        shape: Shape,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        source: int,
+        ranks: Ranks,
+    ) -> Tensor:
+        own = _device(device)
+        group = self._group(own, ranks)
+        if group is None:
+            return self.inner.broadcast(x, shape, dtype, device, source, ranks)
+        at = check_member("broadcast from source", source, ranks)
+        group.meeting.meet_broadcast(x, shape, dtype, at)
+        out = torch.empty(tuple(shape), dtype=dtype, device=own)
+        if not group.serves("broadcast", out.dtype, out.nbytes, out.nbytes):
+            return self.inner.broadcast(x, shape, dtype, device, source, ranks)
+        return group.broadcast(x if source == self.rank else None, out, at)
+
+    def peers(self, x: Tensor, ranks: Ranks) -> AbstractContextManager[list[Tensor]]:
+        group = self._group(x.device, ranks)
+        if group is None:
+            return self.inner.peers(x, ranks)
+        group.meeting.meet_peers(x)
+        if x.nbytes > group.slot_bytes:
+            return self.inner.peers(x, ranks)
+        return _open(group.peers(x))
+
+    def addends(
+        self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks
+    ) -> AbstractContextManager[tuple[list[Tensor], int]]:
+        # A kernel that reads every rank's x itself saves writing the sum and reading it back.
+        group = self._group(x.device, ranks)
+        if group is None or x.nbytes > group.slot_bytes:
+            return super(Wrapper, self).addends(x, dim, sizes, ranks)
+        group.meeting.meet_peers(x)
+        return _open((group.peers(x), sum(sizes[: ranks.index(self.rank)])))
+
+
+@contextmanager
+def _open(what: Any) -> Iterator[Any]:
+    yield what
+
+
+def _name(device: torch.device) -> str:
+    """The name under which tables for such a device are kept."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _device(named: torch.device | str) -> torch.device:
+    """The device with its index."""
+    device = torch.device(named)
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device

@@ -1,0 +1,5 @@
+"""Ranks are processes joined by torch.distributed; messages go by gloo and NCCL."""
+
+from .transport import TorchDist
+
+__all__ = ["TorchDist"]

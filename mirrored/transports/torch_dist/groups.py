@@ -1,0 +1,207 @@
+"""The process groups that messages travel in: the default one, and groups of some of its ranks.
+
+Groups are made here and not by `new_group`. They are made lazily, when only the members can take
+part, and with `use_local_synchronization=True` torch 2.13 names a group by how many groups the
+process has seen so far. If that number differs between members, they wait for each other under
+different names.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch import Tensor
+
+from ...comm import Ranks
+from ..faults.directory import Rank
+from ..faults.watch import Call, Watch
+from . import children
+from .launcher import init_from_environment, let_workers_finish
+
+T = TypeVar("T")
+
+NEVER_SENT = 0x7FFFFFFF  # the tag of a message that nobody sends
+
+
+@dataclass(eq=False)
+class World:
+    """What belongs to one default process group. It goes when that group is destroyed."""
+
+    rank: int = 0
+    size: int = 1
+    nccl: bool = False
+    gloo: bool = False
+    is_childs: bool = False  # this process is not the rank but a child of it
+    watch: Watch | None = None  # None in a world of one rank, and in a child
+    groups: dict[tuple[Ranks, str], Any] = field(default_factory=dict)
+    known: dict[str, str] = field(default_factory=dict)  # what ranks agreed on, by name
+
+    def check_reachable(self, ranks: Ranks) -> None:
+        """Raise RuntimeError if this process cannot communicate with the ranks."""
+        if len(ranks) < 2:
+            return
+        if self.is_childs:
+            children.refuse(self.rank, ranks)
+        if self.watch is not None:
+            self.watch.check()
+
+    def carry_out(self, name: str, x: Tensor, ranks: Ranks, messages: Callable[[], T]) -> T:
+        """The result of `messages()`, which sends and waits for the move `name` of `x`. If a rank
+        waits in vain, all ranks raise a RuntimeError that says where each of them is."""
+        if self.watch is None:
+            return messages()
+        return self.watch.carry_out(Call(name, x.dtype, tuple(x.shape), ranks), messages)
+
+    def agreed(self, name: str, make: Callable[[], str]) -> str:
+        """What `make` returned on the first rank that asked for `name`: the same on every rank of
+        the world, and no rank waits for another. A child of a rank reaches no rank and gets what it
+        makes."""
+        if name not in self.known:
+            mine = make()
+            if self.size > 1 and not self.is_childs:
+                store = c10d.PrefixStore("mirrored/agreed", c10d._get_default_store())
+                mine = store.compare_set(name, "", mine).decode()
+            self.known[name] = mine
+        return self.known[name]
+
+    def end_waits(self) -> None:
+        """Make all waits for messages in this process raise. Gloo ends all of them when any one
+        runs out of time. NCCL needs nothing here: a wait for it does not block the process."""
+        groups = [group for (_, kind), group in self.groups.items() if kind == "cpu"]
+        for group in [dist.group.WORLD, *groups] if self.gloo else groups:
+            self._run_out_of_time(group)
+
+    def _run_out_of_time(self, group: Any) -> None:
+        with contextlib.suppress(RuntimeError):
+            nothing, peer = torch.empty(1, dtype=torch.uint8), (group.rank() + 1) % group.size()
+            group.recv([nothing], peer, NEVER_SENT).wait(timedelta(milliseconds=1))
+
+    def group(self, ranks: Ranks, kind: str) -> Any:
+        """The process group that moves `kind` ("cpu", "cuda") tensors between `ranks`. Its members
+        are sorted, so callers permute. Raises RuntimeError if torch.distributed is not
+        initialised."""
+        if ranks and not dist.is_initialized():
+            raise RuntimeError(
+                f"torch.distributed is not initialised, and ranks {tuple(ranks)} are to "
+                "communicate.\n"
+                "  Without it this process is rank 0 of 1 and reaches no other rank.\n"
+                '  Call torch.distributed.init_process_group("gloo") first, or start under '
+                "torchrun."
+            )
+        members = tuple(sorted(ranks))
+        if len(members) == self.size and (self.gloo if kind == "cpu" else self.nccl):
+            return dist.group.WORLD
+        group = self.groups.get((members, kind))
+        if group is None:
+            make = partial(_make_group, members, kind, members.index(self.rank))
+            group = self.carry_out("finding each other", torch.empty(0), members, make)
+            self.groups[members, kind] = group
+        return group
+
+
+_ALONE = World()
+_worlds: weakref.WeakKeyDictionary[dist.ProcessGroup, World] = weakref.WeakKeyDictionary()
+_making = threading.Lock()
+
+
+def world() -> World:
+    """The world of the default process group, which is started if a launcher says how. Without one
+    it is a world of one rank."""
+    found = c10d.GroupMember.WORLD
+    if found is None:
+        if not children.started_by_launcher():
+            return _childs_world() if children.is_child_of_rank() else _ALONE
+        init_from_environment()
+        found = c10d.GroupMember.WORLD
+        assert found is not None
+    try:
+        return _worlds[found]
+    except KeyError:
+        pass
+    with _making:
+        if found not in _worlds:
+            if not _worlds:
+                atexit.register(let_workers_finish)
+            _worlds[found] = _world_of(found)
+    return _worlds[found]
+
+
+def _watch_of(made: World) -> Watch:
+    whole: Any = c10d._get_default_store()
+    store = c10d.PrefixStore("mirrored/faults", whole)
+    while hasattr(whole, "underlying_store"):
+        whole = whole.underlying_store
+    return Watch(Rank(made.rank, made.size, store, getattr(whole, "host", None)), made.end_waits)
+
+
+def _childs_world() -> World:
+    """The world of a process that inherited its environment from a rank, but not its memory."""
+    if multiprocessing.parent_process() is None:
+        return _ALONE  # a separate program
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return World(rank, size, is_childs=True)
+
+
+def _world_of(group: dist.ProcessGroup) -> World:
+    backends = dist.get_backend_config(group)
+    made = World(
+        rank=dist.get_rank(),
+        size=dist.get_world_size(),
+        nccl="cuda:nccl" in backends,
+        gloo="cpu:gloo" in backends,
+        is_childs=group is children.inherited,
+    )
+    if made.size > 1 and not made.is_childs:
+        made.watch = _watch_of(made)
+        weakref.finalize(group, made.watch.close).atexit = False  # the watch has its own
+    return made
+
+
+def _after_fork() -> None:
+    """Runs in a forked child of a rank: it may look at its parent's world but not communicate."""
+    global _making
+    _making = threading.Lock()  # a thread that the child lacks may have held the old one
+    for group, each in list(_worlds.items()):
+        each.is_childs = True
+        if each.watch is not None:
+            each.watch.forget()
+            each.watch = None
+        for member in (group, *each.groups.values()):
+            children.keep_alive(member)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _make_group(members: Ranks, kind: str, position: int) -> Any:
+    """A gloo or NCCL group of `members`, who find each other under a name that all of them know."""
+    store = c10d.PrefixStore(f"mirrored/{kind}/{members}", c10d._get_default_store())
+    if kind == "cpu":
+        return dist.ProcessGroupGloo(store, position, len(members), timeout(kind))
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout(kind)
+    return dist.ProcessGroupNCCL(store, position, len(members), options)
+
+
+def timeout(kind: str) -> timedelta:
+    """The timeout of the default group. The groups made here get the same."""
+    found = dist.group.WORLD
+    assert found is not None
+    try:
+        return found._get_backend(torch.device(kind)).options._timeout  # type: ignore[attr-defined]
+    except (RuntimeError, AttributeError):
+        return c10d.default_pg_timeout  # the default group has no backend for this kind

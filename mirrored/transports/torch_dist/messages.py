@@ -1,0 +1,125 @@
+"""Messages by gloo, from CPU memory to CPU memory, and the collectives that are made of them.
+
+A message carries a tag made of its move, ranks, dtype and size. So ranks that call different moves
+never receive each other's messages. Gloo by itself would deliver the bytes of another call: it
+would leave a part unwritten, or end the process if there are more bytes than expected.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...comm import Ranks
+from .groups import NEVER_SENT, world
+
+Message = tuple[int, Tensor]  # (the rank that it goes to or comes from, the tensor)
+
+
+def send_and_receive(
+    name: str, x: Tensor, sends: Sequence[Message], out: Sequence[Message], ranks: Ranks
+) -> None:
+    """Send and receive messages of the move `name` of `x`; between two ranks they match in order.
+
+    This needs no group of `ranks`, unless the default group lacks gloo.
+    """
+    if not sends and not out:
+        return
+    group, position = _group_of(ranks)
+    received = [y if y.is_cpu else torch.empty_like(y, device="cpu") for _, y in out]
+    # The list keeps the tensors alive until they have been sent.
+    sent = [(to, flat(y.cpu()), _tag(name, y, ranks)) for to, y in sends]
+
+    def messages() -> None:
+        works = [
+            group.recv([flat(y)], position(source), _tag(name, y, ranks))
+            for (source, _), y in zip(out, received, strict=True)
+        ]
+        works += [group.send([y], position(to), tag) for to, y, tag in sent]
+        # Without the waits `received` would be read before it is filled, and what is sent would be
+        # freed before it has gone.
+        for work in works:
+            work.wait()
+
+    world().carry_out(name, x, ranks, messages)
+    for (_, y), arrived in zip(out, received, strict=True):
+        if arrived is not y:
+            y.copy_(arrived)
+
+
+def swap(name: str, pieces: Sequence[Tensor], out: Sequence[Tensor], ranks: Ranks) -> None:
+    """Send `pieces[k]` to `ranks[k]` and fill `out[k]` from it. Empty pieces are not sent."""
+    own = ranks.index(world().rank)
+    out[own].copy_(pieces[own])
+    # Each rank starts with the next one, so that not all send to the same rank first.
+    others = [(own + k) % len(ranks) for k in range(1, len(ranks))]
+    sends = [(ranks[k], pieces[k]) for k in others if pieces[k].numel()]
+    receives = [(ranks[k], out[k]) for k in others if out[k].numel()]
+    send_and_receive(name, pieces[own], sends, receives, ranks)
+
+
+def broadcast(x: Tensor, source: int, ranks: Ranks) -> None:
+    """Fill `x`, in CPU memory, with the `x` of `source`.
+
+    ```
+    rank     0   1   2   3   4   5        counted from the source
+    step 1   0 ------------> 4            the distance is halved in each step
+    step 2   0 ----> 2       4
+    step 3   0 > 1   2 > 3   4 > 5
+    ```
+    """
+    name, n, at = f"broadcast from rank {source}", len(ranks), ranks.index(source)
+    own = (ranks.index(world().rank) - at) % n
+    span = 1 << (n - 1).bit_length()
+    reach = own & -own if own else span
+    if own:
+        parent = ranks[(at + own - reach) % n]
+        send_and_receive(name, x, [], [(parent, x)], ranks)
+    steps = [reach >> k for k in range(1, reach.bit_length())]
+    children = [ranks[(at + own + step) % n] for step in steps if own + step < n]
+    send_and_receive(name, x, [(child, x) for child in children], [], ranks)
+
+
+def agree(name: str, x: Tensor, ranks: Ranks) -> None:
+    """Return only if the neighbours in `ranks` make the same call: then all ranks do."""
+    group, position = _group_of(ranks)
+    own, n = ranks.index(world().rank), len(ranks)
+    left, right = position(ranks[(own - 1) % n]), position(ranks[(own + 1) % n])
+    token, tag = torch.zeros(2, dtype=torch.uint8), _tag(name, x, ranks)
+
+    def messages() -> None:
+        works = [group.recv([token[:1]], left, tag), group.send([token[1:]], right, tag)]
+        for work in works:
+            work.wait()
+
+    world().carry_out(name, x, ranks, messages)
+
+
+def flat(x: Tensor) -> Tensor:
+    """The bytes of `x` in one dim, in which form every dtype is sent. It shares memory with a
+    contiguous `x`."""
+    x = x.resolve_conj().resolve_neg().contiguous()
+    # A contiguous tensor may have any stride along a dim of size 1, and `view` would keep it.
+    return x.as_strided((x.numel(),), (1,)).view(torch.uint8)
+
+
+def _group_of(ranks: Ranks) -> tuple[Any, Any]:
+    """The group for messages between `ranks`, and a rank's position in it."""
+    own = world()
+    if own.gloo:
+        return own.group(tuple(range(own.size)), "cpu"), int
+    return own.group(ranks, "cpu"), sorted(ranks).index
+
+
+def _tag(name: str, x: Tensor, ranks: Ranks) -> int:
+    return (_number(name, x.dtype, ranks) + 40503 * x.nbytes) % NEVER_SENT
+
+
+@lru_cache(1 << 12)
+def _number(name: str, dtype: torch.dtype, ranks: Ranks) -> int:
+    return zlib.crc32(f"{name} {dtype} {ranks}".encode())

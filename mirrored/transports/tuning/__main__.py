@@ -1,0 +1,20 @@
+"""`torchrun --nproc_per_node 4 -m mirrored.transports.tuning`: measure this machine's tables."""
+
+from __future__ import annotations
+
+from ..base.wrapper import Wrapper
+from ..default import current
+
+
+def main() -> None:
+    transport = current()
+    ranks = tuple(range(transport.size))
+    while isinstance(transport, Wrapper):  # first the memory of devices, if there are any
+        found = transport.tune(ranks)
+        if transport.rank == 0:
+            print(found or f"The ranks have no {type(transport).__name__}.")
+        transport = transport.inner
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""What messages between the ranks of this world cost, by the table that was kept for them.
+
+Plans are chosen by it, so all ranks must use the same numbers: those of the first rank that asks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import astuple
+from functools import lru_cache
+from typing import Protocol
+
+from ...comm import Link
+from . import table
+
+
+class World(Protocol):
+    """The ranks that must agree."""
+
+    def agreed(self, name: str, make: Callable[[], str]) -> str: ...
+
+
+def agreed_link(world: World, kind: str, own: Callable[[], Link | None]) -> Link | None:
+    """What messages on `kind` ("cpu", "cuda") cost: what `own` gave on the first rank that asked.
+    It is called once for a world, as plans ask for prices many times."""
+
+    def make() -> str:
+        found = own()
+        return json.dumps(None if found is None else astuple(found))
+
+    return _read(world.agreed(f"link/{kind}", make))
+
+
+def kept_link(size: int, device: str, memory_is_shared: bool) -> Link | None:
+    """The cost in this process's table for `size` ranks on such a `device`. None if ranks do not
+    share memory or are on several hosts."""
+    one_host = int(os.environ.get("LOCAL_WORLD_SIZE", size)) == size
+    if size == 1 or not (memory_is_shared and one_host):
+        return None
+    return (table.load(size, device) or table.Table()).link
+
+
+@lru_cache
+def _read(text: str) -> Link | None:
+    found = json.loads(text)
+    return None if found is None else Link(*found)

@@ -1,0 +1,233 @@
+"""One signature run on simulated ranks, gathered, and compared with what is expected."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from consistent.dispatch.planning.functions.torch_functions import resolve
+from consistent.forms import FORMS, Shards
+from consistent.forms.random import generator
+from consistent.rules import DoesNotFit, Operand, Out, Signature
+from consistent.spec import NdSbp, TensorSpec, dual_nd, is_one_way
+from tests.brute_force.called import Grid, replaced, shown
+from tests.brute_force.expected import RANDOM, Expected
+from tests.pieces import Tensors, gather
+from tests.ranks import simulate
+
+Chosen = tuple[Signature, ...]
+MOST = 200  # combinations over several axes that are proven
+
+
+@dataclass(frozen=True)
+class Example:
+    """One call to prove a row with. `reference` computes the whole result where `func` itself
+    does not."""
+
+    func: Callable[..., Any]
+    args: tuple
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    reference: Callable[..., Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"{resolve(self.func).name}{shown(self.args, self.kwargs)}"
+
+    def check(self, ranks: Grid = 3) -> int:
+        return check(self.func, *self.args, ranks=ranks, reference=self.reference, **self.kwargs)
+
+
+def example(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Example:
+    """`func(*args, **kwargs)` as an example."""
+    return Example(func, args, kwargs)
+
+
+def check(
+    func: Callable[..., Any],
+    *args: Any,
+    ranks: Grid = 3,
+    reference: Callable[..., Any] | None = None,
+    **kwargs: Any,
+) -> int:
+    """Prove every signature that the row of `func` claims for this call; how many there were.
+
+    Args:
+        ranks: size of the one axis, or sizes of several: then combinations over the axes, at
+            most MOST.
+        reference: what to compare with, called like `func`; `func` itself by default.
+
+    Raises:
+        AssertionError: a signature is wrong; the message names it and says what differs.
+    """
+    op = Expected(func, args, kwargs, ranks, reference)
+    claimed = _combinations(op)
+    assert claimed, f"{op}: no signature fits"
+    for chosen in claimed:
+        try:
+            prove(op, chosen)
+        except Exception as error:
+            text = " | ".join(map(repr, chosen))
+            raise AssertionError(
+                f"{op}\n  on {op.placement.shape} ranks, {text}\n  {error!r}"
+            ) from error
+    return len(claimed)
+
+
+def _combinations(op: Expected) -> list[Chosen]:
+    """Signatures for all axes together: at most one form among them, as the choice in dispatch
+    has it."""
+    try:
+        by_axis = [op.signatures(axis) for axis in range(len(op.shape))]
+    except DoesNotFit as error:
+        raise AssertionError(f"{op}: {error}") from error
+    made = [
+        chosen
+        for chosen in itertools.product(*by_axis)
+        if len({s.form for s in chosen if s.form is not None}) <= 1
+        and all(
+            is_one_way(entries)
+            for sides in ([s.ins for s in chosen], [s.outs for s in chosen])
+            for entries in zip(*sides, strict=True)
+        )
+    ]
+    return made if len(made) <= MOST or len(op.shape) == 1 else random.Random(0).sample(made, MOST)
+
+
+# -- one signature ---------------------------------------------------------------------------------
+
+
+def prove(op: Expected, chosen: Chosen) -> None:
+    """Raise where `chosen`, a signature for each axis, does not give what is expected."""
+    count = len(op.tensors)
+    assert all(len(s.ins) == count and len(s.outs) == len(op.call.outs) for s in chosen), (
+        "wrong number of SBPs"
+    )
+    if any(e.is_extreme for s in chosen for e in (*s.ins, *s.outs)):
+        op = op.forward_only()
+    Proof(op, chosen).check()
+
+
+class Proof:
+    """A signature for each axis, and the call's shards and cotangents under it."""
+
+    def __init__(self, op: Expected, chosen: Chosen) -> None:
+        self.op = op
+        self.ins = [tuple(s.ins[i] for s in chosen) for i in range(len(op.tensors))]
+        self.outs = [tuple(s.outs[i] for s in chosen) for i in range(len(op.call.outs))]
+        self.form = next((s.form for s in chosen if s.form is not None), None)
+        self.axes = tuple(axis for axis, s in enumerate(chosen) if s.form is not None)
+        pairs = zip(op.call.operands, self.ins, strict=True)
+        self.in_specs = [o.spec.with_sbp(sbp) for o, sbp in pairs]
+        self.promised, self.out_specs = self._specs(op.call.outs), self._specs(op.expected)
+        self.shards = [op.scatter(t, sbp) for t, sbp in zip(op.tensors, self.ins, strict=True)]
+        duals = [dual_nd(self.outs[i]) for i in op.differentiable]
+        self.cotangents = [op.scatter(g, sbp) for g, sbp in zip(op.cotangents, duals, strict=True)]
+
+    def _specs(self, outs: Sequence[Out] | Tensors) -> list[TensorSpec]:
+        return [
+            TensorSpec.of(self.op.placement, sbp, o.shape, o.dtype)
+            for o, sbp in zip(outs, self.outs, strict=True)
+        ]
+
+    def check(self) -> None:
+        op, size = self.op, self.op.placement.size
+        results = self.simulated() if self.form else [self.run(rank) for rank in range(size)]
+        for rank, (found, _, _) in enumerate(results):
+            self._check_layout(found, rank)
+        found, written, gradients = (list(each) for each in zip(*results[:size], strict=True))
+        self._compare("output", found, self.outs, op.expected)
+        after = [op.after[i] for i in op.written]
+        self._compare("written operand", written, [self.ins[i] for i in op.written], after)
+        duals = [dual_nd(self.ins[i]) for i in op.leaves]
+        self._compare("gradient", gradients, duals, op.gradients)
+
+    def simulated(self) -> list[tuple[Tensors, Tensors, Tensors]]:
+        """What each rank makes, and one outside the placement, with forms that send."""
+        if not self.op.data_dependent and self.op.row.known_outs(self.op.call) is None:
+            self._add_a_rank_outside()  # where outputs are known it does not run the op
+        return simulate(self.run, len(self.shards[0]))
+
+    def _add_a_rank_outside(self) -> None:
+        """It holds meta shards and runs the same."""
+        specs = self.in_specs + [self.out_specs[i] for i in self.op.differentiable]
+        for held, spec in zip(self.shards + self.cotangents, specs, strict=True):
+            held.append(torch.empty(spec.local_shape(None), dtype=spec.dtype, device="meta"))
+
+    def run(self, rank: int) -> tuple[Tensors, Tensors, Tensors]:
+        """(outputs, operands that were written to, gradients) on a rank."""
+        op = self.op
+        leaves, given = op.track([s[rank].clone() for s in self.shards])
+        with generator.separate(RANDOM):
+            result = self._call(rank, given)
+        found = op.results(result, given)
+        try:
+            back = op.backward(found, leaves, [g[rank] for g in self.cotangents])
+        except NotImplementedError:  # torch has no meta form of some backward
+            if rank < op.placement.size:
+                raise
+            back = []
+        return [t.detach() for t in found], [given[i].detach() for i in op.written], back
+
+    def _call(self, rank: int, given: Tensors) -> Any:
+        """What dispatch would run."""
+        if self.form is not None:
+            return self._by_form(given)
+        if self.op.row.localize is None:
+            return self.op.run(given)
+        return self._localized(rank, given)
+
+    def _localized(self, rank: int, given: Tensors) -> Any:
+        op = self.op
+        assert op.row.localize is not None
+        at = op.placement.coordinate_of(rank)
+        ins, outs = ([s.local_shape(at) for s in side] for side in (self.in_specs, self.promised))
+        made = op.row.localize(op.call, ins, outs)
+        args, kwargs = tree_map(lambda x: given[x.index] if isinstance(x, Operand) else x, made)
+        return op.known.run(*args, **kwargs)
+
+    def _by_form(self, given: Tensors) -> Any:
+        op = self.op
+        assert self.form is not None
+        args, kwargs = replaced(op.args, op.kwargs, given)
+        local = Shards(
+            op.known.run, op.call, self.axes, tuple(given), tuple(self.in_specs),
+            tuple(self.promised), args, kwargs,
+        )  # fmt: skip
+        made = FORMS[self.form](local)
+        if not op.data_dependent:
+            return made
+        made, shapes = made
+        assert [tuple(s) for s in shapes] == [tuple(t.shape) for t in op.expected], shapes
+        return made
+
+    def _check_layout(self, found: Tensors, rank: int) -> None:
+        outs = self.out_specs
+        assert len(found) == len(outs), f"rank {rank}: {len(found)} outputs, not {len(outs)}"
+        at = self.op.placement.coordinate_of(rank)
+        for i, (t, spec) in enumerate(zip(found, outs, strict=True)):
+            want = tuple(spec.local_shape(at))
+            assert tuple(t.shape) == want, (
+                f"rank {rank}: output {i} has shape {tuple(t.shape)}, not {want}"
+            )
+            assert t.dtype == spec.dtype, f"rank {rank}: output {i} is {t.dtype}, not {spec.dtype}"
+
+    def _compare(
+        self, what: str, by_rank: list[Tensors], sbps: Sequence[NdSbp], expected: Tensors
+    ) -> None:
+        tolerance = self.op.tolerance
+        for i, (sbp, want) in enumerate(zip(sbps, expected, strict=True)):
+            shards = [tensors[i] for tensors in by_rank]
+            try:
+                got = gather(shards, sbp, self.op.shape, tolerance)
+                torch.testing.assert_close(
+                    got, want, equal_nan=True, rtol=tolerance, atol=tolerance
+                )
+            except (AssertionError, RuntimeError) as error:
+                raise AssertionError(
+                    f"{what} {i} in {sbp}: {error}\n  shards {shards}\n  whole {want}"
+                ) from None

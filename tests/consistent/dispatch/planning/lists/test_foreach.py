@@ -1,0 +1,112 @@
+"""Every op of torch over lists of tensors gives what it gives on plain ones, whatever lies how.
+
+The calls are made from torch's schemas. Each list argument is S, P, B, plain, and mixed, alone and
+with the others; so is each factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from consistent import B, P, S
+from tests.ranks import ALL, pool
+from tests.twins import GRIDS, Laid, compare, randn
+
+LISTS = [name for name in dir(torch) if name.startswith("_foreach_")]
+STEPS = [name for name in dir(torch) if name.startswith("_fused_") and name.endswith("_")]
+SHAPES = [(4, 3), (5,), (2, 4), (1,)]
+MATRICES = [(4, 3), (2, 5), (3, 3), (1, 2)]
+PLAIN = "plain"
+# How the tensors of one list lie, by position.
+WAYS: dict[str, list[Any]] = {
+    "B": [(B, B)],
+    "S": [(S(0), B)],
+    "S S": [(S(0), S(0)), (S(0), S(0)), (S(0), S(1))],
+    "P": [(P, B)],
+    "P P": [(P, P)],
+    "mixed": [(S(0), B), (P, B), (B, S(0)), (B, P)],
+    "plain": [PLAIN],
+    "partly plain": [PLAIN, (S(0), B), (B, B)],
+}
+
+
+def overloads(name: str) -> Iterator[Any]:
+    packet = getattr(torch.ops.aten, name)
+    for each in packet.overloads():
+        schema = getattr(packet, each)._schema
+        if not any(argument.is_out for argument in schema.arguments):
+            yield schema
+
+
+def numbers(shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    """In (0.1, 0.9), where all these functions are smooth."""
+    return randn(*shape, seed=seed).sigmoid() * 0.8 + 0.1
+
+
+def shapes_of(name: str, argument: int) -> list[tuple[int, ...]]:
+    if name == "_foreach_mm":
+        return [shape[::-1] if argument else shape for shape in MATRICES]
+    return SHAPES
+
+
+def argument_of(at: Laid, schema: Any, index: int, way: str, factor: Any) -> Any:
+    kind = str(schema.arguments[index].real_type)
+    if kind == "List[Tensor]":
+        layouts = WAYS[way]
+        return [
+            laid(at, numbers(shape, seed=10 * index + i), layouts[i % len(layouts)])
+            for i, shape in enumerate(shapes_of(schema.name.removeprefix("aten::"), index))
+        ]
+    if kind == "Tensor":
+        some = torch.tensor([0.5, 2.0, 1.5, 3.0]) if "addc" in schema.name else torch.tensor(0.5)
+        return laid(at, some.double(), factor)
+    return [0.5, 2.0, 1.5, 3.0] if kind == "List[number]" else 2.0
+
+
+def laid(at: Laid, x: torch.Tensor, layout: Any) -> Any:
+    if layout == PLAIN:
+        return x.clone()
+    first, second = (B if isinstance(e, type(S(0))) and e.dim >= x.ndim else e for e in layout)
+    return at(x, first, second)
+
+
+def calls(at: Laid, name: str) -> list[Any]:
+    """What ``name`` gives and what it leaves in its arguments, of all its overloads."""
+    found = []
+    for schema in overloads(name):
+        given = [a for a in schema.arguments if not a.has_default_value() or a.name == "scalars"]
+        lists = [i for i, a in enumerate(given) if str(a.real_type) == "List[Tensor]"]
+        ways = [dict.fromkeys(lists, way) for way in WAYS]
+        ways += [{**dict.fromkeys(lists, "B"), i: way} for i in lists[1:] for way in WAYS]
+        ways += [{**dict.fromkeys(lists, "S"), i: way} for i in lists[1:] for way in WAYS]
+        factors = [PLAIN, (B, B), (P, B), (B, P)]
+        takes_one = any(str(a.real_type) == "Tensor" for a in given)
+        for way in ways:
+            if at.placement is not None and set(way.values()) == {"plain"}:
+                continue
+            for factor in factors if takes_one else factors[:1]:
+                args = [
+                    argument_of(at, schema, i, way.get(i, "B"), factor) for i in range(len(given))
+                ]
+                out = getattr(torch, name)(*args)
+                found.append((str(schema), way, factor, out, args[0]))
+    return found
+
+
+def check(rank: int, name: str, ranks: Any, make: Callable[..., Any]) -> None:
+    compare(rank, make, ranks, name)
+
+
+def plainly(at: Laid, name: str) -> list[Any]:
+    """Without the calls that hold no global tensor, in both runs."""
+    return [each for each in calls(at, name) if set(each[1].values()) != {"plain"}]
+
+
+@pytest.mark.parametrize("world", [3, 4] if ALL else [3])
+@pytest.mark.parametrize("name", LISTS)
+def test_every_list_op_in_every_layout(name: str, world: int) -> None:
+    pool(world).run(check, name, GRIDS[world], plainly)

@@ -1,0 +1,71 @@
+"""Ranks outside a placement: every op's shapes and graph, forward and backward, without a value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+import consistent
+from consistent import B, GlobalTensor, Placement, S
+from consistent.dispatch.planning.functions.torch_functions import resolve
+from consistent.rules import find
+from consistent.spec import Sbp
+from mirrored import use
+from mirrored.transports.in_process import InProcess, World
+from tests.brute_force import Example
+from tests.consistent.rules.test_rows import FAMILIES
+
+
+def follow(case: Example, sbp: Sbp) -> list[Any]:
+    """``case`` as rank 0 sees it where ranks 1 and 2 run it; gradients of what requires one."""
+    placement = Placement("cpu", [1, 2])
+
+    def laid(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        y = consistent.distribute(x.detach(), placement, sbp if x.ndim else B)
+        continuous = x.dtype.is_floating_point or x.dtype.is_complex
+        return y.requires_grad_() * 1 if continuous else y
+
+    args, kwargs = tree_map(laid, (case.args, case.kwargs))
+    out = case.func(*args, **kwargs)
+    found = [x for x in tree_leaves(out) if isinstance(x, GlobalTensor)]
+    if resolve(case.func).inplace:
+        found.append(args[0])
+    tracked = [x for x in found if x.requires_grad]
+    if tracked:
+        sum((x.abs() if x.is_complex() else x).sum() for x in tracked).backward()
+    return found
+
+
+@pytest.fixture
+def outside() -> Any:
+    """Rank 0 of 3, whose other ranks never answer: whatever it asks them raises."""
+    world = World(3)
+    world.finished = {1, 2}
+    with use(InProcess(world, 0)):
+        yield
+
+
+@pytest.mark.parametrize("sbp", [B, S(0)], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_op_is_followed_alone(family: str, sbp: Sbp, outside: None) -> None:
+    for case in FAMILIES[family]:
+        try:
+            found = follow(case, sbp)
+        except RuntimeError as error:
+            # Torch does not differentiate every operand, such as a running mean.
+            if "is not differentiable" in str(error):
+                continue
+            # The rule says that the data decides how long the result is, so that it must be told.
+            row = find(resolve(case.func).name)
+            if "nobody will send" in str(error) and row is not None and row.outs is not None:
+                continue
+            raise AssertionError(f"{case}: {error}") from error
+        for x in found:
+            with torch._C.DisableTorchFunctionSubclass():
+                held = tuple(torch.Tensor.size(x))
+            assert x.to_local().numel() == 0 and held == x._spec.local_shape(None), case

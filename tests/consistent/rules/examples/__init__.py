@@ -1,0 +1,1 @@
+"""Calls to prove each row with, a file for each family."""

@@ -1,0 +1,50 @@
+"""Calls that prove the rows of consistent/rules/linalg.py."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.brute_force import example
+from tests.consistent.rules.examples.numbers import real
+
+EXAMPLES = (
+    example(torch.addbmm, real(5, 2), real(4, 5, 3), real(4, 3, 2)),
+    example(torch.addbmm, real(2), real(4, 5, 3), real(4, 3, 2), beta=2, alpha=3),
+    example(torch.addmm, real(5, 7), real(5, 4), real(4, 7)),
+    example(torch.addmm, real(7), real(5, 4), real(4, 7), beta=0.5, alpha=2),
+    example(torch.addmm, real(5, 1), real(5, 4), real(4, 7)),
+    example(torch.Tensor.addmm_, real(5, 7), real(5, 4), real(4, 7)),
+    example(torch._addmm_activation, real(7), real(5, 4), real(4, 7)),
+    example(torch.addmv, real(5), real(5, 7), real(7)),
+    example(torch.addmv, real(1), real(5, 7), real(7)),
+    example(torch.addr, real(5, 7), real(5), real(7)),
+    example(torch.addr, real(7), real(5), real(7)),
+    example(torch.baddbmm, real(4, 5, 2), real(4, 5, 3), real(4, 3, 2)),
+    example(torch.baddbmm, real(5, 1), real(4, 5, 3), real(4, 3, 2)),
+    example(torch.bilinear, real(5, 2), real(5, 4), real(7, 2, 4), real(7)),
+    example(torch.bilinear, real(3, 5, 2), real(3, 5, 4), real(7, 2, 4)),
+    example(torch.bmm, real(4, 5, 3), real(4, 3, 2)),
+    example(torch.dot, real(7), real(7)),
+    example(torch.vdot, real(7), real(7)),
+    example(torch._VF.einsum, "bij, bjk -> bik", [real(4, 5, 3), real(4, 3, 2)]),
+    example(torch._VF.einsum, "...ij,kj", [real(2, 5, 3), real(4, 3)]),
+    example(torch._VF.einsum, "ii->i", [real(5, 5)]),
+    example(torch._VF.einsum, "ij,jk,kl->il", [real(5, 3), real(3, 4), real(4, 2)]),
+    example(torch._C._nn.linear, real(2, 5, 4), real(7, 4), real(7)),
+    example(torch._C._nn.linear, real(5, 4), real(7, 4)),
+    example(torch._C._nn.linear, real(4), real(7, 4), real(7)),
+    example(torch.matmul, real(5, 4), real(4, 7)),
+    example(torch.matmul, real(4), real(4)),
+    example(torch.matmul, real(4), real(4, 7)),
+    example(torch.matmul, real(5, 4), real(4)),
+    example(torch.matmul, real(2, 5, 4), real(4, 7)),
+    example(torch.matmul, real(2, 5, 4), real(4)),
+    example(torch.matmul, real(4), real(2, 4, 5)),
+    example(torch.matmul, real(3, 1, 5, 4), real(2, 4, 7)),
+    example(torch.mm, real(5, 4), real(4, 7)),
+    example(torch.mv, real(5, 4), real(4)),
+    example(torch.outer, real(5), real(7)),
+    example(torch.ger, real(5), real(7)),
+    example(torch._VF.tensordot, real(5, 4, 3), real(3, 4, 7), [2, 1], [0, 1]),
+    example(torch._VF.tensordot, real(5, 4), real(2, 4), [1], [-1]),
+)

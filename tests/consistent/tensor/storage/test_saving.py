@@ -1,0 +1,106 @@
+"""Copies share what torch's share, and no library writes a file of shards taken for the whole."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as checkpoint
+from safetensors.torch import load_file, save, save_file, save_model
+from torch import nn
+
+import consistent
+from consistent import B, P, Placement, S
+from tests.ranks import on_ranks, pool
+from tests.twins import GRIDS, Laid, assert_same, compare, randn
+
+LAYOUTS = [(S(0), B), (S(1), S(0)), (B, B), (P, B)]
+
+
+def _copied(at: Laid) -> Any:
+    found = []
+    for entries in LAYOUTS:
+        for x in (at(randn(5, 4), *entries), at(randn(4, 5), *entries).t(), at.leaf(randn(5, 4))):
+            x.mine = [1]
+            y = copy.copy(x)
+            assert y is not x and y.is_leaf and y.requires_grad == x.requires_grad
+            assert y.is_set_to(x) and y.mine is x.mine and y.stride() == x.stride()
+            with torch.no_grad():
+                y.mul_(2)
+            found += [x, y]
+    return found
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_a_shallow_copy_is_another_object_of_the_same_memory(world: int) -> None:
+    pool(world).run(compare, _copied, GRIDS[world])
+
+
+def _module() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
+
+
+def _pretrained(module: nn.Module, path: str) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+    )
+    entries = next(module.parameters()).sbp
+    model: Any = LlamaForCausalLM(config)
+    consistent.parallelize(model, next(module.parameters()).placement, {"*.q_proj.*": entries})
+    model.save_pretrained(path)
+
+
+SAVERS: dict[str, Callable[[nn.Module, str], Any]] = {
+    "safetensors.save_file": lambda module, path: save_file(module.state_dict(), path),
+    "safetensors.save": lambda module, path: save(module.state_dict()),
+    "safetensors.save_model": lambda module, path: save_model(module, path),
+    "save_pretrained": _pretrained,
+    "checkpoint.save": lambda m, path: checkpoint.save(m.state_dict(), checkpoint_id=path),
+    "checkpoint.async_save": lambda m, path: checkpoint.async_save(
+        m.state_dict(), checkpoint_id=path
+    ).result(),
+}
+
+
+@pytest.mark.parametrize("name", SAVERS)
+@on_ranks(2)
+def test_who_asks_for_the_memory_of_a_tensor_writes_nothing(rank: int, name: str) -> None:
+    for sbp in (S(0), B, P):
+        module = consistent.parallelize(_module(), Placement("cpu", [0, 1]), {"*weight": sbp})
+        with tempfile.TemporaryDirectory() as folder:
+            path = f"{folder}/file"
+            with pytest.raises(BaseException, match=r"x\.full\(\), the whole value, to save"):
+                SAVERS[name](module, path)
+            weights = [p for p in Path(folder).rglob("*") if "config" not in p.name and p.is_file()]
+            assert sum(p.stat().st_size for p in weights) == 0, weights
+
+
+@on_ranks(2)
+def test_the_remedy_of_the_error_saves_the_module(rank: int) -> None:
+    module = consistent.parallelize(_module(), Placement("cpu", [0, 1]), {"*weight": S(0)})
+    whole = {name: x.full() for name, x in module.state_dict().items()}
+    with tempfile.TemporaryDirectory() as folder:
+        save_file(whole, f"{folder}/file")
+        loaded = load_file(f"{folder}/file")
+        assert_same(dict(sorted(loaded.items())), dict(sorted(_module().state_dict().items())))
+
+
+@on_ranks(2)
+def test_a_tensor_crosses_to_a_process_that_stands_where_this_one_does(rank: int) -> None:
+    for sbp in (S(0), B, P):
+        x = Laid(Placement("cpu", [0, 1]))(randn(5, 4), sbp)
+        y = ForkingPickler.loads(ForkingPickler.dumps(x))
+        assert y.sbp == x.sbp and torch.equal(y.full(), x.full())

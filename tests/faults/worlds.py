@@ -1,0 +1,239 @@
+"""Worlds of ranks for programs that end badly, made by forks of a process that has all imported.
+
+```
+found = run([World("kill_9", 3, hosts=1), ...])     # several at a time, a few seconds each
+found[0][2].words                                   # what rank 2 of the first world raised
+```
+
+`python -m tests.faults.worlds` is that process. It reads worlds, and writes what their ranks did.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import IO, Any
+
+from tests.faults.programs import PROGRAMS
+from tests.faults.setting import Setting, T
+
+ROOT = Path(__file__).parents[2]
+AT_ONCE = 10
+LIMIT_S = 15.0 + 3 * T  # a world takes a few seconds; a rank that is left after so many is killed
+
+
+@dataclass(frozen=True)
+class World:
+    """A program on so many ranks; on two hosts the last rank is alone on the second."""
+
+    program: str
+    ranks: int
+    hosts: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one rank did; `raised` is the name of the error, "" for none."""
+
+    raised: str = ""
+    words: str = ""
+    again: str = ""  # what it raised when it communicated once more
+    seconds: float = 0.0
+    value: str = ""
+    status: int | None = None  # of its process, minus the signal that ended it
+
+
+def run(worlds: list[World]) -> list[list[Outcome]]:
+    """What each rank of each world did."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.faults.worlds"],
+        input=json.dumps([asdict(world) for world in worlds]),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ
+        | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        | {"FAULTS_T": str(T)},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [[Outcome(**each) for each in found] for found in json.loads(done.stdout)]
+
+
+# ---- in the process that forks ------------------------------------------------------------------
+
+
+class Running:
+    """A world under way."""
+
+    def __init__(self, index: int, world: World) -> None:
+        self.index, self.world = index, world
+        self.folder = tempfile.mkdtemp(prefix="consistent-faults-")
+        self.deadline = time.monotonic() + LIMIT_S
+        self.pids: list[int] = []
+        self.pipes: list[IO[bytes]] = []
+        self.status: dict[int, int] = {}
+
+    def start(self) -> None:
+        """Fork the ranks."""
+        for rank in range(self.world.ranks):
+            reader, writer = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                be_rank(self.world, rank, self.folder, writer)
+            os.close(writer)
+            self.pids.append(pid)
+            self.pipes.append(open(reader, "rb"))
+
+    def look(self) -> bool:
+        """Whether all ranks have ended. One that stopped itself goes on when the others have."""
+        for rank, pid in enumerate(self.pids):
+            if rank not in self.status:
+                ended, code = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    self.status[rank] = os.waitstatus_to_exitcode(code)
+        left = [pid for rank, pid in enumerate(self.pids) if rank not in self.status]
+        late = time.monotonic() > self.deadline
+        if len(left) == 1 or late:
+            for pid in left:
+                os.kill(pid, signal.SIGKILL if late else signal.SIGCONT)
+        return not left
+
+    def outcomes(self) -> list[dict[str, Any]]:
+        found = []
+        for rank, pipe in enumerate(self.pipes):
+            with pipe:
+                text = pipe.read()
+            found.append((json.loads(text) if text else {}) | {"status": self.status[rank]})
+        shutil.rmtree(self.folder)
+        return found
+
+
+def be_rank(world: World, rank: int, folder: str, writer: int) -> None:
+    """The program of one rank. What ends it goes on up; else its exit functions are run, and its
+    memory, which takes a while to take apart, is left."""
+    import torch.distributed as dist
+
+    log = os.open(f"{folder}/{rank}.log", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    if world.hosts == 2:
+        separate(int(rank == world.ranks - 1))
+    store = meet(folder, rank)
+    dist.init_process_group(
+        "gloo",
+        store=store,
+        rank=rank,
+        world_size=world.ranks,
+        timeout=timedelta(seconds=T),
+    )
+    setting = Setting(rank, world.ranks)
+    found, start = Outcome(), time.monotonic()
+    try:
+        value = PROGRAMS[world.program](setting)
+        found = Outcome(value=str(value))
+    except (RuntimeError, KeyboardInterrupt) as error:
+        if isinstance(error, KeyboardInterrupt) and "at_work" in world.program:
+            raise
+        found = Outcome(type(error).__name__, str(error), seconds=time.monotonic() - start)
+    if found.raised:
+        found = Outcome(**asdict(found) | {"again": said_again(setting)})
+    with open(writer, "w") as pipe:
+        json.dump(asdict(found), pipe)
+    atexit._run_exitfuncs()
+    os._exit(0)
+
+
+def said_again(setting: Any) -> str:
+    import mirrored
+
+    try:
+        mirrored.all_reduce(setting.plain, setting.ranks)
+        return ""
+    except RuntimeError as error:
+        return str(error)
+
+
+def meet(folder: str, rank: int) -> Any:
+    """A store that rank 0 holds."""
+    import torch.distributed as dist
+
+    limit, path = timedelta(seconds=20), Path(folder, "port")
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=limit, wait_for_workers=False)
+        Path(folder, "part").write_text(str(store.port))
+        Path(folder, "part").rename(path)
+        return store
+    while not path.exists():
+        time.sleep(0.01)
+    return dist.TCPStore("127.0.0.1", int(path.read_text()), is_master=False, timeout=limit)
+
+
+def separate(host: int) -> None:
+    """Let this process take itself for one of another host, with an address of its own."""
+    from mirrored.transports import _C
+    from mirrored.transports.faults import watch
+    from mirrored.transports.shared_memory import segments
+
+    class Elsewhere:
+        Group, remove_abandoned = _C.Group, _C.remove_abandoned
+
+        @staticmethod
+        def host_identity() -> str:
+            return f"host {host}"
+
+    segments._C = Elsewhere
+    watch.own_host = lambda store_host: f"127.0.0.{host + 1}"
+
+
+def warm_up() -> None:
+    """Import what the programs need, and plan their ops, on ranks that are threads."""
+    import torch
+
+    import consistent
+    from mirrored.transports.in_process import run_ranks
+
+    torch.set_num_threads(1)
+
+    def use(setting: Setting) -> None:
+        setting.loss().backward()
+        addend = consistent.ones(6, 4, placement=setting.x.placement, sbp=consistent.P)
+        torch.softmax(setting.x, 0), setting.x + addend
+
+    for n in (2, 3):
+        run_ranks(lambda rank, n=n: use(Setting(rank, n)), n)
+
+
+def main() -> None:
+    worlds = [World(**each) for each in json.load(sys.stdin)]
+    with contextlib.redirect_stdout(sys.stderr):
+        warm_up()
+    gc.freeze()  # a forked process then shares more of this one's memory
+    waiting = list(enumerate(worlds))
+    running: list[Running] = []
+    found: dict[int, Any] = {}
+    while waiting or running:
+        while waiting and len(running) < AT_ONCE:
+            running.append(Running(*waiting.pop(0)))
+            running[-1].start()
+        time.sleep(0.02)
+        for each in [each for each in running if each.look()]:
+            running.remove(each)
+            found[each.index] = each.outcomes()
+    json.dump([found[k] for k in range(len(worlds))], sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

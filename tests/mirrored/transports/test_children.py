@@ -1,0 +1,198 @@
+"""A child of a rank that communicates is refused at once, and its parent goes on undisturbed."""
+
+from __future__ import annotations
+
+import inspect
+import multiprocessing
+import os
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+
+from mirrored import current, use
+from mirrored.comm import Transport
+from mirrored.transports.counting import Counting
+from mirrored.transports.in_process import run_ranks
+from mirrored.transports.shared_memory import SharedMemory
+from mirrored.transports.symmetric_memory import SymmetricMemory
+from mirrored.transports.torch_dist import TorchDist
+from tests.mirrored.transports.symmetric_memory.host_memory import HostMemory
+from tests.ranks import pool
+
+RANKS = (0, 1)
+X = torch.ones(4, 2)
+
+# Every public method of a transport that reaches other ranks, on X.
+CALLS: dict[str, Callable[[Transport, tuple[int, ...]], Any]] = {
+    "all_reduce": lambda t, ranks: t.all_reduce(X, ranks),
+    "all_reduce_async": lambda t, ranks: t.all_reduce_async(X.clone(), ranks).wait(),
+    "all_gather": lambda t, ranks: t.all_gather(X, [X.shape] * len(ranks), ranks),
+    "all_to_all": lambda t, ranks: t.all_to_all([X] * len(ranks), [X.shape] * len(ranks), ranks),
+    "broadcast": lambda t, ranks: t.broadcast(X, X.shape, X.dtype, "cpu", ranks[0], ranks),
+    "exchange": lambda t, ranks: t.exchange(
+        [(rank, X) for rank in ranks], [(rank, X.shape, X.dtype) for rank in ranks], ranks
+    ),
+    "gather_objects": lambda t, ranks: t.gather_objects("x", ranks),
+    "join": lambda t, ranks: t.join(X, 0, [4] * len(ranks), ranks),
+    "reduce_scatter": lambda t, ranks: t.reduce_scatter(X, 0, _cut(4, ranks), ranks),
+    "turn": lambda t, ranks: t.turn(X, 1, _cut(2, ranks), 0, [4] * len(ranks), ranks),
+    "peers": lambda t, ranks: _entered(t.peers(X, ranks)),
+    "addends": lambda t, ranks: _entered(t.addends(X, 0, _cut(4, ranks), ranks)),
+    "shares": lambda t, ranks: t.shares(ranks, "cpu"),
+}
+ASKS_NOBODY = {"link"}
+
+
+def _cut(size: int, ranks: tuple[int, ...]) -> list[int]:
+    return [size // len(ranks)] * len(ranks)
+
+
+def _entered(context: Any) -> Any:
+    with context as given:
+        return [x.clone() for x in given if isinstance(x, torch.Tensor)]
+
+
+TRANSPORTS: dict[str, Callable[[], Transport]] = {
+    "torch.distributed": TorchDist,
+    "shared memory": lambda: SharedMemory(TorchDist()),
+    "symmetric memory": lambda: SymmetricMemory(
+        SharedMemory(TorchDist()), "cpu", 1 << 16, HostMemory
+    ),
+    "counting": lambda: Counting(SharedMemory(TorchDist())),
+}
+
+
+def test_every_public_method_is_tried() -> None:
+    methods = inspect.getmembers(Transport, inspect.isfunction)
+    assert set(CALLS) | ASKS_NOBODY == {name for name, _ in methods if not name.startswith("_")}
+
+
+def outcomes(transport: Transport, ranks: tuple[int, ...]) -> dict[str, str]:
+    """What each call raises, "" for nothing."""
+    said = {}
+    for name, call in CALLS.items():
+        try:
+            call(transport, ranks)
+            said[name] = ""
+        except RuntimeError as error:
+            said[name] = str(error)
+    return said
+
+
+def local_use(rank: int) -> dict[str, Any]:
+    """What needs no other rank: groups of one, and ranks that are threads."""
+    simulated = run_ranks(lambda _: current().all_reduce(X, RANKS)[0, 0].item(), 2)
+    return {
+        "alone": outcomes(current(), (rank,)),
+        "simulated": simulated,
+        "me": (current().rank, current().size),
+    }
+
+
+def child(kind: str, made: Transport, rank: int) -> dict[str, Any]:
+    """What a child finds: with the transport of its parent, and with one of its own."""
+    own = TRANSPORTS[kind]()
+    with use(made):
+        found = local_use(rank)
+    for transport in (made, own):
+        transport.link("cpu")  # of a world that the child knows and does not reach
+    return found | {
+        "inherited": outcomes(made, RANKS),
+        "swapped": outcomes(made, RANKS[::-1]),  # a group that the parent has not met in
+        "own": outcomes(own, RANKS),
+    }
+
+
+def by_fork(body: Callable[..., Any], *args: Any) -> Any:
+    """What `body(*args)` gives in a forked child, which then ends as a program does."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with open(writer, "wb") as pipe:
+                pickle.dump(body(*args), pipe)
+        except BaseException as error:  # noqa: BLE001 - the parent shows it
+            os.write(2, repr(error).encode())
+            os._exit(1)
+        os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        result = pickle.load(pipe)
+    assert os.waitpid(pid, 0)[1] == 0
+    return result
+
+
+def _answer(queue: Any, body: Callable[..., Any], *args: Any) -> None:
+    queue.put(pickle.dumps(body(*args)))
+
+
+def by_multiprocessing(body: Callable[..., Any], *args: Any) -> Any:
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    multiprocessing.current_process()._config["daemon"] = False  # the pool's processes are daemons
+    process = context.Process(target=_answer, args=(queue, body, *args))
+    process.start()
+    result = pickle.loads(queue.get())
+    process.join()
+    return result
+
+
+class Asked(Dataset):
+    """One item: what the body finds in the worker."""
+
+    def __init__(self, body: Callable[..., Any], args: tuple) -> None:
+        self.body, self.args = body, args
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> Any:
+        return pickle.dumps(self.body(*self.args))
+
+
+def by_data_loader(body: Callable[..., Any], *args: Any) -> Any:
+    multiprocessing.current_process()._config["daemon"] = False
+    loader = DataLoader(
+        Asked(body, args), 1, num_workers=1, collate_fn=_first, multiprocessing_context="fork"
+    )
+    return pickle.loads(next(iter(loader)))
+
+
+def _first(items: list) -> Any:
+    return items[0]
+
+
+WAYS = {"os.fork": by_fork, "multiprocessing": by_multiprocessing, "DataLoader": by_data_loader}
+
+
+def parent(rank: int, kind: str, way: str) -> dict[str, Any]:
+    made = TRANSPORTS[kind]()
+    before = outcomes(made, RANKS)
+    found = WAYS[way](child, kind, made, rank)
+    after = outcomes(made, RANKS)
+    dist.barrier()
+    with use(made):
+        total = current().all_reduce(X * rank, RANKS)[0, 0].item()
+    return found | {"before": before, "after": after, "total": total, "rank": rank}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", TRANSPORTS)
+def test_a_child_is_refused_and_its_parent_goes_on(kind: str, way: str) -> None:
+    quiet = dict.fromkeys(CALLS, "")
+    for rank, found in enumerate(pool(2).run(parent, kind, way)):
+        assert found["before"] == found["after"] == quiet and found["total"] == 1
+        assert found["alone"] == quiet and found["simulated"] == [2, 2]
+        assert found["me"] == (rank, 2)
+        for whose in ("inherited", "swapped", "own"):
+            for name, said in found[whose].items():
+                assert f"is a child of rank {rank}, and is to communicate over" in said, (
+                    name,
+                    said,
+                )
+                assert "x.full() or x.to_local()" in said and "spawn" in said
