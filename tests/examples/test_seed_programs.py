@@ -140,11 +140,11 @@ def program(document: str, mark: str) -> Block:
 
 TRAINING = {
     "mirrored_strategy": ("consistent_and_mirrored_view", "GPU_NUM", 121),
-    "consistent_strategy": ("consistent_and_mirrored_view", "lenet", 61),
+    "consistent_strategy": ("consistent_and_mirrored_view", "lenet", 101),
     "mirrored_strategy_2020": ("consistent_and_mirrored_view_2020_zh", "GPU_NUM", 121),
-    "consistent_strategy_2020": ("consistent_and_mirrored_view_2020_zh", "lenet", 61),
+    "consistent_strategy_2020": ("consistent_and_mirrored_view_2020_zh", "lenet", 101),
     "mixed_parallelism_mlp": ("mixed_parallelism", "mlp", 121),
-    "mixed_parallelism_lenet": ("mixed_parallelism", "lenet", 61),
+    "mixed_parallelism_lenet": ("mixed_parallelism", "lenet", 101),
 }
 
 
