@@ -1,5 +1,6 @@
 """One tensor, many devices: global tensors with a placement and an SBP, for PyTorch."""
 
+from . import data
 from .autograd.leaves import no_sync
 from .movement.check_mode import check_mode
 from .nn.parallelize import parallelize
@@ -44,6 +45,7 @@ __all__ = [
     "all_gather_matmul",
     "arange",
     "check_mode",
+    "data",
     "distribute",
     "empty",
     "explain",
