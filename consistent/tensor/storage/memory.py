@@ -7,6 +7,7 @@ take over the memory of another one, layout and all, but not another part of its
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,6 +26,9 @@ from ...spec import B, TensorSpec
 _Base: Any = torch.Tensor
 _SHAPE = "its shape is part of its spec, and other tensors may be views of it"
 
+# Called with each tensor that `.data` makes: writes into it are not counted in the one it came from.
+watchers: list[Callable[[Any], None]] = []
+
 
 # -- data ------------------------------------------------------------------------------------------
 
@@ -36,6 +40,8 @@ def data(x: Any) -> Any:
         alias = attach(_Base.data.__get__(x), x._spec)
     if x._moved_view:  # what is written would not reach the view's base
         alias._moved_view = True
+    for watch in watchers:
+        watch(alias)
     return alias
 
 
