@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +27,7 @@ from ..movement.run import run
 from ..spec import NdSbp, TensorSpec
 from ..tensor.storage import memory
 from . import saved_shards
+from .plan import Plan
 from .saved_shards import GatheredOnce, SavedShards, storage_of
 
 
@@ -39,7 +39,7 @@ class _Slot(NamedTuple):
     use: NdSbp
 
 
-def install_use(module: nn.Module, use: Mapping[str, NdSbp]) -> None:
+def install_use(module: nn.Module, plan: Plan) -> None:
     """Let the modules inside ``module`` gather their parameters for as long as they run.
 
     A parameter is gathered by the module that owns it; one that several modules own (tied) by the
@@ -47,34 +47,27 @@ def install_use(module: nn.Module, use: Mapping[str, NdSbp]) -> None:
 
     Args:
         module: a module whose parameters are global tensors.
-        use: name of a parameter -> the SBPs in which forward and backward see it. Any of the names
-            of a tied parameter. Parameters that are not named are used as they lie.
-
-    Raises:
-        KeyError: a name is that of no parameter.
+        plan: says by ``use`` in which SBPs forward and backward see each parameter. Those that are
+            used as they lie are left alone.
     """
-    places = _places(module, use)
     units: dict[nn.Module, list[_Slot]] = {}
-    for slots in places.values():
-        names = [name for name, _ in slots]
-        units.setdefault(_runner(module, names), []).extend(slot for _, slot in slots)
+    for places in _places(module, plan):
+        runner = _runner(module, [name for name, _ in places])
+        units.setdefault(runner, []).extend(slot for _, slot in places)
     for runner, slots in units.items():
         _install(runner, slots)
 
 
-def _places(
-    module: nn.Module, use: Mapping[str, NdSbp]
-) -> dict[int, list[tuple[str, _Slot]]]:
+def _places(module: nn.Module, plan: Plan) -> list[list[tuple[str, _Slot]]]:
     """The named places of each parameter that is used in another layout than it lies in."""
-    named = dict(module.named_parameters(remove_duplicate=False))
-    wanted = {id(named[name]): sbp for name, sbp in use.items() if named[name]._spec.sbp != sbp}
     found: dict[int, list[tuple[str, _Slot]]] = {}
-    for name, param in named.items():
-        if id(param) in wanted:
+    for name, param in module.named_parameters(remove_duplicate=False):
+        layouts = plan.layouts(name)
+        if is_global(param) and layouts is not None and layouts.use != param._spec.sbp:  # type: ignore[attr-defined]
             path, _, key = name.rpartition(".")
-            slot = _Slot(module.get_submodule(path), key, wanted[id(param)])
+            slot = _Slot(module.get_submodule(path), key, layouts.use)
             found.setdefault(id(param), []).append((name, slot))
-    return found
+    return list(found.values())
 
 
 def _runner(module: nn.Module, names: list[str]) -> nn.Module:
