@@ -59,13 +59,14 @@ def set_data(x: Any, value: Any) -> None:
             "it on the same placement: x.data = data.to_global(placement=x.placement)."
         )
     held = gradients.raw_grad(x)  # typed now, in this tensor's old layout
-    _take_over(x, fresh(value))
+    take_over(x, fresh(value))
     if held is not None and held._spec.shape == x._spec.shape:
-        _follow(held, x._spec.settled.with_dtype(held.dtype))
+        _follow(held, gradients.settled_spec(x).with_dtype(held.dtype))
     _C.watch_if_leaf(x)
 
 
-def _take_over(x: Any, value: Any) -> None:
+def take_over(x: Any, value: Any) -> None:
+    """``x`` gets the memory and the spec of the global ``value``; its gradient is left alone."""
     local = plain(value)
     sizes = plain(x).shape
     with HookOff():
