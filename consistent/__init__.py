@@ -3,7 +3,8 @@
 from . import data
 from .autograd.leaves import no_sync
 from .movement.check_mode import check_mode
-from .nn.parallelize import parallelize
+from .nn.parallelize import parallelize, plan_of
+from .nn.plan import Plan
 from .overlap.split_matmul import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
 from .report import Explanation, Report, explain, report
 from .spec import B, P, Placement, S, TensorSpec, sbp
@@ -39,6 +40,7 @@ __all__ = [
     "GlobalTensor",
     "P",
     "Placement",
+    "Plan",
     "Report",
     "S",
     "TensorSpec",
@@ -62,6 +64,7 @@ __all__ = [
     "parallelize",
     "placement",
     "placement_scope",
+    "plan_of",
     "rand",
     "randint",
     "randn",
