@@ -62,11 +62,8 @@ __all__ = [
     "all_gather_matmul",
     "arange",
     "check_mode",
-<<<<<<< HEAD
-    "data",
-=======
     "checkpoint",
->>>>>>> checkpoint
+    "data",
     "distribute",
     "empty",
     "explain",

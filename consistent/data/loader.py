@@ -14,7 +14,7 @@ from . import agreement
 from .agreement import Note
 from .assemble import Layer, Pad, check_pad, longest, padded
 from .given import check_given, inner_loader, parts_are_alike
-from .order import Order
+from .order import Order, set_epoch
 from .reader import Reader
 from .reading import Drawn
 from .share import Share
@@ -132,31 +132,36 @@ class Loader:
         """Batches in an epoch."""
         return len(self.loader)
 
-    # What clients of a DataLoader ask for.
-    dataset = property(lambda self: self.loader.dataset)
-    batch_size = property(lambda self: self.loader.batch_size)
-    sampler = property(lambda self: self.loader.sampler)
-    batch_sampler = property(lambda self: self.loader.batch_sampler)
-    drop_last = property(lambda self: self.loader.drop_last)
-    collate_fn = property(lambda self: self.loader.collate_fn)
-    num_workers = property(lambda self: self.loader.num_workers)
+    def __getattr__(self, name: str) -> Any:
+        """Attributes of the DataLoader, such as ``dataset`` and ``batch_size``."""
+        if name == "loader":  # not there yet
+            raise AttributeError(name)
+        return getattr(self.loader, name)
 
     def state_dict(self) -> dict[str, Any]:
         """The position: epochs, items of this one over all ranks, and what its order is drawn
         from. It is the same on every rank, and fits any number of ranks."""
-        return {"epoch": self.epoch, "items": self._items, "order": self._order.state()}
+        order = self._order.state(began=self._items > 0)
+        return {"epoch": self.epoch, "items": self._items, "order": order}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after ``state``: the next iteration gives the rest of its epoch."""
-        self._order.load(state["order"])
         self.epoch, self._items = int(state["epoch"]), int(state["items"])
-        self._resumed = True
+        self._resumed = self._items > 0
+        self._order.load(state["order"], began=self._resumed)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin ``epoch`` next. Orders need no call of it; samplers that have ``set_epoch`` are
+        given the epoch at its start."""
+        self.epoch, self._items, self._resumed = epoch, 0, False
+        set_epoch(self.loader, epoch)
 
     def __iter__(self) -> Iterator[Any]:
         resumed, self._resumed = self._resumed, False
         if not resumed:
             self.epoch += self._items > 0  # one that was left early is over too
             self._items = 0
+        set_epoch(self.loader, self.epoch)
         reader = Reader(self._inner, self._share, self.epoch)
         with self._order.drawn(again=resumed):
             reader.start(skip=self._items)

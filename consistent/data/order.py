@@ -22,12 +22,14 @@ class Order:
         self._given = _generators(loader)
         self._began: list[Tensor] = self._states()
 
-    def state(self) -> list[Tensor]:
-        """uint8 states where the epoch began, the default generator's first."""
-        return [each.clone() for each in self._began]
+    def state(self, began: bool) -> list[Tensor]:
+        """uint8 states, the default generator's first: where the epoch began, or, between two
+        epochs, as they are now."""
+        return [each.clone() for each in self._began] if began else self._states()
 
-    def load(self, states: list[Tensor]) -> None:
-        """Draw the next epoch's order from ``states``."""
+    def load(self, states: list[Tensor], began: bool) -> None:
+        """Take what ``state`` gave. Between two epochs the next one's order is drawn from the
+        default generator as it then is, since the program draws from it and restores it."""
         if len(states) != 1 + len(self._given):
             raise ValueError(
                 f"data.loader: the saved position has the states of {len(states) - 1} generators, "
@@ -35,6 +37,9 @@ class Order:
                 "generators as they were when it was saved."
             )
         self._began = [each.cpu().to(torch.uint8) for each in states]
+        if not began:
+            for generator, state in zip(self._given, self._began[1:]):
+                generator.set_state(state)
 
     @contextmanager
     def drawn(self, again: bool) -> Iterator[None]:
@@ -56,12 +61,22 @@ class Order:
         return [torch.get_rng_state(), *(each.get_state() for each in self._given)]
 
 
+def set_epoch(loader: DataLoader, epoch: int) -> None:
+    """Call ``set_epoch`` of the samplers that have it."""
+    for sampler in _samplers(loader):
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
+
+
+def _samplers(loader: DataLoader) -> list[Any]:
+    batches: Any = loader.batch_sampler
+    return [loader.sampler, batches, getattr(batches, "sampler", None)]
+
+
 def _generators(loader: DataLoader) -> list[torch.Generator]:
     """The distinct generators of the loader and its samplers, in a fixed order."""
-    batches: Any = loader.batch_sampler
-    owners = [loader, loader.sampler, batches, getattr(batches, "sampler", None)]
     found: list[torch.Generator] = []
-    for owner in owners:
+    for owner in (loader, *_samplers(loader)):
         generator = getattr(owner, "generator", None)
         if isinstance(generator, torch.Generator) and all(generator is not g for g in found):
             found.append(generator)

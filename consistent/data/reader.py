@@ -28,7 +28,7 @@ class Reader:
         self._numbers: AbstractContextManager = nullcontext()
         found = inner.batch_sampler if inner.batch_sampler is not None else inner.sampler
         self._sampler = found if isinstance(found, ShareSampler) else None
-        if inner.num_workers == 0:
+        if inner.num_workers == 0 and share is not None and share.cuts:
             numbers = OwnNumbers(share, epoch)
             self._numbers = numbers
             if self._sampler is not None:
