@@ -15,11 +15,13 @@ one device.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import accelerate
 import torch
-from accelerate.state import PartialState
+from accelerate.data_loader import DataLoaderStateMixin
+from accelerate.state import GradientState, PartialState
 from accelerate.utils import DistributedType
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -98,12 +100,13 @@ class Accelerator(accelerate.Accelerator):
 
     def prepare_data_loader(self, data_loader: DataLoader, *args: Any, **options: Any) -> Any:
         """``consistent.data.loader``."""
-        if isinstance(data_loader, Loader):
+        if isinstance(data_loader, PreparedLoader):
             return data_loader
         placement, _, sbp, together = self._spread
         shard = super().prepare_data_loader(data_loader, *args, **options)
         self._dataloaders.pop()
-        made = loader(_plain(data_loader, shard, together), placement, sbp, whole=together)
+        plain = _plain(data_loader, shard, together)
+        made = PreparedLoader(loader(plain, placement, sbp, whole=together))
         self._dataloaders.append(made)
         return made
 
@@ -112,8 +115,8 @@ class Accelerator(accelerate.Accelerator):
         return whole(tensor)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """The same: batches hold no items twice that would have to be left out."""
-        return whole(input_data)
+        """The same, cut to the items of the last batch, as accelerate does."""
+        return super().gather_for_metrics(whole(input_data), use_gather_object)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """The logical values: they are sums and means over all ranks already."""
@@ -144,6 +147,37 @@ class Accelerator(accelerate.Accelerator):
             "custom": self._custom_objects,
         }
         return {f"{kind}_{i}": x for kind, found in kinds.items() for i, x in enumerate(found)}
+
+
+class PreparedLoader(DataLoaderStateMixin):
+    """A loader that tells accelerate where it is: which batch is the last, and its size."""
+
+    def __init__(self, made: Loader) -> None:
+        self.batches = made
+        self.gradient_state = GradientState()
+        size = getattr(made.batch_sampler, "batch_size", None) or made.batch_size
+        self.total_batch_size = size or 1
+        self._drop_last = made.drop_last
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "batches":  # not there yet
+            raise AttributeError(name)
+        return getattr(self.batches, name)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.begin()
+        try:
+            left = None
+            if not isinstance(self.dataset, IterableDataset):  # a stream does not know its end
+                left = len(self) - -(-self.batches.state_dict()["items"] // self.total_batch_size)
+            for number, batch in enumerate(self.batches, 1):
+                self.end_of_dataloader = number == left
+                yield batch
+        finally:
+            self.end()
 
 
 def _plain(given: DataLoader, shard: Any, together: bool) -> DataLoader:

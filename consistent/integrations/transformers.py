@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import transformers
 
-from ..data import Loader
 from ..dispatch.plans.shards import is_global
 from ..nn.parallelize import parallelize
 from ..spec import B, Placement, S, SbpLike, as_nd_sbp
@@ -67,13 +66,13 @@ class GlobalTensors:
         return made
 
     def _run_epoch(
-        self, model: Any, epoch: int, train_dataloader: Any, *args: Any, **kw: Any
+        self, model: Any, epoch: int, train_dataloader: Any, *args: Any, **options: Any
     ) -> Any:
         """The Trainer's own. One that goes on in the middle of an epoch reads the batches of the
         loader's samplers, which know the epoch from the loader."""
-        if isinstance(train_dataloader, Loader):
-            train_dataloader.set_epoch(epoch)
-        return super()._run_epoch(model, epoch, train_dataloader, *args, **kw)  # type: ignore[misc]
+        train_dataloader.set_epoch(epoch)
+        run = super()._run_epoch  # type: ignore[misc]
+        return run(model, epoch, train_dataloader, *args, **options)
 
     def _prepare_input(self, data: Any) -> Any:
         """Plain tensors, which every rank has whole, become global too."""
