@@ -136,7 +136,8 @@ def _whisper() -> Made:
 def _wav2vec() -> Made:
     given = dict(
         _SIZES, conv_dim=[24, 24], conv_kernel=[4, 4], conv_stride=[4, 4],
-        num_feat_extract_layers=2, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, num_labels=8,
+        num_feat_extract_layers=2, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
+        num_labels=8,
         classifier_proj_size=24, feat_extract_norm="layer", do_stable_layer_norm=True,
     )  # fmt: skip
     inputs = {"input_values": _randn(BATCH, 160), "labels": tokens()[:, 0] % 8}

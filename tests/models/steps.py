@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,14 +14,15 @@ from tests.models.architectures import MODELS
 RATE = 0.1
 
 
-def step(model: torch.nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Loss, gradients, and loss after a step of SGD."""
+def step(model: torch.nn.Module, inputs: dict[str, Any], watched: Any = None) -> dict[str, Any]:
+    """Loss, gradients, and loss after a step of SGD, which runs inside ``watched``."""
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    loss = _loss(model(**inputs))
-    loss.backward()
-    found = {f"grad {name}": p.grad for name, p in model.named_parameters()}
-    kept = {k: None if g is None else g.detach().clone() for k, g in found.items()}
-    optimizer.step()
+    with watched or nullcontext():
+        loss = _loss(model(**inputs))
+        loss.backward()
+        found = {f"grad {name}": p.grad for name, p in model.named_parameters()}
+        kept = {k: None if g is None else g.detach().clone() for k, g in found.items()}
+        optimizer.step()
     with torch.no_grad():
         after = _loss(model(**inputs))
     return {"loss": loss.detach(), **kept, "loss after": after.detach()}
@@ -47,9 +49,20 @@ def under(name: str, plan: Any, placement: Placement, part: bool) -> tuple[Any, 
             else x
             for key, x in inputs.items()
         }
-    with consistent.report() as report:
-        found = step(model, inputs)
-    return report, found
+    watched = _Watched()
+    found = step(model, inputs, watched)
+    return watched.report, found
+
+
+class _Watched:
+    """A report whose block is elsewhere."""
+
+    def __enter__(self) -> None:
+        self._context = consistent.report()
+        self.report = self._context.__enter__()
+
+    def __exit__(self, *why: Any) -> None:
+        self._context.__exit__(*why)
 
 
 def worst(found: dict[str, Any], wanted: dict[str, Any]) -> tuple[str, float]:
