@@ -28,6 +28,7 @@ class Note:
     count: int | None = None  # items of the batch, over all ranks
     fields: tuple[tuple[Path, str, tuple[int, ...], Any], ...] = ()
     error: str = ""
+    stop: bool = False  # this rank was asked to stop
     cause: Exception | None = field(default=None, compare=False)  # stays on its rank
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -101,6 +103,7 @@ class Loader:
 
     Attributes:
         epoch: how many epochs are over.
+        stopped: whether the last iteration ended because a rank was asked to stop.
         loader: the DataLoader that was given.
     """
 
@@ -116,6 +119,8 @@ class Loader:
         self.loader = given
         self.placement = placement
         self.epoch = 0
+        self.stopped = False
+        self._asked_to_stop = False
         self._layer = Layer(placement, sbp)
         self._pad = pad
         # A rank outside the placement reads what the first rank reads: it follows the shapes.
@@ -150,6 +155,27 @@ class Loader:
         self._resumed = self._items > 0
         self._order.load(state["order"], began=self._resumed)
 
+    def stop_on(self, *signals: int) -> None:
+        """End the iteration on all ranks, before the same batch, once a rank has got one of
+        ``signals``. Then ``stopped`` is true, and the position is where the next run goes on.
+
+        ```
+        batches.stop_on(signal.SIGTERM)
+        for batch in batches:
+            ...
+        if batches.stopped:
+            consistent.checkpoint.save(folder, model=model, optimizer=optimizer, loader=batches)
+        ```
+
+        It takes no message of its own: ranks tell it each other where they compare batches.
+        """
+        self._check = True
+        for each in signals:
+            signal.signal(each, self._note_signal)
+
+    def _note_signal(self, *_: Any) -> None:
+        self._asked_to_stop = True
+
     def set_epoch(self, epoch: int) -> None:
         """Begin ``epoch`` next. Orders need no call of it; samplers that have ``set_epoch`` are
         given the epoch at its start."""
@@ -167,13 +193,19 @@ class Loader:
             reader.start(skip=self._items)
         while (batch := self._made(*reader.next())) is not None:
             yield batch
-        self.epoch, self._items = self.epoch + 1, 0
+        if not self.stopped:
+            self.epoch, self._items = self.epoch + 1, 0
 
     def _made(self, note: Note, batch: Any, drawn: Drawn) -> Any:
         """The batch as global tensors, counted as given; None at the end."""
+        note = replace(note, stop=self._asked_to_stop)
         notes = agreement.compare(note) if self._check else None
+        self.stopped = any(each.stop for each in notes or [note])
         if note.cause is not None:
             raise note.cause
+        if self.stopped:
+            self._asked_to_stop, self._resumed = False, self._items > 0
+            return None
         if notes is not None:
             agreement.check(notes, sizes_may_differ=self._pad is not None and drawn.own is not None)
             check_pad(notes, self._pad)
