@@ -164,7 +164,7 @@ class _Run:
     def _gather(self, param: Any, use: NdSbp) -> _Gathered:
         target: TensorSpec = param._spec.with_sbp(use)
         source = GatheredOnce(param, target)
-        whole = rebox(param, target, "the use of a gathered parameter")
+        whole = _boxed(param, target)
         if self.hooks is not None:
             self.hooks.add(plain(whole), source)
         made = _Gathered(param, whole, source, whole._version, [])
@@ -192,6 +192,13 @@ class _Run:
             _thread.aliases.pop(storage_of(plain(each.whole)), None)
             _land(each)
         self.put, self.gathered = [], {}
+
+
+def _boxed(param: Any, target: TensorSpec) -> Any:
+    if torch.is_inference_mode_enabled():  # a tensor made there does not count writes into it
+        with torch.inference_mode(False), torch.no_grad():
+            return rebox(param, target, "the use of a gathered parameter")
+    return rebox(param, target, "the use of a gathered parameter")
 
 
 def _land(gathered: _Gathered) -> None:
