@@ -1,5 +1,5 @@
-"""Peak memory, bytes and time of a training step of a large GPT: ours under `zero3` beside FSDP2, on
-the ranks of this machine.
+"""Peak memory, bytes and time of a step of a large GPT: `zero3` beside FSDP2, on the ranks of this
+machine.
 
     python benchmarks/zero.py                 2 ranks, 400 MB of parameters
     python benchmarks/zero.py --ranks 4
