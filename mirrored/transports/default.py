@@ -41,8 +41,8 @@ def _make_default() -> Transport:
 
 
 def put_around(wrap: Callable[[Transport], Transport]) -> Transport:
-    """From now on the transport of this thread, and of all that had the same, is ``wrap`` of what it
-    is now. Returns it."""
+    """From now on the transport of this thread, and of all that had the same, is ``wrap`` of what
+    it is now. Returns it."""
     global _default
     made = wrap(current())
     if _thread.override is not None:

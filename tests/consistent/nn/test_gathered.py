@@ -1,5 +1,5 @@
-"""zero3: parameters lie as S and are gathered where they are used; a module trains as it does alone,
-however it is called."""
+"""zero3: parameters lie as S and are gathered where they are used; a module trains as it does
+alone, however it is called."""
 
 from __future__ import annotations
 
@@ -396,7 +396,7 @@ def test_nothing_gathered_outlives_forward_and_backward(rank: int) -> None:
     for layer in model:
         layer.register_forward_pre_hook(keep)
     y = model(consistent.from_local(torch.randn(3, 64), placement, S(0)))
-    assert len(kept) == 2 and all(each.expired() for each in kept)
+    assert y.requires_grad and len(kept) == 2 and all(each.expired() for each in kept)
 
 
 @on_ranks(2)
