@@ -269,9 +269,7 @@ def test_gradients_and_state_lie_as_the_plan_says(rank: int) -> None:
             optimizer.zero_grad(set_to_none)
         moments = [optimizer.state[p]["exp_avg"] for p in model.parameters()]
         assert {m.sbp for m in moments} == {(S(0),)}
-        assert sum(m.to_local().nbytes for m in moments) <= 8 * (
-            sum(m.numel() for m in moments) + 9
-        )
+        assert all(m.to_local().shape[0] == (m.shape[0] + 1 - rank) // 2 for m in moments)
 
 
 @on_ranks(2)
