@@ -28,7 +28,6 @@ from ..spec import TensorSpec
 from . import buckets
 from .shown import show
 
-
 # More bytes than any gradient has: those of such leaves all come to ``take``.
 _ALWAYS_TAKEN = 1 << 62
 

@@ -20,13 +20,15 @@ import threading
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ..dispatch.plans.shards import HookOff, is_global, plain, rebox
+from ..dispatch.plans.shards import HookOff, attach, is_global, plain, rebox
+from ..movement.differentiable import box
 from ..movement.run import run
 from ..spec import NdSbp, TensorSpec
 from ..tensor.storage import memory
 from . import saved_shards
+from .gather_ahead import Orders, find, orders_on
 from .plan import Plan
 from .saved_shards import GatheredOnce, SavedShards, storage_of
 
@@ -54,8 +56,14 @@ def install_use(module: nn.Module, plan: Plan) -> None:
     for places in _places(module, plan):
         runner = _runner(module, [name for name, _ in places])
         units.setdefault(runner, []).extend(slot for _, slot in places)
+    orders = None
+    if units:
+        first = next(iter(units.values()))[0]
+        orders = orders_on(first.owner._parameters[first.key].placement)  # type: ignore[union-attr]
+        if orders is not None:
+            module.register_forward_pre_hook(orders.begin_forward)
     for runner, slots in units.items():
-        _install(runner, slots)
+        _install(runner, slots, orders)
 
 
 def _places(module: nn.Module, plan: Plan) -> list[list[tuple[str, _Slot]]]:
@@ -91,12 +99,12 @@ def _has_forward(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward
 
 
-def _install(runner: nn.Module, slots: list[_Slot]) -> None:
+def _install(runner: nn.Module, slots: list[_Slot], orders: Orders | None) -> None:
     for hook in runner._forward_pre_hooks.values():
         if isinstance(found := getattr(hook, "__self__", None), GatheredParameters):
             found.slots = tuple(dict.fromkeys([*found.slots, *slots]))
             return
-    gathered = GatheredParameters(tuple(slots))
+    gathered = GatheredParameters(tuple(slots), orders)
     runner.register_forward_pre_hook(gathered.before_forward)
     runner.register_forward_hook(gathered.after_forward, always_call=True)
 
@@ -104,15 +112,24 @@ def _install(runner: nn.Module, slots: list[_Slot]) -> None:
 class GatheredParameters:
     """The parameters that are gathered while one module runs."""
 
-    def __init__(self, slots: tuple[_Slot, ...]) -> None:
-        self.slots = slots
+    def __init__(self, slots: tuple[_Slot, ...], orders: Orders | None) -> None:
+        self.slots, self.orders = slots, orders
         self._running: list[_Run] = []  # more than one where the module calls itself
 
     def before_forward(self, module: nn.Module, args: Any) -> None:
         """Gather."""
-        run = _Run()
+        run = _Run(self)
         self._running.append(run)
-        run.begin(self.slots)
+        run.begin()
+
+    def parts(self) -> list[tuple[Tensor, TensorSpec, TensorSpec]]:
+        """What is to be gathered: each (shard, its spec, the wanted spec)."""
+        found = {}
+        for owner, key, use in self.slots:
+            param: Any = owner._parameters.get(key)
+            if is_global(param) and param._spec.sbp != use:
+                found[id(param)] = (plain(param).detach(), param._spec, param._spec.with_sbp(use))
+        return list(found.values())
 
     def after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         """Let go. Forward may have raised, also before it began."""
@@ -120,12 +137,12 @@ class GatheredParameters:
             self._running.pop().end()
 
     def __deepcopy__(self, memo: dict) -> GatheredParameters:
-        memo[id(self)] = new = GatheredParameters(())
+        memo[id(self)] = new = GatheredParameters((), self.orders)
         new.slots = copy.deepcopy(self.slots, memo)
         return new
 
     def __getstate__(self) -> dict:
-        return {"slots": self.slots, "_running": []}
+        return {"slots": self.slots, "orders": self.orders, "_running": []}
 
 
 class _Gathered(NamedTuple):
@@ -141,30 +158,36 @@ class _Gathered(NamedTuple):
 class _Run:
     """One run of a module's forward."""
 
-    def __init__(self) -> None:
+    def __init__(self, unit: GatheredParameters) -> None:
+        self.unit = unit
         self.hooks: SavedShards | None = None
         self.gathered: dict[int, _Gathered] = {}
         self.put: list[tuple[dict, str, Any, bool, Any]] = []
 
-    def begin(self, slots: tuple[_Slot, ...]) -> None:
+    def begin(self) -> None:
         if torch.is_grad_enabled():
             self.hooks = saved_shards.enter()
+        order = None if self.unit.orders is None else self.unit.orders.in_forward()
+        coming = None if order is None else order.arrived(self.unit)
         owners: dict[nn.Module, None] = {}
-        for owner, key, use in slots:
-            param = owner._parameters.get(key)
-            if is_global(param) and param._spec.sbp != use:  # type: ignore[union-attr]
-                found = self.gathered.get(id(param)) or self._gather(param, use)
+        for owner, key, use in self.unit.slots:
+            param: Any = owner._parameters.get(key)
+            if is_global(param) and param._spec.sbp != use:
+                found = self.gathered.get(id(param)) or self._gather(param, use, coming)
                 self._put(owner, key, found.whole)
                 owners[owner] = None
         for owner in owners:
             if isinstance(owner, nn.RNNBase):
                 weights = [getattr(owner, name, None) for name in owner._flat_weights_names]
                 self._put(owner, "_flat_weights", weights)
+        following = None if order is None else order.expected(self.unit)
+        if order is not None and following is not None:
+            order.submit(self.unit, following, following.parts())
 
-    def _gather(self, param: Any, use: NdSbp) -> _Gathered:
+    def _gather(self, param: Any, use: NdSbp, coming: Any) -> _Gathered:
         target: TensorSpec = param._spec.with_sbp(use)
-        source = GatheredOnce(param, target)
-        whole = rebox(param, target, "the use of a gathered parameter")
+        source = GatheredOnce(param, target, self.unit.orders, (self.unit, len(self.gathered)))
+        whole = _boxed(param, target, find(coming, source.local, target))
         if self.hooks is not None:
             self.hooks.add(plain(whole), source)
         made = _Gathered(param, whole, source, whole._version, [])
@@ -192,6 +215,15 @@ class _Run:
             _thread.aliases.pop(storage_of(plain(each.whole)), None)
             _land(each)
         self.put, self.gathered = [], {}
+
+
+def _boxed(param: Any, target: TensorSpec, arrived: Tensor | None) -> Any:
+    if arrived is not None:
+        return attach(box(param, param._spec, target, arrived=arrived), target)
+    if torch.is_inference_mode_enabled():  # a tensor made there does not count writes into it
+        with torch.inference_mode(False), torch.no_grad():
+            return rebox(param, target, "the use of a gathered parameter")
+    return rebox(param, target, "the use of a gathered parameter")
 
 
 def _land(gathered: _Gathered) -> None:

@@ -10,11 +10,11 @@ import torch
 
 from mirrored.transports.default import current
 
-from ..dispatch.plans.shards import attach
 from ..movement.world import my_coordinate
 from ..spec import B, NdSbp, Placement, SbpLike, TensorSpec
 from ..tensor.making.create import check_world, distribute
 from ..tensor.making.scope import chosen
+from . import deferred
 from .borders import install_borders
 from .plan import Plan
 from .planners import plan_for
@@ -33,6 +33,7 @@ def parallelize(
     sync: bool = True,
     check: bool = False,
     verbose: bool = False,
+    initialise: bool = True,
 ) -> torch.nn.Module:
     """Make every parameter and buffer of ``module`` a global tensor, in place, and install what its
     plan asks for; its code is not touched.
@@ -63,6 +64,9 @@ def parallelize(
             and must be equal.
         check: raise if the values differ, instead of taking those of the first rank.
         verbose: the placement's first rank prints the plan.
+        initialise: a module that was built on ``meta`` gets only its shards allocated, and the
+            values that its modules' ``reset_parameters`` and ``_init_weights`` give: those that
+            the same call gives on one rank. ``False``: values are loaded later.
 
     Returns:
         ``module``. ``plan_of(module)`` is what was decided.
@@ -82,7 +86,10 @@ def parallelize(
             check_values("parallelize", tensors, placement)
         elif sync:
             send_values(tensors, placement)
+    empty = [places[0].name for places in tensors if places[0].value.is_meta]
     _lay_out(tensors, placement, decided)
+    if empty and initialise:
+        deferred.initialise(module, empty)
     _install(module, placement, decided, inputs)
     module.__dict__[_PLAN] = decided
     if verbose and current().rank == placement.first_rank:
@@ -121,8 +128,7 @@ def _lay_out(tensors: list[list[Slot]], placement: Placement, plan: Plan) -> Non
 def _made_global(value: torch.Tensor, placement: Placement, sbp: NdSbp) -> torch.Tensor:
     spec = TensorSpec.of(placement, sbp, value.shape, value.dtype)
     if value.is_meta:
-        local = spec.local_shape(my_coordinate(placement))
-        made: Any = attach(torch.empty(local, dtype=spec.dtype, device="meta"), spec)
+        made: Any = deferred.empty_shard(spec)
     else:
         made = distribute(value.detach(), placement, sbp)
     if isinstance(value, torch.nn.Parameter):

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
-from ..dispatch.plans.shards import HookOff, attach, is_global, plain
+from ..dispatch.plans.shards import HookOff, attach, is_global
 from ..movement.run import run
 from ..spec import TensorSpec
+from .gather_ahead import Orders, find
 
 _Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
 
@@ -31,10 +32,14 @@ class GatheredOnce:
     """A parameter as one run of forward has gathered it: gathered again where backward needs it."""
 
     __slots__ = (
-        "local", "src", "dst", "version", "views", "oldest", "taken", "whole", "__weakref__",
+        "local", "src", "dst", "version", "views", "oldest", "taken", "whole", "orders", "key",
+        "__weakref__",
     )  # fmt: skip
 
-    def __init__(self, param: Any, dst: TensorSpec) -> None:
+    def __init__(self, param: Any, dst: TensorSpec, orders: Orders | None, key: Any) -> None:
+        self.orders, self.key = orders, key
+        if orders is not None:
+            orders.latest[key] = self
         self.src: TensorSpec = param._spec
         self.dst = dst
         with HookOff():
@@ -51,10 +56,23 @@ class GatheredOnce:
             raise modified(self.src.shape, self.local._version, self.version)
         whole = self.whole
         if whole is None:
-            whole = run(self.local, self.src, self.dst)
+            whole = self._gather()
         self.taken += 1
         last = self.taken % self.views == 0
         self.whole = whole if not last and _let_go_after_backward(self) else None
+        return whole
+
+    def _gather(self) -> Tensor:
+        if self.orders is None:
+            return run(self.local, self.src, self.dst)
+        order = self.orders.backward
+        coming = order.arrived(self.key)
+        whole = find(coming, self.local, self.dst)
+        whole = run(self.local, self.src, self.dst) if whole is None else whole
+        following = order.expected(self.key)
+        source = None if following is None else self.orders.latest.get(following)
+        if source is not None and source.views and source.whole is None:
+            order.submit(self.key, following, [(source.local, source.src, source.dst)])
         return whole
 
     def wrote(self, writes: int) -> None:

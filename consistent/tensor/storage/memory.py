@@ -26,7 +26,7 @@ from ...spec import B, TensorSpec
 _Base: Any = torch.Tensor
 _SHAPE = "its shape is part of its spec, and other tensors may be views of it"
 
-# Called with each tensor that `.data` makes: writes into it are not counted in the one it came from.
+# Called with each tensor that `.data` makes: writes into it are not counted in its source.
 watchers: list[Callable[[Any], None]] = []
 
 
