@@ -15,11 +15,13 @@ from .contents.collect import Contents, collect
 from .contents.random_state import RandomState
 from .saving import folders
 from .saving.background import Background
+from .saving.copies import Copies
 from .saving.folders import Begun
 from .saving.job import Job, complete, write_part
 from .saving.planning import Note, Plan, check_alike, data_of, note_of, plan_of
 
 _running: Background | None = None
+_copies = Copies()
 
 
 def save(
@@ -49,7 +51,8 @@ def save(
         step: names the checkpoint, ``step-00000120``; ``load`` gives it back as ``"step"``.
         keep: how many checkpoints to keep, this one included; None for all.
         wait: False copies what this rank writes aside and writes it in a thread. The next ``save``,
-            ``load`` or ``wait`` waits for it, and raises on every rank if it failed on one.
+            ``load`` or ``wait`` waits for it, and raises on every rank if it failed on one. The
+            memory of the copies is kept for the next save of this kind.
         random: save the states of torch's, Python's and numpy's random generators too.
         objects: modules, optimizers, and anything with a ``state_dict`` (schedulers, loaders), and
             values: tensors, numbers, texts, and lists and dictionaries of them. The state of an
@@ -169,11 +172,6 @@ def _write_now(what: str, job: Job) -> None:
 
 def _write_later(what: str, job: Job) -> None:
     global _running
-    job.mine = [(index, name, _copy(x)) for index, name, x in job.mine]
+    copies = _copies.of([x for _, _, x in job.mine])
+    job.mine = [(index, name, x) for (index, name, _), x in zip(job.mine, copies, strict=True)]
     _running = Background(job)
-
-
-def _copy(x: torch.Tensor) -> torch.Tensor:
-    """A copy on the CPU that nobody else writes to."""
-    copy = torch.empty(x.shape, dtype=x.dtype)
-    return copy.copy_(x)

@@ -116,7 +116,7 @@ def decode(text: Any, tensor: Callable[[str], Any]) -> Any:
         if tag.startswith("$"):
             try:
                 return _DECODERS[tag](inner, lambda each: decode(each, tensor))
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
+            except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
                 raise ValueError(f"{tag} with {str(inner)[:60]!r} is not a value") from error
     return {k: decode(each, tensor) for k, each in text.items()}
 
@@ -129,7 +129,7 @@ def _array(told: Any) -> np.ndarray:
     dtype, shape, data = told
     if np.dtype(dtype).kind not in _KINDS:
         raise ValueError(f"numpy's {dtype} is not one of numbers or texts")
-    return np.frombuffer(base64.b64decode(data), dtype=dtype).reshape(shape).copy()
+    return np.frombuffer(base64.b64decode(data, validate=True), dtype=dtype).reshape(shape).copy()
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -141,7 +141,7 @@ def _dtype(name: str) -> torch.dtype:
 
 _DECODERS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
     "$array": lambda x, _: _array(x),
-    "$bytes": lambda x, _: base64.b64decode(x),
+    "$bytes": lambda x, _: base64.b64decode(x, validate=True),
     "$complex": lambda x, inner: complex(*map(inner, x)),
     "$counter": lambda x, inner: collections.Counter(dict(_pairs(x, inner))),
     "$default": lambda x, inner: collections.defaultdict(_FACTORIES[x[0]], _pairs(x[1], inner)),

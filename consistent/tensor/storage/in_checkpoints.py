@@ -45,6 +45,10 @@ def write_items(x: Any, fqn: str, _: Any = None) -> list[Any]:
 
 def items_of(spec: TensorSpec, fqn: str) -> list[Any]:
     """What this rank may write of a tensor of this spec, which is not partial."""
+    return _items(fqn, spec.shape, spec.dtype, box_of(spec))
+
+
+def _items(fqn: str, shape: torch.Size, dtype: torch.dtype, box: Box | None) -> list[Any]:
     from torch.distributed.checkpoint.metadata import (
         ChunkStorageMetadata,
         MetadataIndex,
@@ -52,14 +56,13 @@ def items_of(spec: TensorSpec, fqn: str) -> list[Any]:
     )
     from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-    box = box_of(spec)
     if box is None:
         return []
     start, size = map(torch.Size, box)
     data = TensorWriteData(
         chunk=ChunkStorageMetadata(start, size),
-        properties=TensorProperties(dtype=spec.dtype),
-        size=spec.shape,
+        properties=TensorProperties(dtype=dtype),
+        size=shape,
     )
     return [WriteItem(index=MetadataIndex(fqn, start), type=WriteItemType.SHARD, tensor_data=data)]
 
@@ -89,6 +92,33 @@ def tensor_shard(x: Any, index: Any) -> torch.Tensor:
         )
     shard = plain(fresh(x)).detach()
     return shard if x._spec.numel else shard.new_empty(x._spec.shape)
+
+
+class ShardCopy(torch.Tensor):
+    """A copy on the CPU of a global tensor's shard, which an asynchronous save writes later, in
+    another thread or process: it is a plain tensor that knows which box of which tensor it is."""
+
+    _write_spec: tuple[torch.Size, torch.dtype, Box | None]
+
+    def __create_write_items__(self, fqn: str, _: Any = None) -> list[Any]:
+        return _items(fqn, *self._write_spec)
+
+    def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+
+def copy_of_shard(x: Any) -> ShardCopy:
+    """This rank's shard as an asynchronous save keeps it."""
+    spec = x._spec
+    _check_no_partial(spec, "the tensor to save")
+    box = box_of(spec)
+    shape = (0,) if box is None else box[1]
+    copy: Any = torch.empty(shape, dtype=spec.dtype)
+    if box is not None and spec.numel:
+        copy.copy_(plain(fresh(x)).detach())
+    copy = copy.as_subclass(ShardCopy)
+    copy._write_spec = (spec.shape, spec.dtype, box)
+    return copy
 
 
 def _check_no_partial(spec: TensorSpec, what: str) -> None:
