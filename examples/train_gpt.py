@@ -17,6 +17,7 @@ import signal
 import sysconfig
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -93,7 +94,7 @@ def sources(size: int) -> np.ndarray:
     return np.concatenate(found)[:size]
 
 
-def layout(text: str) -> tuple[consistent.Placement, object]:
+def layout(text: str) -> tuple[consistent.Placement, Any]:
     """Placement and plan of ``--plan``. Of two axes the second has two ranks."""
     world = dist.get_world_size() if dist.is_initialized() else 1
     if "=" not in text:
