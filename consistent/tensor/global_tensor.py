@@ -17,12 +17,12 @@ import torch
 from ..autograd import backward
 from ..dispatch import _C, hook
 from ..dispatch.plans import gradients
-from ..dispatch.plans.shards import HookOff, adopt, attach, device_of, plain, rebox
+from ..dispatch.plans.shards import HookOff, attach, device_of, plain, rebox, take_in
 from ..movement.world import my_coordinate
 from ..spec import TensorSpec
 from .inspection import printing, reading
 from .inspection.strides import logical_strides
-from .storage import memory, moving, saving, views
+from .storage import in_checkpoints, memory, moving, saving, views
 
 _Base = torch.Tensor
 
@@ -237,7 +237,7 @@ class GlobalTensor(torch.Tensor):
             result = hook(attach(grad.view_as(grad), dual))
             if result is None:
                 return None
-            given = adopt(result, spec.placement, "hook")
+            given = take_in(result, spec.placement, "hook")
             return plain(given if given._spec is dual else rebox(given, dual, "hook"))
 
         with HookOff():
@@ -267,6 +267,12 @@ class GlobalTensor(torch.Tensor):
         return saving.reduce(self)
 
     __reduce__ = __reduce_ex__
+
+    # -- torch.distributed.checkpoint --------------------------------------------------------------
+
+    __create_write_items__ = in_checkpoints.write_items
+    __create_chunk_list__ = in_checkpoints.chunk_list
+    __get_tensor_shard__ = in_checkpoints.tensor_shard
 
 
 hook.set_class(GlobalTensor)

@@ -11,13 +11,14 @@ Three kinds of functions meet global tensors:
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.modules._functions as module_functions
 
-from ..dispatch.plans.shards import HookOff, adopt, attach, is_global, plain, rebox
+from ..dispatch.plans.shards import HookOff, attach, is_global, plain, rebox, take_in
 from ..dispatch.running.whole_call import call_whole
 from ..movement.differentiable import gather
 from ..spec import TensorSpec
@@ -50,7 +51,9 @@ def _apply(original: Any, cls: Any, *args: Any) -> Any:
     if cls is module_functions.BackwardHookFunction:
         return _same_tensors(apply, args)
     if cls.__module__ == "torch.utils.checkpoint":
-        return _global_results(apply(*args), cls, *args)
+        with _without_saved_tensors_hooks():
+            out = apply(*args)
+        return _global_results(out, cls, *args)
     return call_whole(cls.__name__, apply, args, {})
 
 
@@ -86,6 +89,22 @@ def _typed_register_hook(node: Any, specs: Specs) -> Callable[..., Any]:
 
 
 # -- functions that work on global tensors themselves ----------------------------------------------
+
+
+@contextmanager
+def _without_saved_tensors_hooks() -> Iterator[None]:
+    """What passes through such hooks comes back as another, plain tensor object, and these
+    functions have saved global ones."""
+    hooks: Any = torch._C._autograd
+    aside = []
+    while (top := hooks._top_saved_tensors_default_hooks(False)) is not None:
+        aside.append(top)
+        hooks._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pair in reversed(aside):
+            hooks._push_saved_tensors_default_hooks(*pair)
 
 
 def _global_results(out: Any, _: Any, *args: Any) -> Any:
@@ -137,5 +156,5 @@ def _raw(grad: Any, spec: TensorSpec | None) -> Any:
         return None
     if spec is None:
         return gather(plain(grad), grad._spec) if is_global(grad) else grad
-    given = adopt(grad, spec.placement, "backward")
+    given = take_in(grad, spec.placement, "backward")
     return plain(rebox(given, spec.dual.with_dtype(given.dtype), "backward"))

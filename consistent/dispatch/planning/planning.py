@@ -36,6 +36,7 @@ from .functions.call_rewrites import (
 )
 from .functions.questions import OPERATORS
 from .functions.torch_functions import TorchFunction
+from .meetings import compare_plain
 from .meta_run import MISTOLD, has_meta_backward, is_refusal, logical_outputs, on_meta
 from .without_modes import without_modes
 from .writes import written_operands
@@ -61,7 +62,7 @@ def make_plan(
             plan = planning.under_autocast(planning.plan(by_facts))
     for watch in watchers:
         watch(plan)
-    return plan
+    return compare_plain(plan, function, args, tensors)
 
 
 def _without_row(function: TorchFunction, args: tuple, kwargs: dict) -> Plan | None:
