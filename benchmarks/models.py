@@ -26,6 +26,8 @@ from tests.ranks import RankError, pool
 
 PLANS = ("data", "zero3", "tensor", "tensor+sequence", "hf")
 RIVALS = ("tp_plan", "FSDP2")
+# Seconds for one step of one model; the first one also imports the library of models.
+LIMIT = 300
 TARGET = Path(__file__).parents[1] / "docs" / "models.md"
 
 
@@ -133,9 +135,9 @@ def _measure_one(cell: Cell, name: str, way: str, n: int, first: int) -> None:
     limit = 1e-3 if name in SINGLE else 1e-5
     try:
         if way in RIVALS:
-            error = max(pool(n).run(rival, name, way, timeout=90))
+            error = max(pool(n).run(rival, name, way, timeout=LIMIT))
         else:
-            found = pool(n).run(ours, name, way, timeout=90)
+            found = pool(n).run(ours, name, way, timeout=LIMIT)
             error = max(each[0] for each in found)
             cell.whole |= set(found[0][2])
             if n == first:

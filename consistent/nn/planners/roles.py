@@ -21,7 +21,7 @@ KEY = frozenset("k_proj key k k_lin key_proj to_k wk linear_k w_k k_linear keys"
 VALUE = frozenset("v_proj value v v_lin value_proj to_v wv linear_v w_v v_linear values".split())
 # Rows of q, then of k, then of v; and those that lie by heads, [heads, 3, size of a head].
 STACKED = frozenset(
-    "c_attn qkv qkv_proj Wqkv in_proj_qkv att_proj to_qkv kv_b_proj qkv_linear".split()
+    "c_attn qkv qkv_proj Wqkv in_proj_qkv att_proj to_qkv qkv_linear".split()
 )
 BY_HEADS = frozenset("query_key_value kv_b_proj".split())
 OUT = frozenset(
