@@ -5,22 +5,27 @@ machine.
     python benchmarks/zero.py --ranks 4
 
 Each way runs in its own processes, one way after the other in turn, round after round. SGD, so that
-memory is that of parameters and gradients; `bytes` are what a rank sends in a step as algorithms
-count them: a gather and a reduce-scatter (k-1)/k of the tensor each.
+memory is that of parameters and gradients. Peaks are those of one step: of the process, and of its
+tensors alone; `before` are the tensors that there are when it begins, `built` is the process's peak
+when the model was made. A gather and a reduce-scatter count as (k-1)/k of the tensor.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import importlib
 import os
 import statistics
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -57,14 +62,17 @@ def lone(rank: int) -> tuple[gpt.Step, Sent]:
     return stepper(gpt.GPT(), tokens, targets), lambda: 0
 
 
-def ours(rank: int) -> tuple[gpt.Step, Sent]:
+def ours(rank: int, on_meta: bool = False) -> tuple[gpt.Step, Sent]:
     import consistent
     from consistent import S
     from mirrored.transports import default
     from mirrored.transports.counting import Counting
 
     everywhere = consistent.placement.all("cpu")
-    model = consistent.parallelize(gpt.GPT(), everywhere, "zero3")
+    with torch.device("meta" if on_meta else "cpu"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # positions have no initialiser of their own
+        model = consistent.parallelize(gpt.GPT(), everywhere, "zero3")
+    torch.nn.init.normal_(model.position, std=0.02) if on_meta else None
     step = stepper(model, *(consistent.distribute(x, everywhere, S(0)) for x in gpt.batch()))
 
     def sent() -> int:
@@ -73,6 +81,10 @@ def ours(rank: int) -> tuple[gpt.Step, Sent]:
         return counted.bytes
 
     return step, sent
+
+
+def deferred(rank: int) -> tuple[gpt.Step, Sent]:
+    return ours(rank, on_meta=True)
 
 
 def fsdp(rank: int) -> tuple[gpt.Step, Sent]:
@@ -89,23 +101,22 @@ def fsdp(rank: int) -> tuple[gpt.Step, Sent]:
 
     def sent() -> int:
         total = 0
-        kept = dist.all_gather_into_tensor, dist.reduce_scatter_tensor
+        kept = dist.all_gather_single, dist.reduce_scatter_single
 
-        def counted(function: Callable, whole: str, position: int) -> Callable:
-            def call(*args: object, **named: object) -> object:
+        def counted(function: Callable, whole: Callable[[tuple, dict], torch.Tensor]) -> Callable:
+            def call(*args: Any, **named: Any) -> Any:
                 nonlocal total
-                x = named.get(whole, args[position] if len(args) > position else None)
-                total += x.nbytes * (ranks - 1) // ranks  # type: ignore[union-attr]
+                total += whole(args, named).nbytes * (ranks - 1) // ranks
                 return function(*args, **named)
 
             return call
 
-        dist.all_gather_into_tensor = counted(kept[0], "output_tensor", 0)
-        dist.reduce_scatter_tensor = counted(kept[1], "input", 1)
+        dist.all_gather_single = counted(kept[0], lambda args, named: args[0])
+        dist.reduce_scatter_single = counted(kept[1], lambda args, named: named["input"])
         try:
             step()
         finally:
-            dist.all_gather_into_tensor, dist.reduce_scatter_tensor = kept
+            dist.all_gather_single, dist.reduce_scatter_single = kept
         return total
 
     return step, sent
@@ -114,6 +125,7 @@ def fsdp(rank: int) -> tuple[gpt.Step, Sent]:
 WAYS: dict[str, Callable[[int], tuple[gpt.Step, Sent]]] = {
     "lone rank, its part of the batch": lone,
     "zero3: ours": ours,
+    "zero3: ours, built on meta": deferred,
     "zero3: FSDP2": fsdp,
 }
 
@@ -132,8 +144,6 @@ def tracked(step: gpt.Step) -> float:
 
 def held() -> float:
     """MiB of all tensors that Python can see."""
-    import gc
-
     gc.collect()
     found = {}
     for each in gc.get_objects():
@@ -166,6 +176,7 @@ def serve(way: str, rank: int, ranks: int, port: int, sizes: tuple, told: Connec
         importlib.import_module(library)
     before = resident()
     step, sent = WAYS[way](rank)
+    built = resident() - before
     while (asked := told.recv()) != "end":
         dist.barrier()
         start = time.perf_counter()
@@ -173,11 +184,12 @@ def serve(way: str, rank: int, ranks: int, port: int, sizes: tuple, told: Connec
             loss = step()
             told.send((time.perf_counter() - start, loss))
         else:
+            ctypes.CDLL(None).malloc_trim(0)  # what construction has left
             forget_peak()
             step()
             peak = resident() - before
             shard = held()
-            told.send((peak, shard + tracked(step), shard, sent()))
+            told.send((peak, shard + tracked(step), shard, sent(), built))
     dist.destroy_process_group()
 
 
@@ -238,15 +250,15 @@ def main() -> None:
     )
     print(
         f"{'':34}{'ms, median':>11}{'/ lone':>8}{'peak MiB: resident':>20}{'tensors':>9}"
-        f"{'before':>8}{'MiB sent':>10}{'first loss':>12}"
+        f"{'before':>8}{'built':>8}{'MiB sent':>10}{'first loss':>12}"
     )
     base = times[options.ways[0]]
     for way, taken in times.items():
         ratio = statistics.median(t / b for t, b in zip(taken, base, strict=True))
-        peak, tensors, shard, sent = memory[way]
+        peak, tensors, shard, sent, built = memory[way]
         print(
             f"{way:34}{statistics.median(taken) * 1e3:11.0f}{ratio:8.2f}{peak:20.0f}{tensors:9.0f}"
-            f"{shard:8.0f}{sent / MIB:10.1f}{losses[way]:12.4f}"
+            f"{shard:8.0f}{built:8.0f}{sent / MIB:10.1f}{losses[way]:12.4f}"
         )
 
 

@@ -46,7 +46,8 @@ def box(
         return local
     with _HookOff():
         if _tracks(local) and not _is_forward_only(local, src, dst):
-            return _apply(_Box, local, src, dst, grad_sbp, arrived)
+            # Not as an argument of its own, or autograd would take the result for a view of it.
+            return _apply(_Box, local, src, dst, grad_sbp, None if arrived is None else (arrived,))
         return run(torch.Tensor.detach(local), src, dst) if arrived is None else arrived
 
 
@@ -197,11 +198,11 @@ class _Box(torch.autograd.Function):
         src: TensorSpec,
         dst: TensorSpec,
         grad_sbp: NdSbp | None,
-        arrived: Tensor | None,
+        arrived: tuple[Tensor] | None,
     ) -> Tensor:
         ctx.route = src, dst, grad_sbp
         if arrived is not None:
-            return arrived
+            return arrived[0]
         with _HookOff():
             x = torch.Tensor.detach(local)
             # src to itself, wanted for its grad_sbp alone, returns x: an output must not be an

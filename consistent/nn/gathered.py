@@ -153,6 +153,7 @@ class _Gathered(NamedTuple):
     source: GatheredOnce
     version: int
     aliases: list[Any]
+    storage: int
 
 
 class _Run:
@@ -190,9 +191,10 @@ class _Run:
         whole = _boxed(param, target, find(coming, source.local, target))
         if self.hooks is not None:
             self.hooks.add(plain(whole), source)
-        made = _Gathered(param, whole, source, whole._version, [])
+        storage = storage_of(plain(whole))
+        made = _Gathered(param, whole, source, whole._version, [], storage)
         self.gathered[id(param)] = made
-        _thread.aliases[storage_of(plain(whole))] = made.aliases
+        _thread.aliases[storage] = made.aliases
         return made
 
     def _put(self, owner: nn.Module, key: str, value: Any) -> None:
@@ -207,14 +209,15 @@ class _Run:
                     attributes[key] = before
                 else:
                     del attributes[key]
-        if self.hooks is not None:
-            for each in self.gathered.values():
-                self.hooks.drop(plain(each.whole))
-            saved_shards.leave(self.hooks)
         for each in self.gathered.values():
-            _thread.aliases.pop(storage_of(plain(each.whole)), None)
+            _thread.aliases.pop(each.storage, None)
+            if self.hooks is not None:
+                self.hooks.drop(each.storage)
+        if self.hooks is not None:
+            saved_shards.leave(self.hooks)
+        gathered, self.put, self.gathered = self.gathered, [], {}
+        for each in gathered.values():
             _land(each)
-        self.put, self.gathered = [], {}
 
 
 def _boxed(param: Any, target: TensorSpec, arrived: Tensor | None) -> Any:
@@ -229,7 +232,7 @@ def _boxed(param: Any, target: TensorSpec, arrived: Tensor | None) -> Any:
 def _land(gathered: _Gathered) -> None:
     """What forward has written into the gathered values is written into the parameter: each rank
     keeps its part, and nothing is sent."""
-    param, whole, source, version, aliases = gathered
+    param, whole, source, version, aliases, _ = gathered
     if whole._version == version and not any(alias._version for alias in aliases):
         return
     with torch.no_grad(), HookOff():

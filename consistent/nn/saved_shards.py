@@ -133,9 +133,9 @@ class SavedShards:
         if whole.numel() and not whole.is_meta:
             self.known[storage_of(whole)] = source
 
-    def drop(self, whole: Tensor) -> None:
-        """The memory of ``whole`` may become that of another tensor."""
-        self.known.pop(storage_of(whole), None)
+    def drop(self, storage: int) -> None:
+        """This memory may become that of another tensor."""
+        self.known.pop(storage, None)
 
     def pack(self, x: Tensor) -> Any:
         with HookOff():
