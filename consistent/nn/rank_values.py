@@ -54,7 +54,7 @@ def _shown(note: tuple | None) -> str:
     return f"{' = '.join(names)}: {dtype} {list(shape)} {kind}".rstrip()
 
 
-def send_values(tensors: Sequence[Sequence[Slot]], placement: Placement) -> None:
+def send_values(what: str, tensors: Sequence[Sequence[Slot]], placement: Placement) -> None:
     """Give every rank of the placement the values that its first rank has: one broadcast for each
     dtype, or for each 64 MB of it. Tensors on ``meta`` have none."""
     if placement.size == 1:
