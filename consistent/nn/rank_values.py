@@ -93,7 +93,8 @@ def _send(values: Sequence[torch.Tensor], placement: Placement) -> None:
     if sends:
         return
     for value, piece in zip(values, got.split([value.numel() for value in values])):
-        if torch._debug_has_internal_overlap(value) == 1:  # expanded, and cannot be written
+        if any(n > 1 and not step for n, step in zip(value.shape, value.stride())):
+            # Expanded: it cannot be written.
             value.data = piece.view(value.shape).clone()
         else:
             value.data.copy_(piece.view(value.shape))
