@@ -80,7 +80,7 @@ def parallelize(
         known = {id(places[0].value) for places in tensors}
         others = [x for x in plain_attributes(module) if id(x[0].value) not in known]
         all_tensors = [*tensors, *others]
-        check_alike("parallelize", all_tensors, placement)
+        check_alike("parallelize", all_tensors, placement, decided)
         (check_values if check else send_values)("parallelize", all_tensors, placement)
         del all_tensors, others
     _lay_out(tensors, placement, decided)

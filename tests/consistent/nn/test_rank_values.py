@@ -93,7 +93,7 @@ def test_other_modules_are_an_error_on_every_rank(rank: int) -> None:
     for module, words in (
         (
             nn.Linear(3, 4 + rank),
-            r"weight: float32 \[4, 3\]\n.*rank 1 has weight: float32 \[5, 3\]",
+            r"weight: float32 \[4, 3\] B\n.*rank 1 has weight: float32 \[5, 3\]",
         ),
         (nn.Linear(3, 4, bias=rank == 0), "rank 0 has bias.*\n.*rank 1 has fewer tensors"),
         (nn.Linear(3, 4).to([torch.float32, torch.float64][rank]), "float64"),
@@ -101,3 +101,5 @@ def test_other_modules_are_an_error_on_every_rank(rank: int) -> None:
         with pytest.raises(ValueError, match=words):
             consistent.parallelize(module, p)
         assert type(module.weight) is nn.Parameter
+    with pytest.raises(ValueError, match=r"or their plans, differ.\n.*\[4, 3\] B\n.*\] S\(0\)"):
+        consistent.parallelize(nn.Linear(3, 4), p, {"weight": S(0)} if rank else None)
