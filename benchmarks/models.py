@@ -50,6 +50,8 @@ def rival(rank: int, name: str, way: str) -> float:
         from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
         model = apply_tensor_parallelism(model.eval(), mesh, _tp_plan(model))
+        if hasattr(model, "tie_weights"):
+            model.tie_weights()
         found = step(model, inputs)
     else:
         found = step(_fully_sharded(model.eval(), mesh), _part(inputs))
@@ -70,13 +72,15 @@ def _tp_plan(model: Any) -> dict[str, str]:
     plan = getattr(model, "tp_plan", None)
     if not plan:
         raise NotImplementedError("the model carries no plan")
-    return model._expand_parallel_plan(plan)
+    names = {n for n, _ in model.named_modules()} | {n for n, _ in model.named_parameters()}
+    found = model._expand_parallel_plan(plan)
+    return {name: style for name, style in found.items() if name in names}
 
 
 def _fully_sharded(model: torch.nn.Module, mesh: Any) -> torch.nn.Module:
     from torch.distributed.fsdp import fully_shard
 
-    for part in model.modules():
+    for part in reversed(list(model.modules())):  # the innermost first
         if isinstance(part, torch.nn.ModuleList):
             for block in part:
                 if any(True for _ in block.parameters()):
@@ -119,8 +123,8 @@ class Cell:
         return wrong if len(self.errors) == len(ranks) else f"{done}; {wrong}"
 
 
-def measure(names: Sequence[str], ranks: Sequence[int]) -> dict[tuple[str, str], Cell]:
-    """Each model by each way on each number of ranks."""
+def measure(names: Sequence[str], ranks: Sequence[int], out: Path) -> None:
+    """Each model by each way on each number of ranks; the page is written after each number."""
     cells = {(name, way): Cell() for name in names for way in (*PLANS, *RIVALS)}
     for n in ranks:
         for (name, way), cell in cells.items():
@@ -128,7 +132,7 @@ def measure(names: Sequence[str], ranks: Sequence[int]) -> dict[tuple[str, str],
             note = cell.errors.get(n, f"{cell.bytes:,}" if n == ranks[0] else "right")
             print(f"{n} ranks  {name:14} {way:16} {note}", flush=True)
         pool(n).close()
-    return cells
+        out.write_text(table(cells, ranks[: ranks.index(n) + 1]), encoding="utf-8")
 
 
 def _measure_one(cell: Cell, name: str, way: str, n: int, first: int) -> None:
@@ -204,8 +208,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4])
     parser.add_argument("--out", type=Path, default=TARGET)
     given = parser.parse_args()
-    cells = measure(given.models, given.ranks)
-    given.out.write_text(table(cells, given.ranks), encoding="utf-8")
+    measure(given.models, given.ranks, given.out)
     print(f"written to {given.out}")
 
 

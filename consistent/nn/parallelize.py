@@ -19,7 +19,7 @@ from .borders import install_borders
 from .plan import Plan
 from .planners import plan_for
 from .rank_values import check_alike, check_values, send_values
-from .slots import Slot, plain_slots
+from .slots import Slot, plain_attributes, plain_slots
 
 _PLAN = "_consistent_plan"
 
@@ -60,8 +60,9 @@ def parallelize(
             by arguments' names. Parts may be uneven; numbers, tensors without dims and what is
             global already stay as they are. Without it plain tensors are taken as B where they
             meet a global one, and ranks compare them.
-        sync: take the values of the placement's first rank. ``False``: each rank's own are taken,
-            and must be equal.
+        sync: take the values of the placement's first rank, those of tensors that are neither
+            parameters nor buffers too, which stay plain. ``False``: each rank's own are taken, and
+            must be equal.
         check: raise if the values differ, instead of taking those of the first rank.
         verbose: the placement's first rank prints the plan.
         initialise: a module that was built on ``meta`` gets only its shards allocated, and the
@@ -79,13 +80,13 @@ def parallelize(
     check_world("parallelize", placement)
     tensors = plain_slots(module)
     decided = plan_for(module, tensors, placement, plan)
-    if my_coordinate(placement) is not None:
-        if sync or check:
-            check_alike("parallelize", tensors, placement)
-        if check:
-            check_values("parallelize", tensors, placement)
-        elif sync:
-            send_values(tensors, placement)
+    if my_coordinate(placement) is not None and (sync or check):
+        known = {id(places[0].value) for places in tensors}
+        others = [x for x in plain_attributes(module) if id(x[0].value) not in known]
+        all_tensors = [*tensors, *others]
+        check_alike("parallelize", all_tensors, placement, decided)
+        (check_values if check else send_values)("parallelize", all_tensors, placement)
+        del all_tensors, others
     empty = [places[0].name for places in tensors if places[0].value.is_meta]
     _lay_out(tensors, placement, decided)
     if empty and initialise:

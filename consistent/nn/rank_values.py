@@ -11,6 +11,7 @@ from mirrored.transports.default import current
 from ..dispatch.plans.shards import device_of
 from ..movement.check_mode import digest
 from ..spec import Placement
+from .plan import Layouts, Plan, nd_text
 from .slots import Slot
 
 # Bytes that are sent at once: long enough that their number does not matter, short enough to be
@@ -18,9 +19,11 @@ from .slots import Slot
 BUCKET = 64 << 20
 
 
-def check_alike(what: str, tensors: Sequence[Sequence[Slot]], placement: Placement) -> None:
-    """Raise on every rank of the placement if the ranks' modules have not the same tensors; one
-    small collective.
+def check_alike(
+    what: str, tensors: Sequence[Sequence[Slot]], placement: Placement, plan: Plan
+) -> None:
+    """Raise on every rank of the placement if the ranks' modules have not the same tensors, or
+    their plans say other things of them; one small collective.
 
     Raises:
         ValueError: names the first tensor that differs, and what two ranks say of it.
@@ -30,7 +33,7 @@ def check_alike(what: str, tensors: Sequence[Sequence[Slot]], placement: Placeme
             [slot.name for slot in places],
             tuple(places[0].value.shape),
             str(places[0].value.dtype).removeprefix("torch."),
-            "meta" if places[0].value.is_meta else "",
+            ("on meta, " if places[0].value.is_meta else "") + _laid(plan.layouts(places[0].name)),
         )
         for places in tensors
     ]
@@ -41,20 +44,28 @@ def check_alike(what: str, tensors: Sequence[Sequence[Slot]], placement: Placeme
             ours = next((n for n in notes[0] if n not in note), None)
             theirs = next((n for n in note if n not in notes[0]), None)
             raise ValueError(
-                f"{what}: the ranks' modules differ.\n"
+                f"{what}: the ranks' modules, or their plans, differ.\n"
                 f"  rank {ranks[0]} has {_shown(ours)}\n  rank {rank} has {_shown(theirs)}\n"
-                "  Build the same module on every rank: the same class, configuration and dtype."
+                "  Build the same module on every rank (class, configuration, dtype), and give the "
+                "same plan."
             )
+
+
+def _laid(layouts: Layouts | None) -> str:
+    if layouts is None:
+        return "left plain"
+    sides = (layouts.sbp, layouts.use, layouts.grad, layouts.step)
+    return nd_text(layouts.sbp) if layouts.is_plain else "/".join(map(nd_text, sides))
 
 
 def _shown(note: tuple | None) -> str:
     if note is None:
         return "fewer tensors"
-    names, shape, dtype, kind = note
-    return f"{' = '.join(names)}: {dtype} {list(shape)} {kind}".rstrip()
+    names, shape, dtype, laid = note
+    return f"{' = '.join(names)}: {dtype} {list(shape)} {laid}"
 
 
-def send_values(tensors: Sequence[Sequence[Slot]], placement: Placement) -> None:
+def send_values(what: str, tensors: Sequence[Sequence[Slot]], placement: Placement) -> None:
     """Give every rank of the placement the values that its first rank has: one broadcast for each
     dtype, or for each 64 MB of it. Tensors on ``meta`` have none."""
     if placement.size == 1:
@@ -93,7 +104,8 @@ def _send(values: Sequence[torch.Tensor], placement: Placement) -> None:
     if sends:
         return
     for value, piece in zip(values, got.split([value.numel() for value in values])):
-        if torch._debug_has_internal_overlap(value) == 1:  # expanded, and cannot be written
+        if any(n > 1 and not step for n, step in zip(value.shape, value.stride())):
+            # Expanded: it cannot be written.
             value.data = piece.view(value.shape).clone()
         else:
             value.data.copy_(piece.view(value.shape))

@@ -46,3 +46,15 @@ def plain_slots(module: torch.nn.Module) -> list[list[Slot]]:
                 )
             found.setdefault(id(value), []).append(Slot(owner, key, name, value))
     return list(found.values())
+
+
+def plain_attributes(module: torch.nn.Module) -> list[list[Slot]]:
+    """Tensors that ``__init__`` made and that are neither parameters nor buffers. They stay plain,
+    and count as B where they meet a global tensor."""
+    found: dict[int, list[Slot]] = {}
+    for prefix, owner in module.named_modules():
+        for key, value in vars(owner).items():
+            if isinstance(value, torch.Tensor) and not isinstance(value, GlobalTensor):
+                name = f"{prefix}.{key}" if prefix else key
+                found.setdefault(id(value), []).append(Slot(owner, key, name, value))
+    return list(found.values())

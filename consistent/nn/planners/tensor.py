@@ -19,6 +19,10 @@ from .asked import Asked
 from .experts import split_experts_inside
 from .roles import Linear, Pair, linears, pairs
 
+_STACKED_IN = (
+    "in_proj_weight holds q, k and v one after the other, and a split by columns would cut across "
+    "them: attention is whole on every rank"
+)
 _EMBEDDINGS = frozenset(
     """embed_tokens wte word_embeddings tok_embeddings embed_in shared token_embedding embed
     word_embedding token_embeddings tokens embedding""".split()
@@ -40,6 +44,11 @@ def lay_out(asked: Asked) -> tuple[Plan, list[Pair]]:
     taken = {layer.name for pair in found for layer in (*pair.columns, *pair.rows, *pair.whole)}
     _add_vocabulary(plan, asked, {n: x for n, x in layers.items() if n not in taken})
     split_experts_inside(plan, asked)
+    for name, part in asked.module.named_modules():
+        if isinstance(part, nn.MultiheadAttention):
+            found.append(Pair(name, "attention", [], [], note=f"{name}: {_STACKED_IN}"))
+    if not any(pair.rows for pair in found):
+        plan.notes.append("no attention and no MLP was found to split")
     plan.notes += _grouped_notes(found)
     return plan, found
 

@@ -241,7 +241,7 @@ def test_a_module_changes_its_dtype_and_goes_through_its_parameters_without_the_
         with alone(rank, 3):
             for sbp in (S(0), B):
                 module = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5))
-                consistent.parallelize(module, Placement("cpu", [0, 1]), {"*": sbp})
+                consistent.parallelize(module, Placement("cpu", [0, 1]), {"*": sbp}, sync=False)
                 module.double().to("cpu").share_memory().requires_grad_(False).eval()
                 assert {p.dtype for p in module.parameters()} == {torch.float64}
                 assert all(p.sbp == (sbp,) for p in module.parameters())

@@ -1,0 +1,105 @@
+"""parallelize takes the first rank's values; ranks that differ in more than values are told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import consistent
+from consistent import Placement, S
+from consistent.nn import rank_values
+from mirrored.transports.counting import Counting
+from mirrored.transports.default import current, use
+from tests.ranks import on_ranks
+
+
+class Mixed(nn.Module):
+    """Tensors of several dtypes, an expanded buffer, and one that is no parameter or buffer."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first, self.second = nn.Linear(3, 5), nn.Linear(5, 2).double()
+        self.register_buffer("ids", torch.randint(9, (4,)))
+        self.register_buffer("rows", torch.randn(1, 3).expand(2, 3))
+        self.register_buffer("nothing", torch.empty(0))
+        self.scale = torch.randn(3)
+
+
+def _values(module: nn.Module) -> dict[str, torch.Tensor]:
+    found = dict(module.state_dict())
+    found = {k: v.full() if hasattr(v, "full") else v for k, v in found.items()}
+    return {**found, "scale": module.scale}
+
+
+def _assert_those_of(seed: int, module: nn.Module) -> None:
+    for key, value in _values(Mixed(seed)).items():
+        assert torch.equal(_values(module)[key], value), key
+
+
+@on_ranks(2, 3)
+@pytest.mark.parametrize("plan", ["data", "split"])
+def test_the_first_ranks_values_are_taken(rank: int, plan: str) -> None:
+    rank_values.BUCKET, before = 40, rank_values.BUCKET  # several buckets
+    try:
+        p = Placement.all("cpu")
+        patterns = {"*.weight": S(0)} if plan == "split" else None
+        model = consistent.parallelize(Mixed(seed=rank), p, patterns)
+    finally:
+        rank_values.BUCKET = before
+    _assert_those_of(0, model)
+    assert type(model.scale) is torch.Tensor
+
+
+@on_ranks(3)
+def test_the_first_rank_of_the_placement_gives_them_and_others_take_no_part(rank: int) -> None:
+    own = Mixed(seed=rank)
+    kept = own.scale.clone()
+    with use(Counting(current())) as counting:
+        model = consistent.parallelize(own, Placement("cpu", [2, 0]))
+    if rank == 1:
+        assert not counting.calls and torch.equal(model.scale, kept)
+    else:
+        for key, value in Mixed(2).state_dict().items():
+            assert torch.equal(model.state_dict()[key].to_local(), value), key
+        assert torch.equal(model.scale, Mixed(2).scale)
+
+
+@on_ranks(2)
+def test_one_broadcast_a_dtype(rank: int) -> None:
+    with use(Counting(current())) as counting:
+        consistent.parallelize(Mixed(0), Placement.all("cpu"))
+    assert counting.names == ["gather_objects", *["broadcast"] * 3], counting.names
+
+
+@on_ranks(2)
+def test_each_ranks_own_without_sync_and_nothing_on_meta(rank: int) -> None:
+    p = Placement.all("cpu")
+    with use(Counting(current())) as counting:
+        model = consistent.parallelize(Mixed(rank), p, sync=False)
+        with torch.device("meta"):
+            empty = nn.Linear(4, 4)
+        consistent.parallelize(empty, p, {"weight": S(0)}, sync=False)
+    assert not counting.calls
+    assert torch.equal(model.first.weight.to_local(), Mixed(rank).first.weight)
+    assert empty.weight.shape == (4, 4) and empty.weight.sbp == (S(0),)
+    assert empty.weight.to_local().is_meta and empty.weight.to_local().shape == (2, 4)
+
+
+@on_ranks(2)
+def test_other_modules_are_an_error_on_every_rank(rank: int) -> None:
+    p = Placement.all("cpu")
+    for module, words in (
+        (
+            nn.Linear(3, 4 + rank),
+            r"weight: float32 \[4, 3\] B\n.*rank 1 has weight: float32 \[5, 3\]",
+        ),
+        (nn.Linear(3, 4, bias=rank == 0), "rank 0 has bias.*\n.*rank 1 has fewer tensors"),
+        (nn.Linear(3, 4).to([torch.float32, torch.float64][rank]), "float64"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            consistent.parallelize(module, p)
+        assert type(module.weight) is nn.Parameter
+    with pytest.raises(ValueError, match=r"or their plans, differ.\n.*\[4, 3\] B\n.*\] S\(0\)"):
+        consistent.parallelize(nn.Linear(3, 4), p, {"weight": S(0)} if rank else None)
