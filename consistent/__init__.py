@@ -2,6 +2,7 @@
 
 from .autograd.leaves import no_sync
 from .movement.check_mode import check_mode
+from .movement.plain_values import plain_may_differ
 from .nn.parallelize import parallelize, plan_of
 from .nn.plan import Plan
 from .overlap.split_matmul import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
@@ -62,6 +63,7 @@ __all__ = [
     "parallelize",
     "placement",
     "placement_scope",
+    "plain_may_differ",
     "plan_of",
     "rand",
     "randint",

@@ -15,7 +15,7 @@ import torch
 from torch.autograd import graph
 
 from ..dispatch import _C
-from ..dispatch.plans.shards import HookOff, adopt, plain, rebox
+from ..dispatch.plans.shards import HookOff, plain, rebox, take_in
 from ..movement import check_mode
 from ..movement.world import my_coordinate
 from ..spec import Coordinate, P, TensorSpec
@@ -75,7 +75,7 @@ def _given(y: Any, gradient: torch.Tensor) -> torch.Tensor:
             f"backward: gradient has shape {tuple(gradient.shape)}, and the tensor is {spec}. "
             f"Give a gradient of shape {tuple(spec.shape)}."
         )
-    given = adopt(gradient, spec.placement, "backward")
+    given = take_in(gradient, spec.placement, "backward")
     if given._spec.placement != spec.placement:
         raise RuntimeError(
             f"backward: gradient is on {given._spec.placement}, and the tensor on "

@@ -20,7 +20,7 @@ import torch
 from ..dispatch import _C
 from ..dispatch.planning.planning import common_placement
 from ..dispatch.plans.gradients import set_raw_grad, settled_spec, summed_axes
-from ..dispatch.plans.shards import HookOff, adopt, attach, lay_anew, plain, rebox
+from ..dispatch.plans.shards import HookOff, attach, lay_anew, plain, rebox, take_in
 from ..movement.differentiable import box
 from ..movement.run import run
 from ..movement.world import my_coordinate
@@ -72,7 +72,7 @@ def _checked_gradient(leaf: Any, value: Any) -> Any:
             f"grad: the gradient has shape {tuple(value.shape)} and {value.dtype}, and the tensor "
             f"is {spec}.\n  A gradient has the shape and the dtype of its tensor; convert it first."
         )
-    given = adopt(value, spec.placement, "grad")
+    given = take_in(value, spec.placement, "grad")
     common_placement("grad", (leaf, given))
     if given is value:
         return value

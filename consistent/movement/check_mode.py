@@ -98,13 +98,13 @@ def _compare(src: TensorSpec, dst: TensorSpec, op: str, fault: str) -> None:
     if len(set(notes)) > 1:
         raise RuntimeError(
             "check mode: ranks are about to do different boxings.\n"
-            + _by_rank(ranks, [_line(*each) for each in notes])
+            + by_rank(ranks, [_line(*each) for each in notes])
             + "\n  Every rank must run the same ops in order: look for a branch that some take."
         )
     if any(faults):
         raise RuntimeError(
             f"check mode: a shard does not fit its spec {src}, in {_line(*note)}.\n"
-            + _by_rank(ranks, faults)
+            + by_rank(ranks, faults)
             + "\n  Give from_local the sbp that the shards have, or shards of that shape and dtype."
         )
 
@@ -126,7 +126,7 @@ def check_equal(tensor: Tensor, placement: Placement, what: str) -> None:
         raise RuntimeError(
             f"check mode: {what} is taken as broadcast, and the ranks' values differ.\n"
             f"  at {call_site()}:\n"
-            + _by_rank(ranks, digests)
+            + by_rank(ranks, digests)
             + "\n  Make it equal (same seed, same data), or give its SBP with from_local."
         )
 
@@ -135,13 +135,18 @@ def digest(tensor: Tensor) -> str:
     """Dtype, shape and a hash of the values: equal for equal tensors, whatever their strides."""
     with torch._C.DisableTorchFunctionSubclass():
         x = torch.Tensor.detach(tensor)
+        known = f"{x.dtype} {tuple(x.shape)}"
         if x.is_meta:
-            return f"{x.dtype} {tuple(x.shape)} meta"
+            return f"{known} meta"
+        if x.layout is torch.sparse_coo:
+            return f"{known} of {digest(x._indices())} and {digest(x._values())}"
+        if x.layout is not torch.strided or x.is_quantized:
+            return f"{known} {x.layout}"
         x = x.cpu().resolve_conj().resolve_neg().contiguous()
         # A contiguous tensor may have any stride along a dim of size 1.
         flat = x.as_strided((x.numel(),), (1,)).view(torch.uint8)
         hashed = hashlib.blake2b(flat.numpy().tobytes(), digest_size=8).hexdigest()
-        return f"{x.dtype} {tuple(x.shape)} hash {hashed}"
+        return f"{known} hash {hashed}"
 
 
 def _fault(local: Tensor, spec: TensorSpec) -> str:
@@ -153,7 +158,8 @@ def _fault(local: Tensor, spec: TensorSpec) -> str:
     return f"holds {dtype} {shape}, and its spec says {spec.dtype} {wanted}"
 
 
-def _by_rank(ranks: Sequence[int], texts: Sequence[str]) -> str:
+def by_rank(ranks: Sequence[int], texts: Sequence[str]) -> str:
+    """A line for each rank."""
     return "\n".join(
         f"    rank {rank}: {text or 'as its spec says'}" for rank, text in zip(ranks, texts)
     )

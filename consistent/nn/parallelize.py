@@ -29,7 +29,7 @@ def parallelize(
     placement: Placement | None = None,
     plan: str | Mapping[str, Any] | Plan | None = None,
     *,
-    inputs: SbpLike | None = None,
+    inputs: SbpLike | Mapping[str, SbpLike] | None = None,
     sync: bool = True,
     check: bool = False,
     verbose: bool = False,
@@ -55,8 +55,11 @@ def parallelize(
 
             Without it all is B, which is ``"data"``.
         inputs: how the plain tensors that the module is called with make up the batch: ``S(0)``,
-            each rank passes its part; ``B``, each passes all of it. Without it plain tensors are
-            taken as B where they meet a global one, and ranks compare them.
+            each rank passes its part; ``B``, each passes all of it. On several axes one SBP for
+            each, or ``{"dp": S(0)}``, B on the others. ``{"*": S(0), "position_ids": B}`` says it
+            by arguments' names. Parts may be uneven; numbers, tensors without dims and what is
+            global already stay as they are. Without it plain tensors are taken as B where they
+            meet a global one, and ranks compare them.
         sync: take the values of the placement's first rank. ``False``: each rank's own are taken,
             and must be equal.
         check: raise if the values differ, instead of taking those of the first rank.
@@ -134,7 +137,10 @@ def _made_global(value: torch.Tensor, placement: Placement, sbp: NdSbp) -> torch
 
 
 def _install(
-    module: torch.nn.Module, placement: Placement, plan: Plan, inputs: SbpLike | None
+    module: torch.nn.Module,
+    placement: Placement,
+    plan: Plan,
+    inputs: SbpLike | Mapping[str, SbpLike] | None,
 ) -> None:
     """What the module does when it is called, and its optimizer when it steps."""
     layouts: Sequence[Any] = list(plan.tensors.values())

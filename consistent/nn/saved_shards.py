@@ -38,8 +38,6 @@ class GatheredOnce:
 
     def __init__(self, param: Any, dst: TensorSpec, orders: Orders | None, key: Any) -> None:
         self.orders, self.key = orders, key
-        if orders is not None:
-            orders.latest[key] = self
         self.src: TensorSpec = param._spec
         self.dst = dst
         with HookOff():
@@ -70,9 +68,9 @@ class GatheredOnce:
         whole = find(coming, self.local, self.dst)
         whole = run(self.local, self.src, self.dst) if whole is None else whole
         following = order.expected(self.key)
-        source = None if following is None else self.orders.latest.get(following)
-        if source is not None and source.views and source.whole is None:
-            order.submit(self.key, following, [(source.local, source.src, source.dst)])
+        if following is not None:  # asked of the parameter: whether a graph lives is a rank's own
+            unit, position = following
+            order.submit(self.key, following, unit.parts()[position : position + 1])
         return whole
 
     def wrote(self, writes: int) -> None:

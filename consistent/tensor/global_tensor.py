@@ -17,7 +17,7 @@ import torch
 from ..autograd import backward
 from ..dispatch import _C, hook
 from ..dispatch.plans import gradients
-from ..dispatch.plans.shards import HookOff, adopt, attach, device_of, plain, rebox
+from ..dispatch.plans.shards import HookOff, attach, device_of, plain, rebox, take_in
 from ..movement.world import my_coordinate
 from ..spec import TensorSpec
 from .inspection import printing, reading
@@ -237,7 +237,7 @@ class GlobalTensor(torch.Tensor):
             result = hook(attach(grad.view_as(grad), dual))
             if result is None:
                 return None
-            given = adopt(result, spec.placement, "hook")
+            given = take_in(result, spec.placement, "hook")
             return plain(given if given._spec is dual else rebox(given, dual, "hook"))
 
         with HookOff():

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.nn.modules._functions as module_functions
 
-from ..dispatch.plans.shards import HookOff, adopt, attach, is_global, plain, rebox
+from ..dispatch.plans.shards import HookOff, attach, is_global, plain, rebox, take_in
 from ..dispatch.running.whole_call import call_whole
 from ..movement.differentiable import gather
 from ..spec import TensorSpec
@@ -156,5 +156,5 @@ def _raw(grad: Any, spec: TensorSpec | None) -> Any:
         return None
     if spec is None:
         return gather(plain(grad), grad._spec) if is_global(grad) else grad
-    given = adopt(grad, spec.placement, "backward")
+    given = take_in(grad, spec.placement, "backward")
     return plain(rebox(given, spec.dual.with_dtype(given.dtype), "backward"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,10 @@ from .redirect import redirect, refusal, refuse
 _COPY = "x.full() for the whole value, x.to_local() for the shard, or x.clone()"
 _GRADIENT = "torch.autograd.grad, which works on global tensors, or x.full()"
 _NESTED = "torch.cat and x.split, or x.full() for the whole value"
-_PARALLEL = "consistent.parallelize(module, placement, {...}) alone: it sums gradients by itself"
+_PARALLEL = (
+    "the module as consistent.parallelize(module, placement, plan) left it: it sums gradients by "
+    "itself, and plan='zero3' shards parameters"
+)
 _COLLECTIVE = "x.to_global(sbp=...), which plans the collective, or pass x.to_local()"
 _EXPORT = "the function eagerly, or trace it on plain tensors: x.full() or x.to_local()"
 
@@ -51,6 +55,17 @@ _BUILTINS = (
     )),
 )  # fmt: skip
 
+# What wrappers of whole modules tell torch's log before they change anything -> their name.
+_WRAPPERS = {
+    "torch.nn.parallel.DataParallel": "DataParallel",
+    "torch.distributed.fsdp": "FullyShardedDataParallel",
+    "torch.distributed.fsdp.fully_shard": "fully_shard",
+    "torch.distributed.replicate": "replicate",
+    "torch.distributed._composable.replicate_with_fsdp": "replicate",
+    "torch.distributed.tensor.parallel.parallelize_module": "parallelize_module",
+    "torch.dtensor.distribute_module": "distribute_module",
+}
+
 # Properties that take a tensor, and ask for the hook of their owner only.
 _PROPERTIES = ("data", "grad", "_grad", "real", "imag")
 
@@ -67,6 +82,7 @@ def install() -> None:
         redirect(getattr(torch._C.TensorBase, name), functools.partial(_of_plain, name))
     for name in _PROPERTIES:
         _C.redirect_property(getattr(torch._C.TensorBase, name), _refuse_assigned(name))
+    redirect(torch._C._log_api_usage_once, _logged, "always")
     redirect(torch.sparse_coo_tensor, _of_entries)
     for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
         _run_whole(kind)
@@ -89,6 +105,17 @@ def _of_plain(name: str, original: Callable[..., Any], self: Any, *args: Any, **
     if is_global(self):  # torch asks the hook
         return original(self, *args, **kwargs)
     raise refusal(f"plain.{name}(x)", _COPY, args, kwargs)
+
+
+def _logged(original: Callable[..., Any], event: str, *rest: Any) -> Any:
+    if event in _WRAPPERS:  # they are Python, and torch may be yet to import them
+        module = sys._getframe(1).f_locals.get("module")
+        for part in module if isinstance(module, list | tuple) else [module]:
+            if isinstance(part, torch.nn.Module):
+                given = [x for x in (*part.parameters(), *part.buffers()) if is_global(x)]
+                if given:
+                    raise refusal(_WRAPPERS[event], _PARALLEL, given[0])
+    return original(event, *rest)
 
 
 def _of_entries(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -36,11 +36,16 @@ from .functions.call_rewrites import (
 )
 from .functions.questions import OPERATORS
 from .functions.torch_functions import TorchFunction
+from .meetings import compare_plain
 from .meta_run import MISTOLD, has_meta_backward, is_refusal, logical_outputs, on_meta
 from .without_modes import without_modes
 from .writes import written_operands
 
 _Tensor = torch.Tensor
+
+# They return their operand itself or a new tensor, as its strides say, which no key holds: the
+# hook must not conclude from one call what the next one gives.
+_BY_STRIDES = frozenset("contiguous ravel resolve_conj resolve_neg to".split())
 
 
 def make_plan(
@@ -61,7 +66,7 @@ def make_plan(
             plan = planning.under_autocast(planning.plan(by_facts))
     for watch in watchers:
         watch(plan)
-    return plan
+    return compare_plain(plan, function, args, tensors)
 
 
 def _without_row(function: TorchFunction, args: tuple, kwargs: dict) -> Plan | None:
@@ -215,6 +220,7 @@ class _Planning:
         plan.outs, plan.any_size = layouts, True
         # A plan for whole operands is found without the values of floats, which may be scales.
         plan.known_shapes = not (row.by_value and all_whole(self.specs))
+        plan.known_shapes &= self.call.name not in _BY_STRIDES
         return True
 
     def _localize(self, plan: OnShards, row: table.Row) -> None:

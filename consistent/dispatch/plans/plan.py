@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+from ...movement import plain_values
 from ...spec import Layout, TensorSpec
 from .. import _C
 
@@ -127,4 +128,5 @@ watchers: list[Callable[[Plan], None]] = []
 def clear_plans() -> None:
     """Forget all plans, as after a change of the process group."""
     plans.clear()
+    plain_values.forget()
     _C.forget_functions()

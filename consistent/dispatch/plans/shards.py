@@ -12,7 +12,7 @@ import torch
 
 from mirrored.mirrored_tensor import MirroredTensor
 
-from ...movement import check_mode
+from ...movement import check_mode, plain_values
 from ...movement.differentiable import box, spread
 from ...movement.world import my_coordinate
 from ...spec import B, Placement, TensorSpec, misfit
@@ -101,6 +101,13 @@ def adopt(x: torch.Tensor, placement: Placement, what: str) -> Any:
     if my_coordinate(placement) is None or (torch.is_grad_enabled() and x.requires_grad):
         return attach(spread(x, spec), spec)
     return attach(x.detach(), spec)
+
+
+def take_in(x: torch.Tensor, placement: Placement, what: str) -> Any:
+    """The same where no plan is made: the first times, ranks compare what they give."""
+    if x.__class__ is not _class:
+        plain_values.compare(what, [x], placement, (what, x.dtype, x.ndim))
+    return adopt(x, placement, what)
 
 
 def refuse_mirrored(x: Any, what: str) -> None:

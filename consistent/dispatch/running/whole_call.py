@@ -22,7 +22,7 @@ import torch
 
 from mirrored.transports.default import current
 
-from ...movement import check_mode
+from ...movement import check_mode, plain_values
 from ...movement.differentiable import gather, land, spread
 from ...movement.world import my_coordinate
 from ...rules.signature import Call, Operand
@@ -51,6 +51,8 @@ def call_whole(name: str, run: Callable[..., Any], args: tuple, kwargs: dict) ->
     placement = common_placement(name, given)
     check_mode.calling(name)
     plan = _plan(name, run, given, placement)
+    met = [x for x in given if not is_global(x)]
+    plain_values.compare(name, met, placement, (name, *((x.dtype, x.ndim) for x in met)))
     sources = [fresh(adopt(x, placement, name)) if plan.outside else fresh(x) for x in given]
 
     def call() -> tuple:

@@ -31,6 +31,12 @@ class Asked:
     axis: str = ""
     others: Sequence[Plan] = field(default_factory=tuple)
 
+    def first_name(self, name: str) -> str:
+        """The first name of the tensor of that name."""
+        if name in self.tensors:
+            return name
+        return next((first for first, names in self.names.items() if name in names), name)
+
     def is_parameter(self, name: str) -> bool:
         """Whether the tensor of that first name is a parameter, not a buffer."""
         return isinstance(self.tensors[name], torch.nn.Parameter)

@@ -13,7 +13,11 @@ from ..plan.names import is_pattern, suggestion
 from ..slots import Slot
 from .asked import Asked
 from .data import plan_data
+from .experts import plan_expert
+from .hf import plan_hf
 from .resolve import resolve
+from .sequence import plan_sequence
+from .tensor import plan_tensor
 from .zero import plan_zero1, plan_zero2, plan_zero3
 
 PLANNERS: dict[str, Callable[[Asked], Plan]] = {
@@ -21,6 +25,10 @@ PLANNERS: dict[str, Callable[[Asked], Plan]] = {
     "zero1": plan_zero1,
     "zero2": plan_zero2,
     "zero3": plan_zero3,
+    "tensor": plan_tensor,
+    "tensor+sequence": plan_sequence,
+    "expert": plan_expert,
+    "hf": plan_hf,
 }
 
 

@@ -139,6 +139,7 @@ PyObject* run_fast(const Entry& entry, const Arguments& given) {
 // Specs of outputs, as owned references.
 struct Specs {
   std::vector<PyObject*> found;
+  bool complete = false;  // every output has one
   Specs() = default;
   ~Specs() {
     for (PyObject* spec : found) Py_DECREF(spec);
@@ -161,6 +162,7 @@ PyObject* run_fast_any_size(const Entry& entry, PyObject* local_sizes, const Siz
     specs->found.push_back(spec);
     return attach(tensor, spec);
   });
+  specs->complete = specs->found.size() == position;
   if (done) return out;
   Py_DECREF(out);
   return nullptr;
@@ -352,7 +354,12 @@ PyObject* Call::run_copy(const Entry& entry) {
 PyObject* Call::run_any_size(const Entry& entry, PyObject* local_sizes, const Sizes* whole) {
   Specs specs;
   PyObject* out = run_fast_any_size(entry, local_sizes, whole, key, given, &specs);
-  if (out != nullptr && !found_exactly && entry.known_shapes) remember(entry, specs, local_sizes);
+  // An op that returned its operand itself (x.contiguous()) may give a new tensor the next time,
+  // and there is no spec yet for that one.
+  const bool all_new = !specs.found.empty() && specs.complete;
+  if (out != nullptr && !found_exactly && entry.known_shapes && all_new) {
+    remember(entry, specs, local_sizes);
+  }
   return out;
 }
 

@@ -82,6 +82,10 @@ REFUSED = [
     "call('torch.distributed._functional_collectives.all_reduce', x, 'sum', dist.group.WORLD)",
     # wrappers that communicate by themselves
     "DDP(net)", "call('torch.distributed.fsdp.fully_shard', net)",
+    "call('torch.distributed.fsdp.fully_shard', [net])",
+    "call('torch.distributed.fsdp.FullyShardedDataParallel', net)",
+    "call('torch.distributed._composable.replicate', net)", "torch.nn.DataParallel(net)",
+    "call('torch.distributed.tensor.parallel.parallelize_module', net, mesh('cpu', (2,)), {})",
     "DTensor.from_local(x, mesh('cpu', (2,)))", "distribute_tensor(x, mesh('cpu', (2,)))",
     # transforms
     "torch.vmap(torch.sin)(x)", "torch.func.grad(lambda t: t.sum())(x)",
@@ -203,3 +207,20 @@ def test_numbers_and_copies_are_those_of_the_whole(rank: int, name: str, layout:
     assert found.dtype == wanted.dtype and found.shape == wanted.shape
     found = found.full() if isinstance(found, GlobalTensor) else found
     torch.testing.assert_close(found, wanted)
+
+
+def _wrapped(rank: int, call: str) -> str:
+    scope = _scope("B")
+    before = {**vars(scope["net"])}, type(scope["net"]), dict(scope["net"].named_parameters())
+    with pytest.raises(TypeError) as caught:
+        eval(call, scope)  # noqa: S307 - lines of this file
+    net = scope["net"]
+    assert vars(net) == before[0] and type(net) is before[1]
+    assert all(x is before[2][name] for name, x in net.named_parameters())
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("call", [c for c in REFUSED if "net)" in c and "jit" not in c])
+def test_a_wrapper_is_refused_before_it_changes_the_module(call: str) -> None:
+    for message in pool(2).run(_wrapped, call):
+        assert "parallelize(module, placement, plan) left it" in message, message

@@ -1,0 +1,213 @@
+"""Every architecture under every plan: whether a training step is that of one process, the bytes
+that it sends, and the ops that ran whole; beside it what DTensor's own ways do.
+
+    python benchmarks/models.py                     all, on 2, 3 and 4 ranks; writes docs/models.md
+    python benchmarks/models.py Llama Bert --ranks 2
+
+A step is right if loss, every gradient, and the loss after a step of SGD agree with one process to
+1e-5 of the largest element (1e-3 for mixtures, whose products are float32).
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from consistent import Placement
+from tests.models.architectures import BATCH, FAMILIES, MODELS, SINGLE
+from tests.models.steps import alone, step, under, worst
+from tests.ranks import RankError, pool
+
+PLANS = ("data", "zero3", "tensor", "tensor+sequence", "hf")
+RIVALS = ("tp_plan", "FSDP2")
+# Seconds for one step of one model; the first one also imports the library of models.
+LIMIT = 300
+TARGET = Path(__file__).parents[1] / "docs" / "models.md"
+
+
+# -- on each rank ----------------------------------------------------------------------------------
+
+
+def ours(rank: int, name: str, plan: str) -> tuple[float, int, list[str]]:
+    """(error, bytes, ops that ran whole) of a step under a plan."""
+    _quiet()
+    report, found = under(name, plan, Placement.all("cpu"), plan in ("data", "zero3"))
+    return worst(found, alone(name))[1], report.nbytes, report.whole
+
+
+def rival(rank: int, name: str, way: str) -> float:
+    """The error of a step by DTensor's own way."""
+    _quiet()
+    model, inputs = MODELS[name]()
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+    if way == "tp_plan":
+        from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+        model = apply_tensor_parallelism(model.eval(), mesh, _tp_plan(model))
+        found = step(model, inputs)
+    else:
+        found = step(_fully_sharded(model.eval(), mesh), _part(inputs))
+        losses = torch.stack([found["loss"], found["loss after"]])
+        dist.all_reduce(losses)
+        found["loss"], found["loss after"] = losses / dist.get_world_size()
+    return worst({key: _full(value) for key, value in found.items()}, alone(name))[1]
+
+
+def _quiet() -> None:
+    warnings.filterwarnings("ignore")
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+
+
+def _tp_plan(model: Any) -> dict[str, str]:
+    plan = getattr(model, "tp_plan", None)
+    if not plan:
+        raise NotImplementedError("the model carries no plan")
+    return model._expand_parallel_plan(plan)
+
+
+def _fully_sharded(model: torch.nn.Module, mesh: Any) -> torch.nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    for part in model.modules():
+        if isinstance(part, torch.nn.ModuleList):
+            for block in part:
+                if any(True for _ in block.parameters()):
+                    fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def _part(inputs: dict[str, Any]) -> dict[str, Any]:
+    size, rank = BATCH // dist.get_world_size(), dist.get_rank()
+    return {
+        key: x[rank * size : (rank + 1) * size] if isinstance(x, torch.Tensor) else x
+        for key, x in inputs.items()
+    }
+
+
+def _full(x: Any) -> Any:
+    return x.full_tensor() if hasattr(x, "full_tensor") else x
+
+
+# -- all of them -----------------------------------------------------------------------------------
+
+
+class Cell:
+    """What one way did with one model, on all numbers of ranks."""
+
+    def __init__(self) -> None:
+        self.errors: dict[int, str] = {}
+        self.bytes = 0
+        self.whole: set[str] = set()
+
+    def text(self, ranks: Sequence[int]) -> str:
+        """``1,234,567`` or what was wrong, and on how many ranks."""
+        kinds = {self.errors.get(n, "") for n in ranks}
+        done = f"{self.bytes:,}" if self.bytes else "right"
+        if kinds == {""}:
+            return done
+        if kinds == {"no plan"}:
+            return "-"
+        wrong = "; ".join(f"{self.errors[n]} on {n}" for n in ranks if n in self.errors)
+        return wrong if len(self.errors) == len(ranks) else f"{done}; {wrong}"
+
+
+def measure(names: Sequence[str], ranks: Sequence[int]) -> dict[tuple[str, str], Cell]:
+    """Each model by each way on each number of ranks."""
+    cells = {(name, way): Cell() for name in names for way in (*PLANS, *RIVALS)}
+    for n in ranks:
+        for (name, way), cell in cells.items():
+            _measure_one(cell, name, way, n, ranks[0])
+            note = cell.errors.get(n, f"{cell.bytes:,}" if n == ranks[0] else "right")
+            print(f"{n} ranks  {name:14} {way:16} {note}", flush=True)
+        pool(n).close()
+    return cells
+
+
+def _measure_one(cell: Cell, name: str, way: str, n: int, first: int) -> None:
+    limit = 1e-3 if name in SINGLE else 1e-5
+    try:
+        if way in RIVALS:
+            error = max(pool(n).run(rival, name, way, timeout=LIMIT))
+        else:
+            found = pool(n).run(ours, name, way, timeout=LIMIT)
+            error = max(each[0] for each in found)
+            cell.whole |= set(found[0][2])
+            if n == first:
+                cell.bytes = found[0][1]
+        if not error < limit:
+            cell.errors[n] = f"wrong by {error:.0e}"
+    except RankError as stuck:
+        cell.errors[n] = "hangs" if "stuck" in str(stuck) else "raises"
+    except Exception as error:  # noqa: BLE001 - what it raises is the result
+        text = str(error)
+        cell.errors[n] = "no plan" if "carries no plan" in text else f"raises {_kind(error)}"
+
+
+def _kind(error: Exception) -> str:
+    return type(error).__name__
+
+
+def table(cells: dict[tuple[str, str], Cell], ranks: Sequence[int]) -> str:
+    """The page."""
+    shown = ", ".join(map(str, ranks))
+    head = ["model", *PLANS, "ran whole", *(f"DTensor: {way}" for way in RIVALS)]
+    lines = [
+        "# Models under plans",
+        "",
+        "Written by `benchmarks/models.py`: one training step of tiny random models, code "
+        f"unchanged, on {shown} ranks. A number is the bytes that the busiest of {ranks[0]} ranks "
+        "sends in a step that was right on all of them: loss, every gradient, and the loss after "
+        "the step agree with one process. `-`: the model carries no plan. *Ran whole* are ops "
+        "whose inputs were gathered on every rank, under any plan. At these sizes weights are as "
+        "large as activations, which makes plans cost alike; what they send grows differently.",
+        "",
+    ]
+    for family, models in FAMILIES.items():
+        mine = [name for name in models if (name, PLANS[0]) in cells]
+        if not mine:
+            continue
+        lines += [f"## {family}", "", _row(head), _row(["---"] * len(head))]
+        for name in mine:
+            whole = sorted(set().union(*(cells[name, plan].whole for plan in PLANS)))
+            row = [name, *(cells[name, plan].text(ranks) for plan in PLANS)]
+            row += [", ".join(f"`{op}`" for op in whole) or ""]
+            lines.append(_row([*row, *(cells[name, way].text(ranks) for way in RIVALS)]))
+        lines.append("")
+    counts = [_count(cells, way, ranks) for way in (*PLANS, *RIVALS)]
+    lines += ["## Right", "", _row(["", *PLANS, *RIVALS]), _row(["---"] * (len(counts) + 1))]
+    lines.append(_row(["right, of those with a plan", *counts]))
+    return "\n".join(lines) + "\n"
+
+
+def _count(cells: dict[tuple[str, str], Cell], way: str, ranks: Sequence[int]) -> str:
+    mine = [cell for (_, w), cell in cells.items() if w == way]
+    asked = [cell for cell in mine if set(cell.errors.values()) != {"no plan"}]
+    return f"{sum(not cell.errors for cell in asked)} of {len(asked)}"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("models", nargs="*", default=list(MODELS), help="all by default")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4])
+    parser.add_argument("--out", type=Path, default=TARGET)
+    given = parser.parse_args()
+    cells = measure(given.models, given.ranks)
+    given.out.write_text(table(cells, given.ranks), encoding="utf-8")
+    print(f"written to {given.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Plain tensors that meet global ones count as B, so they must be equal on all ranks. Ranks compare
+them, by a hash, the first times that an op meets a plain tensor of some kind.
+
+Which times these are must be the same on every rank, and plans are forgotten by each rank at its
+own time. So it is decided by a count that is never taken back: how often an op, by its name, was
+planned for operands of these layouts, and these dtypes and numbers of dims of plain tensors. There
+are as many such counts as a program has ops and layouts; sizes and values make none, so their
+number is bounded by the program and not by how long it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from mirrored.transports import default
+
+from ..spec import Placement
+from .check_mode import by_rank, call_site, digest
+from .world import my_coordinate
+
+# An op meets several tensors of one kind, such as token and position ids that both select rows of
+# an embedding; the first of them may be equal on all ranks and another one not.
+TIMES = 4
+
+_enabled = os.environ.get("CONSISTENT_COMPARE_PLAIN", "1") not in ("", "0")
+# rank -> (placement, kind of meeting) -> how often; by rank, for simulated ranks share this module.
+_met: dict[int, dict[tuple, int]] = {}
+
+
+class _Thread(threading.local):
+    off: int = 0
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def plain_may_differ() -> Iterator[None]:
+    """Inside, plain tensors that meet global ones are not compared: each rank's own value is taken
+    for the whole. Enter it on all ranks at the same point of the program.
+
+    ``CONSISTENT_COMPARE_PLAIN=0`` in the environment does the same for the whole program.
+    """
+    _thread.off += 1
+    try:
+        yield
+    finally:
+        _thread.off -= 1
+
+
+def compare(what: str, met: Sequence[Tensor], placement: Placement, kind: Hashable) -> bool:
+    """Compare the plain tensors that ``what`` meets, if it met tensors of this ``kind`` fewer than
+    ``TIMES`` before; one small collective of the placement's ranks.
+
+    Returns:
+        Whether a later meeting of this kind is to be compared as well; the same on all ranks of
+        the placement.
+
+    Raises:
+        RuntimeError: they differ between ranks.
+    """
+    if not met or placement.size == 1 or not _enabled or my_coordinate(placement) is None:
+        return False
+    counts, key = _met.setdefault(default.current().rank, {}), (placement, kind)
+    times = counts.get(key, 0)
+    if times >= TIMES:
+        return False
+    if not _thread.off:
+        _check(what, met, placement)
+    counts[key] = times + 1
+    return times + 1 < TIMES
+
+
+def forget() -> None:
+    """Compare everything anew, as after a change of the process group."""
+    _met.clear()
+
+
+def _check(what: str, met: Sequence[Tensor], placement: Placement) -> None:
+    ranks = tuple(placement.ranks.ravel().tolist())
+    notes = default.current().gather_objects([digest(x) for x in met], ranks)
+    if any(note != notes[0] for note in notes):
+        which = next(i for i in range(len(met)) if any(n[i] != notes[0][i] for n in notes))
+        raise RuntimeError(
+            f"{what}: a plain tensor meets a global one and is taken as the whole value, but the "
+            f"ranks have different ones.\n  at {call_site()}:\n"
+            + by_rank(ranks, [note[which] for note in notes])
+            + "\n  If each rank has its part: parallelize(..., inputs=S(0)) for what a module is "
+            "given, or from_local(x, placement, S(0)).\n  If each should have the whole: make it "
+            "equal (same seed, same data), or distribute(x, placement, sbp).\n"
+            "  To take each rank's own value as it is: with consistent.plain_may_differ()."
+        )

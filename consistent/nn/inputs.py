@@ -1,0 +1,242 @@
+"""``inputs=``: the plain tensors that a module is called with become global ones, as parts of the
+batch or whole.
+
+```
+rank 0 passes [3, 10]  \
+rank 1 passes [3, 10]   >  S(0): [8, 10], of which the ranks hold 3, 3 and 2 rows
+rank 2 passes [2, 10]  /
+```
+
+Ranks tell each other the sizes, in one small collective a call, since none knows alone whether a
+batch is the last, short one. Parts that are not balanced are evened out. In the first call they
+also compare, by a hash, what is to be equal.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from mirrored.transports.default import current
+
+from ..dispatch.plans.shards import attach
+from ..movement.check_mode import by_rank, digest
+from ..movement.world import my_coordinate
+from ..spec import B, NdSbp, Placement, SbpLike, Split, TensorSpec, as_nd_sbp, resolve_sbp
+from ..tensor.global_tensor import GlobalTensor
+from ..tensor.making.create import from_local
+from .nested import map_tensors
+from .uneven import evened_out, joined_shape
+
+_OTHERS = "*"
+
+
+def install_inputs(
+    module: torch.nn.Module, placement: Placement, inputs: SbpLike | Mapping[str, SbpLike]
+) -> None:
+    """From now on plain tensors given to ``module`` become global tensors on ``placement``."""
+    hook = _Inputs(placement, check_inputs(module, placement, inputs), _positions(module))
+    module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
+
+
+def check_inputs(
+    module: torch.nn.Module, placement: Placement, inputs: SbpLike | Mapping[str, SbpLike]
+) -> dict[str, NdSbp]:
+    """Argument's name -> its SBPs; ``*`` is for all others.
+
+    Raises:
+        ValueError: an SBP is partial or does not fit the axes, or a name is none of the axes or of
+            the arguments.
+    """
+    axes = placement.axes or ()
+    if not isinstance(inputs, Mapping):
+        return {_OTHERS: _fit(inputs, placement)}
+    if inputs and set(inputs) <= set(axes):
+        given = {axis: as_nd_sbp(sbp)[0] for axis, sbp in inputs.items()}
+        return {_OTHERS: _fit(tuple(given.get(axis, B) for axis in axes), placement)}
+    parameters = inspect.signature(module.forward).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for name in inputs:
+        if name != _OTHERS and name not in parameters and not takes_any:
+            raise ValueError(
+                f"parallelize: inputs names {name!r}, which is neither an axis of {placement} nor "
+                f"an argument of {type(module).__name__}. Its arguments are "
+                f"{', '.join(parameters)}; '*' stands for all others."
+            )
+    return {name: _fit(sbp, placement) for name, sbp in inputs.items()}
+
+
+def _fit(sbp: SbpLike, placement: Placement) -> NdSbp:
+    entries = as_nd_sbp(sbp)
+    if entries == (B,):
+        entries *= placement.ndim
+    if len(entries) != placement.ndim:
+        axes = placement.axes or ("dp", "tp")
+        raise ValueError(
+            f"parallelize: inputs={sbp} has {len(entries)} SBPs, and {placement} has "
+            f"{placement.ndim} axes. Give one for each, such as (S(0), B), or name the axis: "
+            f"inputs={{{axes[0]!r}: S(0)}}."
+        )
+    if any(entry.is_partial for entry in entries):
+        raise ValueError(
+            f"parallelize: inputs={sbp} makes addends of what ranks pass. Give S(dim) for parts, "
+            "B for all of it; a tensor that is P is made by from_local."
+        )
+    return entries
+
+
+class _Inputs:
+    """The hook before forward. A class, so that a module that has it can be copied and pickled."""
+
+    def __init__(
+        self, placement: Placement, ways: dict[str, NdSbp], positions: Sequence[str]
+    ) -> None:
+        self.placement, self.ways, self.positions = placement, ways, positions
+        self.compared = False
+
+    def __call__(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        extra = [f"argument {i}" for i in range(len(self.positions), len(args))]
+        given = {**dict(zip([*self.positions[: len(args)], *extra], args)), **kwargs}
+        found = [
+            (f"{type(module).__name__}({name}=)", x, sbp)
+            for name, value in given.items()
+            if (sbp := self._way(name)) is not None
+            for x in _plain_tensors(value)
+        ]
+        made = iter(self._taken(found))
+        taken = {
+            n: value if self._way(n) is None else _with(value, made) for n, value in given.items()
+        }
+        return tuple(list(taken.values())[: len(args)]), {name: taken[name] for name in kwargs}
+
+    def _way(self, name: str) -> NdSbp | None:
+        return self.ways.get(name, self.ways.get(_OTHERS))
+
+    def _taken(self, found: Sequence[tuple[str, torch.Tensor, NdSbp]]) -> list[Any]:
+        splits = any(isinstance(e, Split) for _, _, sbp in found for e in sbp)
+        if not found or not (splits or not self.compared):
+            return [_whole(x, self.placement) for _, x, _ in found]
+        notes = _told(found, self.placement, not self.compared)
+        made = [
+            _part(name, x, sbp, self.placement, {r: note[i][:3] for r, note in notes.items()})
+            for i, (name, x, sbp) in enumerate(found)
+        ]
+        if not self.compared:
+            _compare(found, notes, self.placement)
+        self.compared = True
+        return made
+
+
+def _positions(module: torch.nn.Module) -> list[str]:
+    """Names of the positional arguments."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(module.forward).parameters.values()
+    return [p.name for p in parameters if p.kind in kinds]
+
+
+def _is_input(x: torch.Tensor) -> bool:
+    return not isinstance(x, GlobalTensor) and x.ndim > 0
+
+
+def _plain_tensors(value: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    map_tensors(value, lambda x: (found.append(x) if _is_input(x) else None, x)[1])
+    return found
+
+
+def _with(value: Any, made: Any) -> Any:
+    return map_tensors(value, lambda x: next(made) if _is_input(x) else x)
+
+
+def _told(
+    found: Sequence[tuple[str, torch.Tensor, NdSbp]], placement: Placement, hashed: bool
+) -> dict[int, list[tuple]]:
+    """What each rank of the placement passes. Ranks outside it hear it too, for they follow."""
+    transport = current()
+    inside = my_coordinate(placement) is not None
+    note = [
+        (
+            tuple(x.shape),
+            str(x.dtype).removeprefix("torch."),
+            name,
+            digest(x) if hashed and any(e is B for e in sbp) else "",
+        )
+        for name, x, sbp in found
+    ]
+    ranks = placement.ranks.ravel().tolist()
+    asked = tuple(ranks) if placement.size == transport.size else tuple(range(transport.size))
+    notes = dict(zip(asked, transport.gather_objects(note if inside else None, asked)))
+    first = notes[ranks[0]]
+    for rank in ranks[1:]:
+        kinds = [[(n[2], n[1], len(n[0])) for n in notes[r] or ()] for r in (ranks[0], rank)]
+        if kinds[0] != kinds[1]:
+            raise ValueError(
+                "parallelize: ranks call the module with other arguments.\n"
+                f"  rank {ranks[0]} passes {_shown(first)}\n  rank {rank} passes "
+                f"{_shown(notes[rank])}\n"
+                "  Pass tensors of the same dtype and number of dims under the same names on every "
+                "rank."
+            )
+    return {rank: notes[rank] for rank in ranks}
+
+
+def _shown(note: Sequence[tuple]) -> str:
+    return ", ".join(f"{n[2]} {n[1]} {list(n[0])}" for n in note) or "no plain tensor"
+
+
+def _part(
+    name: str,
+    x: torch.Tensor,
+    sbp: NdSbp,
+    placement: Placement,
+    notes: Mapping[int, tuple],
+) -> Any:
+    """The global tensor of which ``x`` is this rank's part."""
+    if not any(isinstance(entry, Split) for entry in sbp):
+        shapes = {note[0] for note in notes.values()}
+        if len(shapes) > 1:
+            raise _unequal(name, "shapes", {r: str(list(n[0])) for r, n in notes.items()})
+        return _whole(x, placement)
+    at = my_coordinate(placement)
+    shapes = {rank: note[0] for rank, note in notes.items()}
+    sbp = resolve_sbp(sbp, placement, shapes[placement.first_rank])
+    shape = joined_shape(name, placement, sbp, shapes)
+    spec = TensorSpec.of(placement, sbp, shape, x.dtype)
+    balanced = all(shapes[r] == spec.local_shape(placement.coordinate_of(r)) for r in shapes)
+    if at is None:
+        return attach(torch.empty(spec.local_shape(None), dtype=x.dtype, device="meta"), spec)
+    if not balanced:
+        x = evened_out(name, x, spec, shapes)
+    return from_local(x, placement, sbp, shape=shape)
+
+
+def _whole(x: torch.Tensor, placement: Placement) -> Any:
+    return from_local(x, placement, (B,) * placement.ndim, shape=x.shape)
+
+
+def _compare(
+    found: Sequence[tuple[str, torch.Tensor, NdSbp]],
+    notes: Mapping[int, Sequence[tuple]],
+    placement: Placement,
+) -> None:
+    """Raise on every rank where ranks that differ only along axes that are B pass other values."""
+    for i, (name, _, sbp) in enumerate(found):
+        for rank, note in notes.items():
+            at = placement.coordinate_of(rank)
+            assert at is not None
+            twin = placement.rank_at([0 if e is B else c for e, c in zip(sbp, at)])
+            if notes[twin][i][3] != note[i][3]:
+                raise _unequal(name, "values", {r: notes[r][i][3] for r in notes})
+
+
+def _unequal(name: str, what: str, by: Mapping[int, str]) -> ValueError:
+    return ValueError(
+        f"parallelize: {name} is to be whole along an axis (inputs=B there), and ranks along it "
+        f"pass other {what}.\n"
+        + by_rank(list(by), list(by.values()))
+        + "\n  Pass the same on these ranks (a sampler's rank is the coordinate along the axis "
+        "that splits the batch), or say inputs=S(0) where each passes its part."
+    )

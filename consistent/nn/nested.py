@@ -1,0 +1,47 @@
+"""Tensors inside the arguments of a module: lists, tuples, dicts, model outputs, dataclasses."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+
+def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """``value`` with each tensor in it changed; a container in which nothing changes is itself."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        return _mapping(value, {key: map_tensors(x, change) for key, x in value.items()})
+    if isinstance(value, list | tuple):
+        made = [map_tensors(x, change) for x in value]
+        if all(a is b for a, b in zip(made, value)):
+            return value
+        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return _fields(value, {key: map_tensors(x, change) for key, x in fields.items()})
+    return value
+
+
+def _mapping(value: Any, made: dict[Any, Any]) -> Any:
+    if all(made[key] is x for key, x in value.items()):
+        return value
+    if type(value) is dict:
+        return made
+    found = copy.copy(value)  # a default dict, a model's output, a tokenizer's batch
+    for key, x in made.items():
+        found[key] = x
+    return found
+
+
+def _fields(value: Any, made: dict[str, Any]) -> Any:
+    if all(getattr(value, key) is x for key, x in made.items()):
+        return value
+    found = copy.copy(value)
+    for key, x in made.items():
+        object.__setattr__(found, key, x)
+    return found

@@ -1,0 +1,71 @@
+"""expert: mixtures whose experts are split over the ranks; and how tensor splits inside experts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from torch import nn
+
+from ...spec import Split
+from ..plan import Layouts, Plan
+from .asked import Asked
+
+_EXPERTS = re.compile(r"(^|\.|_)experts?($|\.|_)", re.IGNORECASE)
+_DOWN = frozenset("down_proj w2 wo down output_linear w2_weight".split())
+
+
+def stacked_experts(asked: Asked) -> Iterator[tuple[str, str, int]]:
+    """(first name of the tensor, its key, number of experts) of weights [E, ...] that hold all
+    experts of a module."""
+    for name, part in asked.module.named_modules():
+        count = _count(part)
+        named = _EXPERTS.search(name) or "Experts" in type(part).__name__
+        for key, value in part._parameters.items():
+            if value is not None and named and value.ndim >= 2 and value.shape[0] == count:
+                yield asked.first_name(f"{name}.{key}"), key, value.shape[0]
+
+
+def _count(part: nn.Module) -> int | None:
+    for name in ("num_experts", "num_local_experts", "n_routed_experts", "n_experts"):
+        value = getattr(part, name, None)
+        if isinstance(value, int):
+            return value
+    weights = [p for p in part._parameters.values() if p is not None and p.ndim == 3]
+    return weights[0].shape[0] if weights else None
+
+
+def plan_expert(asked: Asked) -> Plan:
+    """Weights [E, ...] are split along E. All else is B."""
+    plan = Plan()
+    for name, _, count in stacked_experts(asked):
+        if count < asked.ranks:
+            plan.notes.append(f"{name}: {count} experts on {asked.ranks} ranks are left whole")
+        else:
+            plan.tensors[name] = Layouts((Split(0),))
+    lists = list(_lists(asked))
+    for name, size in lists:
+        plan.notes.append(
+            f"{name}: a list of {size} modules is not split by experts, for each is a module of "
+            "its own; zero3 shards their weights, tensor splits each"
+        )
+    if not plan.tensors and not lists:
+        plan.notes.append("no experts were found: all is whole on every rank")
+    return plan
+
+
+def _lists(asked: Asked) -> Iterator[tuple[str, int]]:
+    for name, part in asked.module.named_modules():
+        if isinstance(part, nn.ModuleList) and name.rpartition(".")[2] == "experts":
+            yield name, len(part)
+
+
+def split_experts_inside(plan: Plan, asked: Asked) -> None:
+    """For tensor: the features inside each expert are split, those of the last layer along its
+    input."""
+    for name, key, _ in stacked_experts(asked):
+        shape = asked.tensors[name].shape
+        if len(shape) == 3 and key in _DOWN:
+            inner = 2 if shape[2] != shape[1] or key != "w2" else 1
+            if shape[inner] % asked.ranks == 0:
+                plan.tensors.setdefault(name, Layouts((Split(inner),)))

@@ -1,0 +1,212 @@
+"""What the linear layers of a module do, found from the module tree: attention and MLP pairs.
+
+A pair is what Megatron splits: *columns* first (each rank computes some of the features), then
+*rows* (each rank takes the features that it has, and the results are added up). Attention is found
+by the names that models give to q, k, v and the output; an MLP by its widths, d -> m and m -> d in
+one block. What is not found is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+QUERY = frozenset(
+    "q_proj query q q_lin query_proj to_q wq q_attn q_b_proj linear_q w_q q_linear queries".split()
+)
+KEY = frozenset("k_proj key k k_lin key_proj to_k wk linear_k w_k k_linear keys".split())
+VALUE = frozenset("v_proj value v v_lin value_proj to_v wv linear_v w_v v_linear values".split())
+# Rows of q, then of k, then of v; and those that lie by heads, [heads, 3, size of a head].
+STACKED = frozenset(
+    "c_attn qkv qkv_proj Wqkv in_proj_qkv att_proj to_qkv qkv_linear".split()
+)
+BY_HEADS = frozenset("query_key_value kv_b_proj".split())
+OUT = frozenset(
+    """o_proj out_proj dense out_lin o to_out c_proj wo proj Wo linear_out projection w_o out
+    o_linear fc_o""".split()
+)
+
+
+@dataclass
+class Linear:
+    """A layer ``y = x @ w + b``, whichever way its weight lies."""
+
+    name: str
+    module: nn.Module
+    ins: int
+    outs: int
+    out_dim: int  # the dim of the weight that is as long as the output
+
+    @property
+    def in_dim(self) -> int:
+        """The dim of the weight that is as long as the input."""
+        return 1 - self.out_dim
+
+    @property
+    def leaf(self) -> str:
+        """The last part of its name."""
+        return self.name.rpartition(".")[2]
+
+
+@dataclass
+class Pair:
+    """Layers to be split by columns, and those to be split by rows after them."""
+
+    name: str
+    kind: str  # "attention" or "mlp"
+    columns: list[Linear]
+    rows: list[Linear]
+    whole: list[Linear] = field(default_factory=list)  # left as they are
+    note: str = ""
+
+
+def linears(module: nn.Module) -> dict[str, Linear]:
+    """Name -> linear layer, each layer once."""
+    found: dict[str, Linear] = {}
+    for name, part in module.named_modules():
+        weight = part._parameters.get("weight")
+        if weight is None or weight.ndim != 2:
+            continue
+        if isinstance(part, nn.Linear):
+            found[name] = Linear(name, part, weight.shape[1], weight.shape[0], 0)
+        elif type(part).__name__ == "Conv1D" and hasattr(part, "nf"):
+            found[name] = Linear(name, part, weight.shape[0], weight.shape[1], 1)
+    return found
+
+
+def pairs(module: nn.Module, layers: Mapping[str, Linear], ranks: int) -> list[Pair]:
+    """Attention and MLP pairs, those of attention first."""
+    free = dict(layers)
+    found = list(_attention(module, free, ranks))
+    return found + list(_mlps(module, free))
+
+
+# -- attention -------------------------------------------------------------------------------------
+
+
+def _attention(module: nn.Module, free: dict[str, Linear], ranks: int) -> Iterator[Pair]:
+    for name, part in module.named_modules():
+        own = {n: free[f"{name}.{n}".lstrip(".")] for n, _ in part.named_children()
+               if f"{name}.{n}".lstrip(".") in free}  # fmt: skip
+        ways = [own[n] for names in (QUERY, KEY, VALUE) for n in own if n in names]
+        fused = [own[n] for n in own if n in STACKED | BY_HEADS]
+        split = [sum(n in names for n in own) for names in (QUERY, KEY, VALUE)]
+        if not (fused or all(split)):
+            continue
+        out = _out_of(name, own, free, ways + fused)
+        pair = Pair(name, "attention", ways + fused, [out] if out else [])
+        for layer in (*pair.columns, *pair.rows):
+            free.pop(layer.name, None)
+        yield _checked(module, part, pair, ranks)
+
+
+def _out_of(
+    name: str, own: Mapping[str, Linear], free: Mapping[str, Linear], ways: Sequence[Linear]
+) -> Linear | None:
+    """The output layer: beside q, k and v, or in the attention that holds them."""
+    for n, layer in own.items():
+        if n in OUT and layer not in ways:
+            return layer
+    above = name.rpartition(".")[0]
+    depth = 1
+    while depth <= 1 and above:
+        near = [
+            layer
+            for n, layer in free.items()
+            if n.startswith(above + ".")
+            and layer not in ways
+            and layer.leaf in OUT
+            and n[len(above) + 1 :].count(".") <= 1
+            and "intermediate" not in n
+        ]
+        if len(near) == 1:
+            return near[0]
+        depth += 1
+    return None
+
+
+def _checked(module: nn.Module, part: nn.Module, pair: Pair, ranks: int) -> Pair:
+    """``pair``, or the reason why it is not split."""
+    heads = heads_of(module, part)
+    stacked = [layer for layer in pair.columns if layer.leaf in STACKED]
+    if not pair.rows:
+        why = "its output layer was not found"
+    elif heads is None:
+        why = "its number of heads was not found"
+    elif any(n % ranks for n in heads):
+        counts = " and ".join(map(str, dict.fromkeys(heads)))
+        why = f"{counts} heads do not divide by {ranks} ranks"
+    elif any(layer.outs % ranks or layer.ins % ranks for layer in (*pair.columns, *pair.rows)):
+        why = f"its widths do not divide by {ranks} ranks"
+    elif stacked:
+        pair.whole = stacked
+        pair.columns = [layer for layer in pair.columns if layer not in stacked]
+        pair.note = (
+            f"{pair.name}: {', '.join(x.leaf for x in stacked)} holds q, k and v one after the "
+            "other, and a split by columns would cut across them: it is whole on every rank"
+        )
+        return pair
+    else:
+        return pair
+    pair.note = f"{pair.name}: attention is whole on every rank: {why}"
+    pair.whole, pair.columns, pair.rows = [*pair.columns, *pair.rows], [], []
+    return pair
+
+
+_HEADS = "num_heads num_attention_heads n_heads n_head num_q_heads n_local_heads heads".split()
+_KEY_HEADS = "num_key_value_heads num_kv_heads n_kv_heads n_head_kv num_key_value_groups".split()
+
+
+def heads_of(module: nn.Module, part: nn.Module) -> list[int] | None:
+    """Numbers of heads of queries, and of keys where they are others; None if not known."""
+    for holder in (part, getattr(part, "config", None), getattr(module, "config", None)):
+        heads = _number(holder, _HEADS)
+        if heads is not None:
+            keys = _number(holder, _KEY_HEADS[:-1])
+            if keys is None:
+                keys = _number(getattr(part, "config", None), _KEY_HEADS[:-1])
+            return [heads, keys or heads]
+    return None
+
+
+def _number(holder: Any, names: Sequence[str]) -> int | None:
+    for name in names:
+        value = getattr(holder, name, None)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None
+
+
+# -- MLPs ------------------------------------------------------------------------------------------
+
+
+def _mlps(module: nn.Module, free: dict[str, Linear]) -> Iterator[Pair]:
+    """Blocks from the innermost out: layers d -> m and one m -> d after them."""
+    names = [name for name, _ in module.named_modules()]
+    for name in sorted(names, key=lambda n: -n.count(".") - bool(n)):
+        inside = [layer for n, layer in free.items() if n.startswith(name + "." if name else "")]
+        if len(inside) < 2 or _holds_blocks(module.get_submodule(name)):
+            continue
+        for pair in _pairs_in(name, inside):
+            for layer in (*pair.columns, *pair.rows):
+                free.pop(layer.name, None)
+            yield pair
+
+
+def _holds_blocks(part: nn.Module) -> bool:
+    """Whether it holds a list of blocks, so that layers in it need not follow one another."""
+    lists = [m for m in part.modules() if isinstance(m, nn.ModuleList) and len(m)]
+    return bool(lists)
+
+
+def _pairs_in(name: str, layers: Sequence[Linear]) -> Iterator[Pair]:
+    left = list(layers)
+    for down in layers:
+        before = left[: left.index(down)] if down in left else []
+        ups = [up for up in before if up.outs == down.ins and up.ins == down.outs]
+        if ups and down.ins > 1 and not (down.ins == down.outs and len(ups) > 2):
+            yield Pair(name, "mlp", ups, [down])
+            left = [layer for layer in left if layer is not down and layer not in ups]

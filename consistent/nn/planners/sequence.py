@@ -1,0 +1,80 @@
+"""tensor+sequence: as tensor, and between blocks activations are split along the sequence.
+
+```
+S(1) -norm-> S(1) -all_gather-> B -> columns -> rows -> addends -reduce_scatter-> S(1)
+```
+
+An all-gather and a reduce-scatter send together what tensor's all-reduce sends; norms, dropout and
+residuals work on pieces.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ...spec import B, Split
+from ..plan import Border, Plan
+from .asked import Asked
+from .roles import Linear, Pair
+from .tensor import lay_out
+
+# Arguments by which a block is given activations.
+_GIVEN = (0, "hidden_states", "x", "key_value_states", "encoder_hidden_states")
+_MIXTURE = re.compile(r"moe|sparse|mixture", re.IGNORECASE)
+_SEQUENCE = Split(1)  # of [batch, sequence, features]
+
+
+def plan_sequence(asked: Asked) -> Plan:
+    """The plan of tensor with pieces of the sequence between blocks."""
+    plan, pairs = lay_out(asked)
+    split = [pair for pair in pairs if pair.rows]
+    if not any(pair.kind == "attention" for pair in split):
+        plan.notes.append("no attention was split, so the sequence is not either")
+        return plan
+    for name, border in plan.modules.items():
+        plan.modules[name] = Border(border.inputs, {0: (_SEQUENCE,)})
+    for pair in pairs:
+        _gather_before(plan, asked, pair)
+    for name in _heads(plan, asked, pairs):
+        _gather(plan, name, (0,))
+    for name, part in asked.module.named_modules():
+        if _MIXTURE.search(type(part).__name__) and hasattr(part, "experts"):
+            plan.modules[name] = Border({key: (B,) for key in _GIVEN}, {0: (_SEQUENCE,)})
+    return plan
+
+
+def _gather_before(plan: Plan, asked: Asked, pair: Pair) -> None:
+    """One gather for the layers that share an input."""
+    layers: list[Linear] = [*pair.columns, *pair.whole]
+    if len(layers) == 1:
+        _gather(plan, layers[0].name, (0,))
+    elif layers and pair.kind == "attention":
+        _gather(plan, pair.name, _GIVEN)
+    elif layers and _holds_only(asked, pair):
+        _gather(plan, pair.name, _GIVEN)
+    else:
+        for layer in layers:
+            _gather(plan, layer.name, (0,))
+
+
+def _holds_only(asked: Asked, pair: Pair) -> bool:
+    """Whether the module is the MLP itself: its parameters are those of the pair."""
+    own = {id(p) for p in asked.module.get_submodule(pair.name).parameters()}
+    layers = {id(p) for x in (*pair.columns, *pair.rows) for p in x.module.parameters()}
+    return own <= layers
+
+
+def _gather(plan: Plan, name: str, given: tuple[int | str, ...]) -> None:
+    outputs = plan.modules[name].outputs if name in plan.modules else {}
+    plan.modules[name] = Border({key: (B,) for key in given}, outputs)
+
+
+def _heads(plan: Plan, asked: Asked, pairs: list[Pair]) -> list[str]:
+    """Linear layers outside pairs whose weight is split: heads over the vocabulary."""
+    taken = {layer.name for pair in pairs for layer in (*pair.columns, *pair.rows, *pair.whole)}
+    found = []
+    for name, part in asked.module.named_modules():
+        weight = asked.first_name(f"{name}.weight")
+        if weight in plan.tensors and name not in taken and hasattr(part, "out_features"):
+            found.append(name)
+    return found

@@ -1,0 +1,92 @@
+"""tensor: Megatron's layout, found from the module tree.
+
+```
+x: B -> columns S(0) -> features split -> rows S(1) -> addends -> one all-reduce -> B
+```
+
+Biases of columns are split as their outputs; those of rows are whole, and added once. Embeddings
+and heads are split over the vocabulary. Everything else is B.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ...spec import B, Split
+from ..plan import Border, Layouts, Plan
+from ..plan.names import grouped
+from .asked import Asked
+from .experts import split_experts_inside
+from .roles import Linear, Pair, linears, pairs
+
+_EMBEDDINGS = frozenset(
+    """embed_tokens wte word_embeddings tok_embeddings embed_in shared token_embedding embed
+    word_embedding token_embeddings tokens embedding""".split()
+)
+
+
+def plan_tensor(asked: Asked) -> Plan:
+    """Columns and rows of each pair, embeddings and heads over the vocabulary."""
+    return lay_out(asked)[0]
+
+
+def lay_out(asked: Asked) -> tuple[Plan, list[Pair]]:
+    """The plan, and the pairs that were found."""
+    layers = linears(asked.module)
+    found = pairs(asked.module, layers, asked.ranks)
+    plan = Plan()
+    for pair in found:
+        add_pair(plan, asked, pair)
+    taken = {layer.name for pair in found for layer in (*pair.columns, *pair.rows, *pair.whole)}
+    _add_vocabulary(plan, asked, {n: x for n, x in layers.items() if n not in taken})
+    split_experts_inside(plan, asked)
+    plan.notes += _grouped_notes(found)
+    return plan, found
+
+
+def add_pair(plan: Plan, asked: Asked, pair: Pair) -> None:
+    """Split the layers of ``pair``; the sum after the rows is made where they end."""
+    for layer in pair.columns:
+        _split(plan, asked, layer, layer.out_dim, bias=True)
+    for layer in pair.rows:
+        _split(plan, asked, layer, layer.in_dim, bias=False)
+        plan.modules[layer.name] = Border(outputs={0: (B,)})
+
+
+def _split(plan: Plan, asked: Asked, layer: Linear, dim: int, bias: bool) -> None:
+    _set(plan, asked, f"{layer.name}.weight", dim)
+    if bias and layer.module._parameters.get("bias") is not None:
+        _set(plan, asked, f"{layer.name}.bias", 0)
+
+
+def _set(plan: Plan, asked: Asked, name: str, dim: int) -> None:
+    first = asked.first_name(name)
+    if first in asked.tensors and asked.tensors[first].shape[dim] >= asked.ranks:
+        plan.tensors.setdefault(first, Layouts((Split(dim),)))
+
+
+def _add_vocabulary(plan: Plan, asked: Asked, layers: dict[str, Linear]) -> None:
+    """Embeddings of tokens, and heads that give one number for each of as many tokens."""
+    sizes: set[int] = set()
+    for name, part in asked.module.named_modules():
+        if isinstance(part, nn.Embedding) and name.rpartition(".")[2] in _EMBEDDINGS:
+            sizes.add(part.num_embeddings)
+            _set(plan, asked, f"{name}.weight", 0)
+            plan.modules[name] = Border(outputs={0: (B,)})
+    for layer in layers.values():
+        if layer.outs in sizes and layer.leaf not in ("dense",):
+            _split(plan, asked, layer, layer.out_dim, bias=True)
+
+
+def _grouped_notes(found: list[Pair]) -> list[str]:
+    """A note once for all blocks that it is true of."""
+    notes: dict[str, list[str]] = {}
+    for pair in found:
+        if pair.note:
+            name, _, text = pair.note.partition(": ")
+            notes.setdefault(text, []).append(name)
+    lines = []
+    for text, names in notes.items():
+        for group, _, _ in grouped(dict.fromkeys(names, text)):
+            lines.append(f"{group}: {text}")
+    return lines

@@ -1,0 +1,103 @@
+"""Parts of any sizes as balanced pieces: each rank sends the rows that another is to hold."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from mirrored.transports.default import current
+
+from ..movement.world import my_coordinate
+from ..spec import NdSbp, Placement, Split, TensorSpec
+
+Shapes = Mapping[int, tuple[int, ...]]
+
+
+def joined_shape(name: str, placement: Placement, sbp: NdSbp, shapes: Shapes) -> tuple[int, ...]:
+    """The shape of the whole of which the ranks have parts: sizes add up along split dims.
+
+    Raises:
+        ValueError: parts do not fit beside each other.
+    """
+    first = shapes[placement.first_rank]
+    whole = list(first)
+    for dim in range(len(first)):
+        axes = [a for a, e in enumerate(sbp) if isinstance(e, Split) and e.dim == dim]
+        for rank, shape in shapes.items():
+            at = placement.coordinate_of(rank)
+            assert at is not None
+            twin = placement.rank_at([c if a in axes else 0 for a, c in enumerate(at)])
+            if shape[dim] != shapes[twin][dim]:
+                raise _misfit(
+                    name, sbp, dim, {r: s for r, s in shapes.items() if r in (rank, twin)}
+                )
+        if axes:
+            whole[dim] = sum(shapes[rank][dim] for rank in _along(placement, axes, None))
+    return tuple(whole)
+
+
+def evened_out(name: str, x: torch.Tensor, spec: TensorSpec, shapes: Shapes) -> torch.Tensor:
+    """This rank's balanced piece, from the parts that ranks have, in the order of their
+    coordinates.
+
+    Raises:
+        ValueError: two dims are split unevenly, or a gradient of the parts is asked for.
+    """
+    placement, at = spec.placement, my_coordinate(spec.placement)
+    dims = {entry.dim for entry in spec.sbp if isinstance(entry, Split)}
+    if len(dims) > 1 or (x.requires_grad and torch.is_grad_enabled()):
+        why = "two dims are split" if len(dims) > 1 else "its gradient is asked for"
+        raise ValueError(
+            f"parallelize: the parts of {name} are uneven, {_listed(shapes)}, and {why}. "
+            "Pass parts of balanced sizes, as consistent.from_local takes them."
+        )
+    (dim,) = dims
+    axes = [a for a, entry in enumerate(spec.sbp) if isinstance(entry, Split)]
+    line = _along(placement, axes, at)
+    held = _starts([shapes[rank][dim] for rank in line])
+    regions = [spec.region(placement.coordinate_of(rank)) for rank in line]
+    wanted = [(starts[dim], starts[dim] + sizes[dim]) for starts, sizes in regions]
+    mine = line.index(current().rank)
+    sends = [
+        (rank, x.narrow(dim, start - held[mine][0], stop - start).contiguous())
+        for rank, piece in zip(line, wanted)
+        if (start := max(piece[0], held[mine][0])) < (stop := min(piece[1], held[mine][1]))
+    ]
+    receives = [
+        (rank, (*x.shape[:dim], stop - start, *x.shape[dim + 1 :]), x.dtype)
+        for rank, part in zip(line, held)
+        if (start := max(part[0], wanted[mine][0])) < (stop := min(part[1], wanted[mine][1]))
+    ]
+    got = current().exchange(sends, receives, tuple(line), x.device)
+    return torch.cat(got, dim) if got else x.narrow(dim, 0, 0).clone()
+
+
+def _along(placement: Placement, axes: Sequence[int], at: Sequence[int] | None) -> list[int]:
+    """The ranks through ``at`` (the grid's origin) along ``axes``, the outer axis first."""
+    here = list(at or (0,) * placement.ndim)
+    found = []
+    for steps in itertools.product(*(range(placement.shape[axis]) for axis in axes)):
+        for axis, step in zip(axes, steps):
+            here[axis] = step
+        found.append(placement.rank_at(here))
+    return found
+
+
+def _starts(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """(start, stop) of parts that lie one behind the other."""
+    stops = list(itertools.accumulate(sizes))
+    return [(stop - size, stop) for stop, size in zip(stops, sizes)]
+
+
+def _misfit(name: str, sbp: NdSbp, dim: int, shapes: Shapes) -> ValueError:
+    return ValueError(
+        f"parallelize: the parts of {name} do not fit beside each other as {sbp}: dim {dim} has "
+        f"other sizes, {_listed(shapes)}. Pad to one size on all ranks, and pass what has no dim "
+        "of the batch whole: inputs={'*': S(0), 'its name': B}."
+    )
+
+
+def _listed(shapes: Shapes) -> str:
+    return ", ".join(f"rank {rank} has {list(shape)}" for rank, shape in shapes.items())

@@ -1,0 +1,82 @@
+"""One training step of a model under a plan, beside the same step of one process."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+import consistent
+from consistent import Placement, S
+from tests.models.architectures import MODELS
+
+RATE = 0.1
+
+
+def step(model: torch.nn.Module, inputs: dict[str, Any], watched: Any = None) -> dict[str, Any]:
+    """Loss, gradients, and loss after a step of SGD, which runs inside ``watched``."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    with watched or nullcontext():
+        loss = _loss(model(**inputs))
+        loss.backward()
+        found = {f"grad {name}": p.grad for name, p in model.named_parameters()}
+        kept = {k: None if g is None else g.detach().clone() for k, g in found.items()}
+        optimizer.step()
+    with torch.no_grad():
+        after = _loss(model(**inputs))
+    return {"loss": loss.detach(), **kept, "loss after": after.detach()}
+
+
+def _loss(out: Any) -> torch.Tensor:
+    return out["loss"]
+
+
+def alone(name: str) -> dict[str, Any]:
+    """The step of one process."""
+    model, inputs = MODELS[name]()
+    return step(model.eval(), inputs)
+
+
+def under(name: str, plan: Any, placement: Placement, part: bool) -> tuple[Any, dict[str, Any]]:
+    """(report, step) under a plan; ``part``: each rank passes its part of the batch."""
+    model, inputs = MODELS[name]()
+    model = consistent.parallelize(model.eval(), placement, plan)
+    if part:
+        inputs = {
+            key: consistent.distribute(x, placement, (S(0), *[consistent.B] * (placement.ndim - 1)))
+            if isinstance(x, torch.Tensor)
+            else x
+            for key, x in inputs.items()
+        }
+    watched = _Watched()
+    found = step(model, inputs, watched)
+    return watched.report, found
+
+
+class _Watched:
+    """A report whose block is elsewhere."""
+
+    def __enter__(self) -> None:
+        self._context = consistent.report()
+        self.report = self._context.__enter__()
+
+    def __exit__(self, *why: Any) -> None:
+        self._context.__exit__(*why)
+
+
+def worst(found: dict[str, Any], wanted: dict[str, Any]) -> tuple[str, float]:
+    """The largest difference, relative to the largest element, and where it is."""
+    errors = {key: _error(found[key], wanted[key]) for key in wanted}
+    key = max(errors, key=lambda k: errors[k])
+    return key, errors[key]
+
+
+def _error(ours: Any, plain: Any) -> float:
+    if ours is None or plain is None:
+        return 0.0 if ours is plain else float("inf")
+    value = ours.full() if isinstance(ours, consistent.GlobalTensor) else ours
+    if not bool(torch.isfinite(plain).all()):
+        return 0.0 if torch.equal(value.isfinite(), plain.isfinite()) else float("inf")
+    scale = plain.abs().max().clamp_min(1e-6)
+    return float((value - plain).abs().max() / scale)
