@@ -20,9 +20,7 @@ QUERY = frozenset(
 KEY = frozenset("k_proj key k k_lin key_proj to_k wk linear_k w_k k_linear keys".split())
 VALUE = frozenset("v_proj value v v_lin value_proj to_v wv linear_v w_v v_linear values".split())
 # Rows of q, then of k, then of v; and those that lie by heads, [heads, 3, size of a head].
-STACKED = frozenset(
-    "c_attn qkv qkv_proj Wqkv in_proj_qkv att_proj to_qkv qkv_linear".split()
-)
+STACKED = frozenset("c_attn qkv qkv_proj Wqkv in_proj_qkv att_proj to_qkv qkv_linear".split())
 BY_HEADS = frozenset("query_key_value kv_b_proj".split())
 OUT = frozenset(
     """o_proj out_proj dense out_lin o to_out c_proj wo proj Wo linear_out projection w_o out
