@@ -10,6 +10,8 @@ NPROC ?= 2
 TRAIN_ARGS ?=
 TESTS ?= tests
 TEST_ARGS ?=
+# Test files that run at a time, each with ranks of its own.
+WORKERS ?= 2
 NATIVE := $(shell find csrc -type f -not -path 'csrc/tests/*')
 CPP := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
@@ -20,10 +22,10 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 .PHONY: test test-fast train lint format bench build clean
 
 test: build
-	$(BIN)/python -m pytest -q $(TESTS) $(TEST_ARGS)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile $(TESTS) $(TEST_ARGS)
 
 test-fast: build
-	$(BIN)/python -m pytest -q -m "not slow" $(TESTS) $(TEST_ARGS)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -m "not slow" $(TESTS) $(TEST_ARGS)
 
 train: build
 	$(BIN)/torchrun --standalone --nproc_per_node $(NPROC) examples/mnist_lenet.py $(TRAIN_ARGS)

@@ -1,5 +1,9 @@
 """One tensor, many devices: global tensors with a placement and an SBP, for PyTorch."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from . import data
 from .autograd.leaves import no_sync
 from .movement.check_mode import check_mode
 from .movement.plain_values import plain_may_differ
@@ -30,9 +34,21 @@ from .tensor.making.factories import (
 from .tensor.making.scope import placement_scope
 from .torch_patches.install import install_with_first_tensor
 
+if TYPE_CHECKING:
+    from . import checkpoint
+
 placement = Placement
 
 install_with_first_tensor()
+
+_LATER = ("checkpoint",)  # packages that import much of torch; imported when they are asked for
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "B",
@@ -47,6 +63,8 @@ __all__ = [
     "all_gather_matmul",
     "arange",
     "check_mode",
+    "checkpoint",
+    "data",
     "distribute",
     "empty",
     "explain",

@@ -27,13 +27,11 @@ import pickle
 import signal
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -42,6 +40,8 @@ import torch
 import torch.distributed as dist
 
 from mirrored.transports.in_process import run_ranks
+
+from .launch import forks
 
 # CONSISTENT_TEST_ALL=1 also runs what repeats a proof with other numbers of ranks or dtypes.
 ALL = os.environ.get("CONSISTENT_TEST_ALL") == "1"
@@ -148,17 +148,14 @@ class Pool:
         self._processes, self._pipes, self._traces, self._store = [], [], [], None
 
     def _start(self) -> None:
-        context = get_context("spawn")
+        context = forks()
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        # The signal at the parent's death is sent when the thread that started the child ends, so
-        # that must be the main thread.
-        parent = os.getpid() if threading.current_thread() is threading.main_thread() else None
         for rank in range(self.n):
             here, there = context.Pipe()
             trace = tempfile.NamedTemporaryFile(mode="w+")  # noqa: SIM115 - closed in close()
             process = context.Process(
                 target=_worker,
-                args=(rank, self.n, self._store.port, there, trace.name, parent),
+                args=(rank, self.n, self._store.port, there, trace.name),
                 daemon=True,
             )
             process.start()
@@ -276,10 +273,11 @@ def _dumps(obj: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _worker(rank: int, n: int, port: int, pipe: Connection, trace: str, parent: int | None) -> None:
-    if parent is not None and sys.platform == "linux":
+def _worker(rank: int, n: int, port: int, pipe: Connection, trace: str) -> None:
+    # Its parent is the process that forks, which ends with the tests.
+    if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if os.getppid() != parent:
+        if os.getppid() == 1:
             return
     file = open(trace, "w")  # noqa: SIM115 - open until the process ends
     faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)

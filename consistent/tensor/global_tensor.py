@@ -22,7 +22,7 @@ from ..movement.world import my_coordinate
 from ..spec import TensorSpec
 from .inspection import printing, reading
 from .inspection.strides import logical_strides
-from .storage import memory, moving, saving, views
+from .storage import in_checkpoints, memory, moving, saving, views
 
 _Base = torch.Tensor
 
@@ -267,6 +267,12 @@ class GlobalTensor(torch.Tensor):
         return saving.reduce(self)
 
     __reduce__ = __reduce_ex__
+
+    # -- torch.distributed.checkpoint --------------------------------------------------------------
+
+    __create_write_items__ = in_checkpoints.write_items
+    __create_chunk_list__ = in_checkpoints.chunk_list
+    __get_tensor_shard__ = in_checkpoints.tensor_shard
 
 
 hook.set_class(GlobalTensor)

@@ -24,6 +24,7 @@ from . import (
     recurrent,
     refusals,
     saved_on_cpu,
+    staging,
 )
 
 THEMES = (
@@ -37,6 +38,7 @@ THEMES = (
     saved_on_cpu.install,
     random_state.install,
     recurrent.install,
+    staging.install,
     numbers.install,
     refusals.install,
     overrides.install,

@@ -77,20 +77,23 @@ Meeting::Meeting(char* memory, int me, std::vector<int> ranks, double timeout_s,
       ranks_(std::move(ranks)),
       timeout_s_(timeout_s),
       callbacks_(std::move(callbacks)) {
-  members_[me_].pid.store(getpid());
+  // In this order: a member whose pid is known and whose start is not would look ended to others.
   members_[me_].start.store(started(getpid()));
+  members_[me_].pid.store(getpid());
 }
 
 void Meeting::arrive() {
   ++step_;
-  // Relaxed: it only tells who is missing, and no data is read on the strength of it.
-  members_[me_].step.store(step_, std::memory_order_relaxed);
   // Release: what this member wrote to its slot, and its reads of the step before, come first.
   // Acquire: the last to arrive takes over what all others released, and its store of `met` passes
   // that on. Without them a member could read a slot before it is written, or write over one that
   // is still being read.
-  if (control_->arrivals.fetch_add(1, std::memory_order_acq_rel) + 1 != step_ * ranks_.size())
-    return;
+  const auto arrived = control_->arrivals.fetch_add(1, std::memory_order_acq_rel) + 1;
+  // Relaxed: it only tells who is missing, and no data is read on the strength of it. After the
+  // add: others go on waiting for a member that is killed in between, and must see that it is
+  // missing.
+  members_[me_].step.store(step_, std::memory_order_relaxed);
+  if (arrived != step_ * ranks_.size()) return;
   // Sequentially consistent, with the add in sleep(): either the sleeper sees the new number before
   // it sleeps, or it is counted here and woken. With weaker orders both could miss each other, and
   // the member would sleep on until its slice of 50 ms ends.

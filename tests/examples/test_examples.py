@@ -1,4 +1,4 @@
-"""Every example, run as its first comment says, and the fact that it prints."""
+"""Every example, on as many ranks as its first comment says, and the fact that it prints."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
+
+from tests.launch import launch
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -15,21 +20,24 @@ RANKS = {"two_axes_2d": 4, "global_tensor_mixed": 4, "global_tensor_basic": 1}  
 
 
 def run(name: str, *args: str, ranks: int | None = None, fails: bool = False) -> str:
-    """What ``examples/<name>.py`` prints under torchrun; one rank is started by python alone."""
+    """What ``examples/<name>.py`` prints, all ranks one after the other."""
     count = RANKS.get(name, 2) if ranks is None else ranks
-    launcher = [sys.executable]
-    if count > 1:
-        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count)]
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-    }
+    done = launch(EXAMPLES / f"{name}.py", *args, ranks=count)
+    printed, errors = "".join(done.printed), "".join(done.errors)
+    assert (done.status != 0) is fails, printed + errors
+    return printed + (errors if fails else "")
+
+
+def run_as_written(name: str) -> str:
+    """The same by torchrun itself."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     done = subprocess.run(
-        [*launcher, str(EXAMPLES / f"{name}.py"), *args],
-        env=environment, capture_output=True, text=True, timeout=120, check=False,
+        [sys.executable, *launcher, str(EXAMPLES / f"{name}.py")],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
-    assert (done.returncode != 0) is fails, done.stdout + done.stderr
-    return done.stdout + (done.stderr if fails else "")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def difference(text: str) -> float:
@@ -42,11 +50,12 @@ def difference(text: str) -> float:
 def test_every_example_is_tested() -> None:
     programs = {path.stem for path in EXAMPLES.glob("*.py")}
     source = Path(__file__).read_text()
-    assert not {name for name in programs if f'run("{name}"' not in source}
+    assert not {name for name in programs if not re.search(rf'(run|started)\("{name}"', source)}
 
 
-def test_boxing_keeps_the_value() -> None:
-    text = run("hello_global_tensor")
+@pytest.mark.parametrize("started", [run, run_as_written])
+def test_boxing_keeps_the_value(started: Callable[[str], str]) -> None:
+    text = started("hello_global_tensor")
     assert "S(0): a tensor of shape (5, 3), in pieces (3, 3), (2, 3)" in text
     assert "value unchanged by boxing: True" in text
 

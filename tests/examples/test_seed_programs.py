@@ -1,4 +1,4 @@
-"""Every Python block of the four documents runs under torchrun, changed as ``SUBSTITUTIONS`` says.
+"""Every Python block of the four documents runs on its ranks, changed as ``SUBSTITUTIONS`` says.
 
 A block that imports the system is a whole program. The others are fragments: most are a part of a
 program of their document, word for word, and run as that; the rest is put into one (``INSERTED``,
@@ -7,16 +7,14 @@ program of their document, word for word, and run as that; the rest is put into 
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.launch import launch
 from tests.ranks import simulate
 
 ROOT = Path(__file__).parents[2]
@@ -112,36 +110,24 @@ def with_inserted(block: Block) -> str:
     return code
 
 
-def launch(code: str, folder: Path, ranks: int, steps: int = 0) -> list[str]:
+@pytest.fixture(autouse=True)
+def _digits_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CONSISTENT_MNIST", raising=False)
+
+
+def printed_by(code: str, folder: Path, ranks: int, steps: int = 0) -> list[str]:
     """What each rank prints, line by line; every rank must print the same."""
     program = folder / "program.py"
     program.write_text(substituted(code), encoding="utf-8")
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "CONSISTENT_MNIST_STEPS": str(steps),
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-    }
-    environment.pop("CONSISTENT_MNIST", None)
-    logs = folder / "logs"
-    launcher = [sys.executable, "-m", "consistent.flow.distributed.launch", "--standalone"]
-    options = ["--nproc_per_node", str(ranks), "--redirects", "3", "--log-dir", str(logs)]
-    done = subprocess.run(
-        [*launcher, *options, str(program)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    errors = "".join(path.read_text() for path in sorted(logs.rglob("stderr.log")))
-    assert done.returncode == 0, errors + done.stderr
-    printed = [path.read_text() for path in sorted(logs.rglob("stdout.log"))]
-    assert len(printed) == ranks and len(set(printed)) == 1, printed
-    return printed[0].splitlines()
+    given = {"CONSISTENT_MNIST_STEPS": str(steps)}
+    done = launch(program, ranks=ranks, environment=given, timeout=300)
+    assert done.status == 0, "".join(done.errors)
+    assert len(set(done.printed)) == 1, done.printed
+    return done.printed[0].splitlines()
 
 
 def losses(code: str, folder: Path, steps: int) -> list[float]:
-    return [float(line) for line in launch(code, folder, 2, steps)]
+    return [float(line) for line in printed_by(code, folder, 2, steps)]
 
 
 def program(document: str, mark: str) -> Block:
@@ -154,11 +140,11 @@ def program(document: str, mark: str) -> Block:
 
 TRAINING = {
     "mirrored_strategy": ("consistent_and_mirrored_view", "GPU_NUM", 121),
-    "consistent_strategy": ("consistent_and_mirrored_view", "lenet", 61),
+    "consistent_strategy": ("consistent_and_mirrored_view", "lenet", 101),
     "mirrored_strategy_2020": ("consistent_and_mirrored_view_2020_zh", "GPU_NUM", 121),
-    "consistent_strategy_2020": ("consistent_and_mirrored_view_2020_zh", "lenet", 61),
+    "consistent_strategy_2020": ("consistent_and_mirrored_view_2020_zh", "lenet", 101),
     "mixed_parallelism_mlp": ("mixed_parallelism", "mlp", 121),
-    "mixed_parallelism_lenet": ("mixed_parallelism", "lenet", 61),
+    "mixed_parallelism_lenet": ("mixed_parallelism", "lenet", 101),
 }
 
 
@@ -203,7 +189,7 @@ def test_global_tensors_have_the_shapes_that_the_comments_say(block: Block, tmp_
         [int(n) for n in re.findall(r"\d+", text)]
         for text in re.findall(r"print\(.*# (\(.*\))", block.code)
     ]
-    printed = launch(block.code, tmp_path, ranks_of(block))
+    printed = printed_by(block.code, tmp_path, ranks_of(block))
     assert [[int(n) for n in re.findall(r"\d+", line)] for line in printed] == said and said
 
 

@@ -163,7 +163,10 @@ _NO_NAMES = "the dims of a global tensor have no names"
 _SHAPE_IS_IN_THE_SPEC = "its shape is part of its spec, and views of it would keep the old one"
 # The value itself is what most callers of these are after: to save it, or to hand it on.
 _MEMORY = "each rank keeps its shard in a memory of its own"
-_SAVE = "x.to_local().{0} for this rank's shard, or x.full(), the whole value, to save or pass on"
+_SAVE = (
+    "x.to_local().{0} for this rank's shard, or x.full(), the whole value, to save or pass on; "
+    "consistent.checkpoint.full_state_dict(module) is the whole of a module"
+)
 
 # Name -> (why, what to call instead); empty where the usual sentence says it.
 REFUSED: dict[str, tuple[str, str]] = {

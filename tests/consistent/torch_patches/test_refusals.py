@@ -59,7 +59,6 @@ REFUSED = [
     # made from a tensor, in C
     "torch.Tensor(x)", "torch.DoubleTensor(x)", "torch.FloatTensor([x[0, 0]])",
     "torch.Tensor._make_subclass(torch.Tensor, x)", "plain.new(x)",
-    "torch.sparse_coo_tensor(plain[:2].long(), x[:2, 0], (4, 2))",
     # shared memory
     "np.from_dlpack(x)", "torch.from_dlpack(x)", "torch.utils.dlpack.to_dlpack(x)",
     "torch._C._to_dlpack(x)", "x.__dlpack__()", "plain.set_(x)", "shaped.set_(x)",
@@ -77,7 +76,6 @@ REFUSED = [
     "dist.all_gather([local, local], x)", "dist.send(x, 1 - dist.get_rank())",
     "dist.reduce_scatter_tensor(x, x)", "dist.all_to_all([x], [x])",
     "dist.distributed_c10d.all_reduce(x)", "dist.all_gather_object([None, None], x)",
-    
     "call('torch.distributed.nn.functional.all_reduce', x)",
     "call('torch.distributed._functional_collectives.all_reduce', x, 'sum', dist.group.WORLD)",
     # wrappers that communicate by themselves
@@ -178,6 +176,9 @@ MADE: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "alpha": lambda x, plain: torch.add(plain, plain + 1, alpha=x[0, 0]),
     "clamp": lambda x, plain: (plain + 1).clamp(max=x[0, 0]),
     "fill_": lambda x, plain: plain.clone().fill_(x[0, 0]),
+    "sparse_coo_tensor": lambda x, _: torch.sparse_coo_tensor(
+        torch.tensor([[0, 3], [1, 0]]), x[:2, 0], (4, 2)
+    ).to_dense(),
     "an index": lambda x, plain: plain[(x[0, 0] * 0).long()],
     "a size": lambda x, plain: torch.ones(int((x[0, 0] * 0).long()) + 2),
     "numpy.asarray": lambda x, _: torch.from_numpy(np.asarray(x.detach())),

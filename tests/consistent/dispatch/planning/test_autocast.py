@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -27,8 +26,7 @@ from tests.consistent.rules.layouts import (
 from tests.ranks import ALL, pool
 from tests.twins import GRIDS, Laid
 
-# Of each example's layouts every third is run; CONSISTENT_AUTOCAST=1 runs all.
-EVERY = int(os.environ.get("CONSISTENT_AUTOCAST", "3"))
+EVERY = 3 if ALL else 9  # of each example's layouts every so many is run
 HALVES = (torch.bfloat16, torch.float16)
 _ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-20}
 

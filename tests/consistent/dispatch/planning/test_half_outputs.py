@@ -12,7 +12,7 @@ import torch
 import consistent
 from benchmarks.coverage_cases import RANDOM, map_tensors, operators, tensors_in
 from consistent import B, Placement, S
-from tests.ranks import on_ranks
+from tests.ranks import ALL, on_ranks
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -30,7 +30,7 @@ def _differing() -> list[tuple[str, Any, list[tuple]]]:
     """(name, given, what comes out) of calls whose meta form says something else."""
     found = []
     for name, op in operators().items():
-        for dtype in HALVES if not RANDOM.search(name) else ():
+        for dtype in HALVES[: 2 if ALL else 1] if not RANDOM.search(name) else ():
             if dtype in op.dtypes:
                 found += [(name, *one) for one in _differing_of(op, dtype)]
     return found
@@ -39,7 +39,7 @@ def _differing() -> list[tuple[str, Any, list[tuple]]]:
 def _differing_of(op: Any, dtype: torch.dtype) -> list[tuple[Any, list[tuple]]]:
     found = []
     torch.manual_seed(0)
-    for _, sample in zip(range(3), op.sample_inputs("cpu", dtype), strict=False):
+    for _, sample in zip(range(3 if ALL else 1), op.sample_inputs("cpu", dtype), strict=False):
         given = _given(sample)
         try:
             wanted = _outputs(op, given)

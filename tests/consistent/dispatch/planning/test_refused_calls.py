@@ -24,7 +24,7 @@ from tests.consistent.rules.layouts import (
     tensors_of,
     wanted,
 )
-from tests.ranks import on_ranks, pool
+from tests.ranks import ALL, on_ranks, pool
 from tests.twins import GRIDS, Laid, randn
 
 
@@ -71,7 +71,7 @@ def _whole_plans() -> set[str]:
 
 def _check(rank: int, ranks: Any, family: str) -> list[str]:
     placement, wrong = Placement("cpu", ranks), []
-    for case in examples(family)[::3]:
+    for case in examples(family)[:: 1 if ALL else 6]:
         refused = list(_refused(case)) if wanted(case) is not None else []
         for layout in list(layouts(case))[:: max(1, len(tensors_of(case)))] if refused else ():
             clear_plans()

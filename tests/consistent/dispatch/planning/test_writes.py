@@ -25,9 +25,9 @@ N = 4  # matrices are N x N, and so is everything else that may be
 
 # What torch itself leaves undefined, or ends the process with, for arguments that are made up.
 NOT_CALLED = frozenset(
-    """_native_batch_norm_legit _pdist_backward _weight_norm_interface addbmm empty empty_like
-    empty_permuted empty_strided geometric bernoulli new_empty new_empty_strided rand randint randn
-    randperm""".split()
+    """_native_batch_norm_legit _pdist_backward _weight_norm_interface addbmm bernoulli_ empty
+    empty_like empty_permuted empty_strided geometric bernoulli new_empty new_empty_strided
+    rand randint randn randperm""".split()
 )
 
 

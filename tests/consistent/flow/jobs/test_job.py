@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import consistent.flow as flow
 import consistent.flow.typing as tp
-from tests.ranks import pool
+from tests.ranks import ALL, pool
 
 BATCH, CLASSES = 12, 5
 LAST_FAST, RATES = (
@@ -139,7 +139,7 @@ def plain_torch(name: str, steps: int) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, 3] if ALL else [3])
 @pytest.mark.parametrize("view", ["consistent", "mirrored", "split"])
 def test_lenet_has_the_losses_of_plain_torch(view: str, ranks: int) -> None:
     expected = plain_torch("SGD", 100)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as checkpoint
 from safetensors.torch import load_file, save, save_file, save_model
 from torch import nn
 
@@ -68,10 +67,6 @@ SAVERS: dict[str, Callable[[nn.Module, str], Any]] = {
     "safetensors.save": lambda module, path: save(module.state_dict()),
     "safetensors.save_model": lambda module, path: save_model(module, path),
     "save_pretrained": _pretrained,
-    "checkpoint.save": lambda m, path: checkpoint.save(m.state_dict(), checkpoint_id=path),
-    "checkpoint.async_save": lambda m, path: checkpoint.async_save(
-        m.state_dict(), checkpoint_id=path
-    ).result(),
 }
 
 

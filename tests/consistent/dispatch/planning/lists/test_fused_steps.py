@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from consistent import B, P, S
-from tests.ranks import pool
+from tests.ranks import ALL, pool
 from tests.twins import GRIDS, Laid, compare, randn
 
 STEPS = [n for n in dir(torch) if n.startswith("_fused_") and n.endswith("_")]
@@ -77,7 +77,7 @@ def factors(at: Laid, name: str) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("world", [3, 4])
+@pytest.mark.parametrize("world", [3, 4] if ALL else [3])
 @pytest.mark.parametrize("case", [steps, factors])
 @pytest.mark.parametrize("name", STEPS)
 def test_equals_plain_torch(name: str, case: Any, world: int) -> None:

@@ -1,0 +1,23 @@
+"""Checkpoints: whole or not there, loaded under any layout, number of ranks, and plan."""
+
+from .agreement import CheckpointError
+from .dtensor import from_dtensor, to_dtensor
+from .files.opened import opened
+from .files.reader import Reader
+from .full import full_state_dict, save_full
+from .load import latest, load
+from .save import save, wait
+
+__all__ = [
+    "CheckpointError",
+    "Reader",
+    "from_dtensor",
+    "full_state_dict",
+    "latest",
+    "load",
+    "opened",
+    "save",
+    "save_full",
+    "to_dtensor",
+    "wait",
+]

@@ -1,0 +1,118 @@
+"""What of each object goes into a checkpoint: its tensors by name, and all else as JSON.
+
+```
+save(folder, model=model, optimizer=optimizer, step=120)
+
+model.fc.weight                         tensor        values:  model      {"fc.weight": {"$tensor": "model.fc.weight"}, ...}
+optimizer.state.fc.weight.exp_avg       tensor                 optimizer  {"state": {"fc.weight": {...}}, "param_groups": [...]}
+                                                               step       120
+```
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ...dispatch.plans.shards import is_global
+from ..files.pieces import bytes_of
+from . import parameters
+from .values import Trail, encode
+
+
+@dataclass
+class Contents:
+    """What is to be saved.
+
+    Args:
+        tensors: name -> tensor, global or plain.
+        values: name given to ``save`` -> JSON text.
+        kinds: that name -> "module", "optimizer", "state" (what has a ``state_dict``) or "value".
+        aliases: further names of tensors -> the name in ``tensors``.
+    """
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    values: dict[str, str] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+    _names: dict[int, str] = field(default_factory=dict)  # id -> name: one object has one name
+
+    def enter(self, x: torch.Tensor, path: Trail) -> str:
+        """Enter a tensor that was met under this path; returns its name."""
+        name = ".".join(path)
+        if name in self.tensors or name in self.aliases:
+            raise ValueError(
+                f"two tensors would both be {name!r} in the file. Rename one of the keys that "
+                "lead to them."
+            )
+        _check_kind(x, name)
+        if id(x) in self._names:
+            self.aliases[name] = self._names[id(x)]
+        else:
+            self._names[id(x)] = name
+            self.tensors[name] = x
+        return name
+
+    def by_any_name(self) -> dict[str, torch.Tensor]:
+        """The tensors by all their names."""
+        return {**self.tensors, **{a: self.tensors[name] for a, name in self.aliases.items()}}
+
+
+def _check_kind(x: torch.Tensor, name: str) -> None:
+    why = None
+    if x.layout is not torch.strided:
+        why = f"its layout is {x.layout}; give x.to_dense()"
+    elif x.is_meta:
+        why = "it is on meta and has no values; give it values first"
+    elif x.is_quantized or x.is_nested:
+        why = "it is quantized or nested; give its parts"
+    if why:
+        raise ValueError(f"{name} cannot be written: {why}.")
+
+
+def kind_of(given: Any) -> str:
+    """What sort of object this is, as ``Contents.kinds`` says."""
+    if isinstance(given, torch.nn.Module):
+        return "module"
+    if isinstance(given, torch.optim.Optimizer):
+        return "optimizer"
+    is_state = callable(getattr(given, "state_dict", None))
+    return "state" if is_state and not isinstance(given, type) else "value"
+
+
+def state_of(name: str, given: Any, objects: Mapping[str, Any]) -> Any:
+    """What of the object ``given`` as ``name`` is saved; ``objects`` are all that are given."""
+    kind = kind_of(given)
+    if kind == "module":
+        return dict(given.state_dict(keep_vars=True))  # the objects themselves: a tied one is one
+    if kind == "optimizer":
+        return parameters.named_state(name, given, parameters.names_in(objects))
+    return given.state_dict() if kind == "state" else given
+
+
+def collect(objects: Mapping[str, Any]) -> Contents:
+    """What is saved of these objects. Nothing is sent.
+
+    Raises:
+        TypeError, ValueError: files do not hold something in them; the message says its name.
+    """
+    found = Contents()
+    for name, given in objects.items():
+        text = encode(state_of(name, given, objects), (name,), found.enter)
+        found.values[name] = json.dumps(text, allow_nan=False)
+        found.kinds[name] = kind_of(given)
+    return found
+
+
+def digests(contents: Contents) -> dict[str, int]:
+    """A number for each value and each plain tensor, which differs where these do."""
+    found = {f"value {name}": zlib.crc32(text.encode()) for name, text in contents.values.items()}
+    for name, x in contents.tensors.items():
+        if not is_global(x) and type(x) in (torch.Tensor, torch.nn.Parameter):
+            found[f"tensor {name}"] = zlib.crc32(bytes_of(x))
+    return found

@@ -1,0 +1,119 @@
+"""The state of an optimizer by the names of its parameters, so that it fits them in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+Names = dict[int, list[str]]  # id of a parameter -> its names
+
+
+def names_in(objects: Mapping[str, Any]) -> Names:
+    """The names of the parameters of the modules among ``objects``; with several modules the name
+    of the module comes first."""
+    modules = {k: m for k, m in objects.items() if isinstance(m, torch.nn.Module)}
+    names: Names = {}
+    for key, module in modules.items():
+        for name, p in module.named_parameters(remove_duplicate=False):
+            both = [name, f"{key}.{name}"]
+            names.setdefault(id(p), []).extend(both if len(modules) == 1 else both[::-1])
+    return names
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """The parameters in the order in which the state dict of the optimizer counts them."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _name_of(what: str, optimizer: Any, names: Names) -> Callable[[int, Any], list[str]]:
+    """A function that gives the names of the optimizer's k-th parameter."""
+    own = [n for group in optimizer.param_groups for n in group.get("param_names", ())]
+    count = len(parameters_of(optimizer))
+
+    def name_of(k: int, p: Any) -> list[str]:
+        if id(p) in names:
+            return names[id(p)]
+        if len(own) == count:
+            return [own[k]]
+        if not names:
+            return [str(k)]
+        raise ValueError(
+            f"{what}: its parameter {k} of shape {tuple(p.shape)} is in none of the modules that "
+            "are given, so it has no name. Give all modules whose parameters it steps, such as "
+            "model=model."
+        )
+
+    return name_of
+
+
+def all_names(what: str, optimizer: torch.optim.Optimizer, names: Names) -> list[list[str]]:
+    """The names of each parameter, in order."""
+    name_of = _name_of(what, optimizer, names)
+    return [name_of(k, p) for k, p in enumerate(parameters_of(optimizer))]
+
+
+def named_state(what: str, optimizer: torch.optim.Optimizer, names: Names) -> dict[str, Any]:
+    """The optimizer's state dict with the first name of a parameter in place of its number."""
+    told = optimizer.state_dict()
+    first = [each[0] for each in all_names(what, optimizer, names)]
+    groups = []
+    for group in told["param_groups"]:
+        kept = {k: v for k, v in group.items() if k not in ("params", "param_names")}
+        groups.append({**kept, "params": [first[k] for k in group["params"]]})
+    state = {first[k] if isinstance(k, int) else k: v for k, v in told["state"].items()}
+    rest = {k: v for k, v in told.items() if k not in ("state", "param_groups")}
+    return {**rest, "state": state, "param_groups": groups}
+
+
+def numbered_state(
+    what: str, saved: dict[str, Any], optimizer: torch.optim.Optimizer, names: Names
+) -> dict[str, Any]:
+    """The way back: a state dict for ``optimizer``, whose parameters have any of ``names``.
+
+    Raises:
+        ValueError: what was saved is of other parameters, or groups them otherwise.
+    """
+    known = {name: k for k, each in enumerate(all_names(what, optimizer, names)) for name in each}
+    groups = [{**g, "params": list(map(str, g["params"]))} for g in saved["param_groups"]]
+    if all(n.isdigit() and n not in known for group in groups for n in group["params"]):
+        known = {str(k): k for k in known.values()}  # torch's own state dict: by number
+    missing = [n for group in groups for n in group["params"] if n not in known]
+    there = {known[n] for group in groups for n in group["params"] if n in known}
+    first = {k: name for name, k in reversed(known.items())}
+    absent = [first[k] for k in sorted(set(first) - there)]
+    if missing or absent:
+        raise ValueError(
+            f"{what}: the checkpoint is of other parameters."
+            + (f"\n    Only in the checkpoint: {', '.join(missing)}." if missing else "")
+            + (f"\n    Only in the optimizer: {', '.join(absent)}." if absent else "")
+            + "\n    Make the optimizer of the same parameters, and give their module too."
+        )
+    found = _groups(what, groups, optimizer, known)
+    state = {known.get(str(name), name): value for name, value in saved["state"].items()}
+    rest = {k: v for k, v in saved.items() if k not in ("state", "param_groups")}
+    return {**rest, "state": state, "param_groups": found}
+
+
+def _groups(
+    what: str, saved: list[dict[str, Any]], optimizer: Any, known: dict[str, int]
+) -> list[dict[str, Any]]:
+    """The saved groups in the optimizer's order."""
+    by_members = {frozenset(known[n] for n in group["params"]): group for group in saved}
+    found, start = [], 0
+    for k, group in enumerate(optimizer.param_groups):
+        numbers = list(range(start, start + len(group["params"])))
+        start += len(numbers)
+        match = by_members.get(frozenset(numbers))
+        if match is None:
+            raise ValueError(
+                f"{what}: no group of parameters in the checkpoint is the optimizer's group {k}; "
+                f"the checkpoint has groups of {[len(g['params']) for g in saved]} parameters, the "
+                f"optimizer of {[len(g['params']) for g in optimizer.param_groups]}. Make the "
+                "optimizer with the same groups."
+            )
+        kept = {key: v for key, v in match.items() if key != "params"}
+        names = {"param_names": group["param_names"]} if "param_names" in group else {}
+        found.append({**kept, **names, "params": numbers})
+    return found

@@ -1,0 +1,221 @@
+"""From a checkpoint back into objects: which tensors are read into which, and what they are given.
+
+All is checked before anything is read: names, shapes and dtypes, of all objects at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ...dispatch.plans.shards import is_global
+from ...spec import B, Placement, TensorSpec
+from ...tensor.making.create import distribute
+from ...tensor.making.factories import empty
+from . import parameters
+from .collect import Contents, kind_of, state_of
+from .stored import Stored, TensorName
+from .values import encode
+
+
+class Loading:
+    """What ``load`` does with a checkpoint.
+
+    Args:
+        stored: the checkpoint.
+        objects: what to read into, by name.
+        strict, cast: as ``load`` has them.
+
+    Raises:
+        ValueError: the checkpoint does not fit; the message says all that does not.
+    """
+
+    def __init__(self, stored: Stored, objects: dict[str, Any], strict: bool, cast: bool) -> None:
+        self._stored, self._objects = stored, objects
+        self._strict, self._cast = strict, cast
+        self._names = parameters.names_in(objects)
+        self._faults: list[str] = []
+        self.targets: dict[str, torch.Tensor] = {}
+        """Name in the checkpoint -> plain or global tensor to read into."""
+        self._made: dict[str, torch.Tensor] = {}  # name in a value -> tensor
+        self._to_spread: dict[str, Placement] = {}  # of these: where they will be B
+        self._modules: dict[str, dict[str, Any]] = {}
+        for name, given in objects.items():
+            self._enter(name, given)
+        for name in self._others():
+            self._enter_value(name, {})
+        if self._faults:
+            raise ValueError("it does not fit.\n" + "\n".join(f"    {f}" for f in self._faults))
+
+    def _enter(self, name: str, given: Any) -> None:
+        kind = kind_of(given)
+        if kind == "module":
+            self._enter_module(name, given)
+        elif name not in self._stored.index.values:
+            has = ", ".join(self._stored.names) or "nothing"
+            self._faults.append(f"{name}: the checkpoint has none; it has {has}")
+        elif kind == "optimizer":
+            self._attempt(name, lambda: self._enter_optimizer(name, given))
+        else:
+            current = Contents()
+            encode(state_of(name, given, self._objects), (name,), current.enter)
+            self._attempt(name, lambda: self._enter_value(name, current.by_any_name()))
+
+    def _attempt(self, name: str, step: Any) -> None:
+        try:
+            step()
+        except ValueError as error:
+            self._faults.append(str(error))
+        except (KeyError, TypeError, AttributeError) as error:
+            self._faults.append(f"{name}: what is stored is not its state ({error!r})")
+
+    def _others(self) -> list[str]:
+        """The names of values that no object is given for."""
+        index = self._stored.index
+        return [n for n, k in index.kinds.items() if k == "value" and n not in self._objects]
+
+    # -- modules -----------------------------------------------------------------------------------
+
+    def _enter_module(self, name: str, module: torch.nn.Module) -> None:
+        state = dict(module.state_dict(keep_vars=True))
+        wanted = {k: x for k, x in state.items() if isinstance(x, torch.Tensor)}
+        prefix, there = self._part_of(name, list(wanted))
+        if self._strict:
+            missing = [k for k in wanted if k not in there]
+            extra = [k for k in there if k not in wanted]
+            self._faults += [f"{name}: the checkpoint lacks {k}" for k in missing]
+            self._faults += [f"{name}: only the checkpoint has {k}" for k in extra]
+        for k, x in wanted.items():
+            if k in there:
+                self._add(f"{name}.{k}", prefix + k, x.detach())
+        self._modules[name] = {k: self._other_state(name, prefix, k, x) for k, x in state.items()}
+
+    def _part_of(self, name: str, wanted: list[str]) -> tuple[str, set[str]]:
+        """(prefix, names behind it) of a module's tensors in the checkpoint: all that begin with
+        its name; or all that there are, if the checkpoint is of one module."""
+        stored, index = self._stored, self._stored.index
+        prefix = f"{name}."
+        own = {key.removeprefix(prefix) for key in stored.tensors if key.startswith(prefix)}
+        if name in index.kinds:
+            return prefix, own & set(map(str, stored.value(name)))
+        if any(k in own for k in wanted):
+            return prefix, own
+        return ("", set(stored.tensors)) if not own or "" in own else (prefix, own)
+
+    def _other_state(self, name: str, prefix: str, key: str, now: Any) -> Any:
+        """What the module is given for this key, if it takes anything."""
+        if isinstance(now, torch.Tensor) or not prefix or name not in self._stored.index.values:
+            return now.detach() if isinstance(now, torch.Tensor) else now
+        return self._stored.value(name).get(key, now)
+
+    # -- optimizers --------------------------------------------------------------------------------
+
+    def _enter_optimizer(self, name: str, optimizer: torch.optim.Optimizer) -> None:
+        saved = self._stored.value(name)
+        numbered = parameters.numbered_state(name, saved, optimizer, self._names)["state"]
+        for k, p in enumerate(parameters.parameters_of(optimizer)):
+            held = optimizer.state.get(p, {})
+            for key, each in numbered.get(k, {}).items():
+                for inner in _tensor_names(each):
+                    self._enter_state(inner, p, held.get(key) if inner is each else None)
+
+    def _enter_state(self, name: str, p: Any, held: Any) -> None:
+        """A tensor of the state of a parameter lies as it does now; else as the optimizer would
+        make it."""
+        key = self._stored.key(name)
+        shape, dtype = self._stored.shape(key), self._stored.dtype(key)
+        if isinstance(held, torch.Tensor) and held.shape == shape:
+            self._add(name, key, like(held.detach(), dtype))
+        elif p.shape == shape and shape:
+            self._add(name, key, like(p.detach(), dtype, p.__dict__.get("_step_sbp")))
+        else:
+            self._add(name, key, torch.empty(shape, dtype=dtype))
+            if shape and is_global(p):
+                self._to_spread[name] = p.placement
+
+    # -- everything else ---------------------------------------------------------------------------
+
+    def _enter_value(self, name: str, now: dict[str, torch.Tensor]) -> None:
+        """Its tensors lie as those that it has now under the same names; others are plain. Those of
+        an object that takes a state are new ones."""
+        takes_state = kind_of(self._objects.get(name)) == "state"
+        for inner in self._stored.tensor_names(name):
+            key, held = self._stored.key(inner), now.get(inner)
+            shape, dtype = self._stored.shape(key), self._stored.dtype(key)
+            if held is None or (takes_state and held.shape != shape):
+                self._add(inner, key, torch.empty(shape, dtype=dtype))
+            else:
+                self._add(inner, key, like(held.detach(), dtype) if takes_state else held.detach())
+
+    # -- targets -----------------------------------------------------------------------------------
+
+    def _add(self, shown: str, key: str, target: Any) -> None:
+        """Read the tensor ``key`` into ``target``, which errors and values call ``shown``."""
+        shape, dtype = self._stored.shape(key), self._stored.dtype(key)
+        if target.shape != shape:
+            self._faults.append(
+                f"{shown} has shape {tuple(target.shape)}, and in the checkpoint {tuple(shape)}"
+            )
+        elif target.dtype != dtype and not self._cast:
+            self._faults.append(
+                f"{shown} is {target.dtype}, and in the checkpoint {dtype}; cast=True converts it"
+            )
+        elif target.is_meta and not is_global(target):
+            self._faults.append(f"{shown} is on meta: make it on a device first")
+        else:
+            self.targets[key] = self._made[shown] = target
+
+    # -- after reading -----------------------------------------------------------------------------
+
+    def put_back(self) -> dict[str, Any]:
+        """Give the objects what was read; returns the values that no object is given for."""
+        for name, placement in self._to_spread.items():
+            self._made[name] = distribute(self._made[name], placement, (B,) * placement.ndim)
+        for name, state in self._modules.items():
+            if not _is_in_place(self._objects[name], state):
+                self._objects[name].load_state_dict(state, strict=False)
+        found = {}
+        for name in [*self._objects, *self._others()]:
+            given = self._objects.get(name)
+            kind = kind_of(given)
+            if kind != "module":
+                value = self._stored.value(name, self._made)
+                if kind == "optimizer":
+                    value = parameters.numbered_state(name, value, given, self._names)
+                if kind == "value":
+                    found[name] = value
+                elif name != "random":
+                    given.load_state_dict(value)
+        if "random" in self._objects:  # last: the others may draw numbers
+            self._objects["random"].load_state_dict(self._stored.value("random", self._made))
+        return found
+
+
+def like(x: Any, dtype: torch.dtype, sbp: str | None = None) -> torch.Tensor:
+    """A new tensor of this dtype that lies as ``x`` does, or by ``sbp`` on the same placement."""
+    if not is_global(x):
+        return torch.empty_like(x, dtype=dtype)
+    layout = TensorSpec.of(x.placement, sbp or x.sbp, x.shape, dtype).settled
+    return empty(x.shape, placement=x.placement, sbp=layout.sbp, dtype=dtype)
+
+
+def _tensor_names(value: Any) -> Iterator[TensorName]:
+    """The tensors in a part of a value."""
+    if isinstance(value, TensorName):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensor_names(each)
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _tensor_names(each)
+
+
+def _is_in_place(module: torch.nn.Module, state: dict[str, Any]) -> bool:
+    """Whether the module's own tensors are all that there is in its state."""
+    held = module.state_dict(keep_vars=True)
+    tensors = [*module.parameters(), *module.buffers()]
+    own = {id(x) for x in tensors}
+    return all(id(held[k]) in own for k in state)

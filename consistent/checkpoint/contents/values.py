@@ -1,0 +1,166 @@
+"""Values that are not tensors, as JSON and back, without pickle.
+
+What JSON has no word for is an object with one key that begins with ``$``:
+``(1, 2)`` is ``{"$tuple": [1, 2]}``, and a tensor ``{"$tensor": "model.weight"}``, its key among
+the tensors of the checkpoint. Reading makes objects of the types listed here and no others.
+"""
+
+from __future__ import annotations
+
+import base64
+import collections
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+import torch
+
+Trail = tuple[str, ...]
+_FACTORIES = {"int": int, "float": float, "list": list, "dict": dict, "set": set, "None": None}
+_KINDS = "biufcSU"  # numpy's bool, numbers and texts: dtypes whose bytes are the values
+
+
+def encode(value: Any, path: Trail, name_of: Callable[[torch.Tensor, Trail], str]) -> Any:
+    """``value`` as what ``json`` writes. Each tensor in it is given to ``name_of`` with the path
+    that leads to it, and stands there by the name that this returns.
+
+    Raises:
+        TypeError: something in it is of another type.
+    """
+
+    def inner(each: Any, *more: Any) -> Any:
+        return encode(each, (*path, *map(str, more)), name_of)
+
+    kind = type(value)
+    if value is None or kind in (bool, int, str):
+        return value
+    if isinstance(value, torch.Tensor):
+        return {"$tensor": name_of(value, path)}
+    if kind is float:
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if kind is list:
+        return [inner(each, k) for k, each in enumerate(value)]
+    if isinstance(value, Mapping):
+        return _encode_mapping(value, path, inner)
+    return _encode_other(value, path, inner)
+
+
+def _encode_mapping(value: Any, path: Trail, inner: Callable[..., Any]) -> Any:
+    kind = type(value)
+    if kind is dict and all(type(k) is str and not k.startswith("$") for k in value):
+        return {k: inner(each, k) for k, each in value.items()}
+    items = [[inner(k), inner(each, k)] for k, each in value.items()]
+    if kind is collections.OrderedDict:
+        return {"$ordered": items}
+    if kind is collections.Counter:
+        return {"$counter": items}
+    if kind is collections.defaultdict:
+        name = getattr(value.default_factory, "__name__", "None")
+        if _FACTORIES.get(name, ...) is not value.default_factory:
+            raise _refused(value, path)
+        return {"$default": [name, items]}
+    return {"$dict": items}
+
+
+def _encode_other(value: Any, path: Trail, inner: Callable[..., Any]) -> Any:
+    if type(value) is tuple:
+        return {"$tuple": [inner(each, k) for k, each in enumerate(value)]}
+    if isinstance(value, torch.Size):
+        return {"$size": list(value)}
+    if isinstance(value, set | frozenset):
+        tag = "$set" if isinstance(value, set) else "$frozenset"
+        return {tag: sorted((inner(v) for v in value), key=repr)}  # the same text on every rank
+    if isinstance(value, bytes | bytearray):
+        return {"$bytes": base64.b64encode(value).decode()}
+    if isinstance(value, complex):
+        return {"$complex": [inner(value.real), inner(value.imag)]}
+    if isinstance(value, torch.dtype | torch.device):
+        return {"$" + type(value).__name__: str(value).removeprefix("torch.")}
+    if isinstance(value, PurePath):
+        return {"$path": str(value)}
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _KINDS:
+        data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
+        tag = "$array" if isinstance(value, np.ndarray) else "$scalar"
+        return {tag: [value.dtype.str, list(value.shape), data]}
+    for base in (int, float, str, tuple):  # an enum of ints, a text with methods, a named tuple
+        if isinstance(value, base):
+            return inner(base(value))
+    raise _refused(value, path)
+
+
+def _refused(value: Any, path: Trail) -> TypeError:
+    return TypeError(
+        f"{'.'.join(path) or 'a value'} is a {type(value).__module__}.{type(value).__qualname__}, "
+        "which files without pickle do not hold. They hold tensors, numpy arrays, numbers, texts, "
+        "bytes, None, and lists, tuples, sets and dictionaries of them; give it as those, for "
+        "example by its state_dict()."
+    )
+
+
+def decode(text: Any, tensor: Callable[[str], Any]) -> Any:
+    """The value that ``encode`` made ``text`` of; ``tensor(name)`` gives its tensors.
+
+    Raises:
+        ValueError: ``encode`` did not make it.
+    """
+    if isinstance(text, list):
+        return [decode(each, tensor) for each in text]
+    if not isinstance(text, dict):
+        return text
+    if len(text) == 1:
+        ((tag, inner),) = text.items()
+        if tag == "$tensor":
+            return tensor(inner)
+        if tag.startswith("$"):
+            try:
+                return _DECODERS[tag](inner, lambda each: decode(each, tensor))
+            except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+                raise ValueError(f"{tag} with {str(inner)[:60]!r} is not a value") from error
+    return {k: decode(each, tensor) for k, each in text.items()}
+
+
+def _pairs(items: Any, inner: Callable[[Any], Any]) -> Any:
+    return ((inner(k), inner(v)) for k, v in items)
+
+
+def _array(told: Any) -> np.ndarray:
+    dtype, shape, data = told
+    if np.dtype(dtype).kind not in _KINDS:
+        raise ValueError(f"numpy's {dtype} is not one of numbers or texts")
+    return np.frombuffer(base64.b64decode(data, validate=True), dtype=dtype).reshape(shape).copy()
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"torch.{name} is not a dtype")
+    return found
+
+
+_DECODERS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
+    "$array": lambda x, _: _array(x),
+    "$bytes": lambda x, _: base64.b64decode(x, validate=True),
+    "$complex": lambda x, inner: complex(*map(inner, x)),
+    "$counter": lambda x, inner: collections.Counter(dict(_pairs(x, inner))),
+    "$default": lambda x, inner: collections.defaultdict(_FACTORIES[x[0]], _pairs(x[1], inner)),
+    "$device": lambda x, _: torch.device(x),
+    "$dict": lambda x, inner: dict(_pairs(x, inner)),
+    "$dtype": lambda x, _: _dtype(x),
+    "$float": lambda x, _: float(x),
+    "$frozenset": lambda x, inner: frozenset(map(inner, x)),
+    "$ordered": lambda x, inner: collections.OrderedDict(_pairs(x, inner)),
+    "$path": lambda x, _: Path(x),
+    "$scalar": lambda x, _: _array(x)[()],
+    "$set": lambda x, inner: set(map(inner, x)),
+    "$size": lambda x, _: torch.Size(x),
+    "$tuple": lambda x, inner: tuple(map(inner, x)),
+}
+
+
+def tensors_in(text: Any) -> list[str]:
+    """The names of the tensors in what ``encode`` made, in order."""
+    names: list[str] = []
+    decode(text, names.append)
+    return names

@@ -1,0 +1,212 @@
+"""Global tensors as DTensors and back: ``S(d)`` is ``Shard(d)``, ``B`` ``Replicate()``, ``P``
+``Partial()``.
+
+The two cut a dim that does not divide evenly in different ways, so some rows move then:
+
+```
+10 rows on 4 ranks     S(0)      0-2 | 3-5 | 6-7 | 8-9        balanced
+                       Shard(0)  0-2 | 3-5 | 6-8 | 9          torch.chunk: as many as fit at first
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from mirrored.transports.default import current
+
+from ..dispatch.plans.shards import device_of, is_global, plain
+from ..dispatch.running.moved_views import fresh
+from ..movement.world import my_coordinate
+from ..spec import B, Coordinate, P, Placement, S, Split, TensorSpec
+from ..spec.sbp import Sbp, partial_max, partial_min
+from ..tensor.making.create import from_local
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # starts, sizes
+
+
+def to_dtensor(x: Any, mesh: Any = None) -> Any:
+    """A DTensor of the same value on the same ranks. A collective of all ranks of the world.
+
+    It shares the shard's memory where both cut alike. No gradient flows through.
+
+    Args:
+        x: a global tensor.
+        mesh: a DeviceMesh of the placement's grid of ranks; without it one is made, and used again
+            for the same placement.
+
+    Raises:
+        ValueError: the mesh has other ranks.
+    """
+    from torch.distributed.tensor import DTensor
+
+    if not is_global(x):
+        raise TypeError(f"to_dtensor: x is a {type(x).__name__}, and not a global tensor.")
+    spec: TensorSpec = x._spec
+    mesh = _mesh_of(spec.placement) if mesh is None else mesh
+    if mesh.mesh.tolist() != spec.placement.ranks.tolist():
+        raise ValueError(
+            f"to_dtensor: x is on {spec.placement}, and the mesh has ranks {mesh.mesh.tolist()}. "
+            "Give a mesh of the same grid, or move x: x.to_global(placement=...)."
+        )
+    _check_order("to_dtensor", spec.placement)
+    at = my_coordinate(spec.placement)
+    local = torch.empty(0, dtype=spec.dtype, device=device_of(spec.placement))
+    if at is not None:
+        local = _moved(plain(fresh(x)).detach(), spec, at, spec.region, lambda c: _chunk(spec, c))
+    stride = torch.empty(spec.shape, device="meta").stride()
+    return DTensor.from_local(
+        local, mesh, [_placement_of(e) for e in spec.sbp],
+        run_check=False, shape=spec.shape, stride=stride,
+    )  # fmt: skip
+
+
+def from_dtensor(x: Any) -> Any:
+    """A global tensor of the same value on the same ranks. A collective of all ranks of the world.
+
+    It shares the local tensor's memory where both cut alike. No gradient flows through.
+
+    Args:
+        x: a DTensor on a mesh of CPUs or of GPUs.
+
+    Raises:
+        ValueError: it is partial in a way that global tensors are not.
+    """
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(x, DTensor):
+        raise TypeError(f"from_dtensor: x is a {type(x).__name__}, and not a DTensor.")
+    mesh = x.device_mesh
+    placement = Placement(mesh.device_type, mesh.mesh.tolist(), mesh.mesh_dim_names)
+    _check_order("from_dtensor", placement)
+    x, later = _plainly_sharded(x.detach())
+    spec = TensorSpec.of(placement, [_sbp_of(p) for p in x.placements], x.shape, x.dtype)
+    at = my_coordinate(placement)
+    local = torch.empty(0, dtype=spec.dtype)
+    if at is not None:
+        local = x.to_local()
+        local = local.wait() if hasattr(local, "wait") else local  # one that is still on its way
+        local = _moved(local, spec, at, lambda c: _chunk(spec, c), spec.region)
+    made = from_local(local, placement, spec.sbp, shape=spec.shape)
+    return made if later is None else made.to_global(sbp=later)
+
+
+def _check_order(what: str, placement: Placement) -> None:
+    """Raise ValueError where DTensor's two orders of ranks differ: it takes the k-th piece from the
+    rank with the k-th lowest number, and says that the rank at place k of the mesh holds it."""
+    ranks = placement.ranks
+    if any((np.diff(ranks, axis=axis) < 0).any() for axis in range(ranks.ndim)):
+        raise ValueError(
+            f"{what}: the ranks of {placement} do not ascend along each axis, and DTensor mixes up "
+            "the pieces of such a mesh. Use one whose ranks ascend: x.to_global(placement=...)."
+        )
+
+
+@lru_cache(maxsize=64)
+def _mesh_of(placement: Placement) -> Any:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return DeviceMesh(placement.type, placement.ranks.tolist(), mesh_dim_names=placement.axes)
+
+
+def _placement_of(entry: Sbp) -> Any:
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    if isinstance(entry, Split):
+        return Shard(entry.dim)
+    return Replicate() if entry is B else Partial(entry.op)  # type: ignore[attr-defined]
+
+
+def _sbp_of(placement: Any) -> Sbp:
+    if placement.is_shard():
+        return S(placement.dim)
+    if placement.is_replicate():
+        return B
+    found = {"sum": P, "max": partial_max, "min": partial_min}.get(placement.reduce_op)
+    if found is None:
+        raise ValueError(
+            f"from_dtensor: x is {placement}, and a global tensor is partial as a sum, max or min. "
+            "Reduce it first: x.redistribute(placements=[Replicate()])."
+        )
+    return found
+
+
+def _plainly_sharded(x: Any) -> tuple[Any, tuple[Sbp, ...] | None]:
+    """(x, None); or, where FSDP of a tensor-parallel module has cut a dim in another order than
+    that of the axes, x with those axes replicated, and the layout to cut it into."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    odd = [p.is_shard() and type(p) is not Shard for p in x.placements]
+    odd = [o or (not p.is_shard() and not p.is_replicate() and not p.is_partial())
+           for o, p in zip(odd, x.placements, strict=True)]  # fmt: skip
+    if not any(odd):
+        return x, None
+    dims = {p.dim for o, p in zip(odd, x.placements, strict=True) if o}
+    cut = [o or getattr(p, "dim", None) in dims for o, p in zip(odd, x.placements, strict=True)]
+    wanted = tuple(S(p.dim) if c else _sbp_of(p) for c, p in zip(cut, x.placements, strict=True))
+    kept = [Replicate() if c else p for c, p in zip(cut, x.placements, strict=True)]
+    return x.redistribute(x.device_mesh, kept), wanted
+
+
+def _chunk(spec: TensorSpec, at: Coordinate | None) -> Box:
+    """The box of the rank at ``at`` where each axis cuts as ``torch.chunk`` does."""
+    assert at is not None
+    starts, sizes = [0] * spec.ndim, list(spec.shape)
+    for axis, entry in enumerate(spec.sbp):
+        if isinstance(entry, Split):
+            n, size = sizes[entry.dim], -(-sizes[entry.dim] // spec.placement.shape[axis])
+            start = min(at[axis] * size, n)
+            starts[entry.dim] += start
+            sizes[entry.dim] = min(size, n - start)
+    return tuple(starts), tuple(sizes)
+
+
+def _moved(local: torch.Tensor, spec: TensorSpec, at: Coordinate, have: Any, want: Any) -> Any:
+    """This rank's box by ``want``, a function of a coordinate, from the boxes by ``have``. Only
+    ranks that differ along split axes send each other anything."""
+    group = _group(spec, at)
+    boxes = [(have(c), want(c)) for c in group]
+    if all(a == b for a, b in boxes):
+        return local
+    ranks = tuple(spec.placement.rank_at(c) for c in group)
+    mine, wanted = have(at), want(at)
+    given = [(r, _overlap(mine, b)) for r, (_, b) in zip(ranks, boxes, strict=True)]
+    sends = [(r, _slice(local, mine, box)) for r, box in given if box]
+    parts = [(r, _overlap(a, wanted)) for r, (a, _) in zip(ranks, boxes, strict=True)]
+    parts = [(r, box) for r, box in parts if box]
+    receives = [(r, box[1], spec.dtype) for r, box in parts]
+    arrived = current().exchange(sends, receives, ranks, local.device)
+    out = local.new_empty(wanted[1])
+    for (_, box), piece in zip(parts, arrived, strict=True):
+        _slice(out, wanted, box).copy_(piece)
+    return out
+
+
+def _group(spec: TensorSpec, at: Coordinate) -> list[Coordinate]:
+    """Coordinates of the ranks that hold pieces of what the rank at ``at`` holds a piece of."""
+    shape = spec.placement.shape
+    found: list[tuple[int, ...]] = [()]
+    for axis, entry in enumerate(spec.sbp):
+        steps: Sequence[int] = range(shape[axis]) if isinstance(entry, Split) else [at[axis]]
+        found = [(*c, step) for c in found for step in steps]
+    return found
+
+
+def _overlap(a: Box, b: Box) -> Any:
+    """The box that both share; None if they share no element."""
+    starts = tuple(map(max, a[0], b[0]))
+    ends = [min(x + n, y + m) for x, n, y, m in zip(*a, *b, strict=True)]
+    sizes = tuple(e - s for s, e in zip(starts, ends, strict=True))
+    return (starts, sizes) if min(sizes, default=1) > 0 else None
+
+
+def _slice(x: torch.Tensor, of: Box, box: Box) -> torch.Tensor:
+    """The part ``box`` of a tensor that is the box ``of``."""
+    for d, (start, size) in enumerate(zip(*box, strict=True)):
+        x = x.narrow(d, start - of[0][d], size)
+    return x

@@ -1,0 +1,150 @@
+"""Data files: pieces of tensors one after another, in the format of safetensors, and checksums.
+
+```
+| 8 bytes: length of the header | header: JSON, name -> dtype, shape, place | piece | piece | ...
+                                                                              \\___/
+                                                         a checksum for each block of 4 MiB of it
+```
+
+So any tool that reads safetensors shows what a file holds. The checksums are in the index of the
+checkpoint (``index.py``): a reader verifies the blocks that it reads, and no others.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import torch
+
+BLOCK = 4 << 20  # bytes that have one checksum
+
+# Names of dtypes in safetensors files; what has none there is written as bytes.
+NAMES = {
+    torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16",
+    torch.int32: "I32", torch.int64: "I64", torch.uint16: "U16", torch.uint32: "U32",
+    torch.uint64: "U64", torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32",
+    torch.float64: "F64", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where a piece lies: the file's name, the place of its first byte, its bytes, checksums."""
+
+    file: str
+    at: int
+    nbytes: int
+    checksums: tuple[int, ...] | None  # None: the file has none
+
+
+def bytes_of(x: torch.Tensor) -> memoryview:
+    """The elements of a plain tensor, row by row."""
+    flat = x.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy())
+
+
+def header_of(pieces: Sequence[tuple[str, torch.dtype, Sequence[int]]]) -> bytes:
+    """The header of a file that holds these pieces, (name, dtype, shape), in this order."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, dtype, shape in pieces:
+        start, end = end, end + math.prod(shape) * dtype.itemsize
+        told = list(shape) if dtype in NAMES else [end - start]
+        header[name] = {
+            "dtype": NAMES.get(dtype, "U8"),
+            "shape": told,
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # pieces begin at a multiple of eight bytes
+    return len(text).to_bytes(8, "little") + text
+
+
+def write(path: str, pieces: Sequence[tuple[str, torch.Tensor]]) -> list[Where]:
+    """Write a file of plain tensors and wait until it is on the disk; returns their places.
+
+    The largest elements come first, so that each piece lies where its dtype may be read.
+    """
+    order = sorted(range(len(pieces)), key=lambda k: -pieces[k][1].element_size())
+    places: dict[int, Where] = {}
+    with open(path, "wb", buffering=0) as file:
+        write_all(
+            file, header_of([(pieces[k][0], pieces[k][1].dtype, pieces[k][1].shape) for k in order])
+        )
+        for k in order:
+            at, data = file.tell(), bytes_of(pieces[k][1])
+            checksums = []
+            for block in blocks_of(data):
+                checksums.append(zlib.crc32(block))
+                write_all(file, block)
+            places[k] = Where(os.path.basename(path), at, len(data), tuple(checksums))
+        os.fsync(file.fileno())
+    return [places[k] for k in range(len(pieces))]
+
+
+def write_all(file: BinaryIO, data: bytes | memoryview) -> None:
+    """Write all of ``data``; a file without a buffer may take less at a time."""
+    rest = memoryview(data)
+    while len(rest):
+        rest = rest[file.write(rest) :]
+
+
+def blocks_of(data: memoryview) -> Iterator[memoryview]:
+    """``data`` in blocks of ``BLOCK`` bytes, the last one shorter."""
+    return (data[start : start + BLOCK] for start in range(0, len(data), BLOCK))
+
+
+def read(
+    file: BinaryIO,
+    where: Where,
+    dtype: torch.dtype,
+    shape: Sequence[int],
+    box: tuple[Sequence[int], Sequence[int]],
+) -> torch.Tensor:
+    """The box (starts, sizes) of the piece of this dtype and shape that lies there.
+
+    Raises:
+        ValueError: the file is shorter, or its bytes are not those that were written.
+    """
+    starts, sizes = box
+    if 0 in sizes:
+        return torch.empty(list(sizes), dtype=dtype)
+    strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+    first = sum(a * s for a, s in zip(starts, strides, strict=True))
+    last = first + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+    begin = first * dtype.itemsize // BLOCK * BLOCK
+    end = min(-(-(last + 1) * dtype.itemsize // BLOCK) * BLOCK, where.nbytes)
+    data = _verified(file, where, begin, end)
+    flat = torch.frombuffer(data, dtype=dtype)
+    return flat.as_strided(list(sizes), strides, first - begin // dtype.itemsize)
+
+
+def _verified(file: BinaryIO, where: Where, begin: int, end: int) -> bytearray:
+    """The bytes of a piece from ``begin``, where a block begins, to ``end``."""
+    data = bytearray(end - begin)
+    file.seek(where.at + begin)
+    rest = memoryview(data)
+    while len(rest):
+        count = file.readinto(rest)  # type: ignore[attr-defined]
+        if not count:
+            raise ValueError(
+                f"{file.name} ends {len(rest)} bytes before the piece at {where.at} does, so it "
+                "was cut off. Take an earlier checkpoint."
+            )
+        rest = rest[count:]
+    if where.checksums is not None:
+        for k, block in enumerate(blocks_of(memoryview(data)), begin // BLOCK):
+            if zlib.crc32(block) != where.checksums[k]:
+                raise ValueError(
+                    f"{file.name}: the bytes from {where.at + k * BLOCK} on are not those that "
+                    "were written (their checksum differs), so the file was damaged. Take an "
+                    "earlier checkpoint."
+                )
+    return data

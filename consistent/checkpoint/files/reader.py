@@ -1,0 +1,145 @@
+"""Reading pieces of tensors out of a checkpoint, for ``torch.distributed.checkpoint`` and for us.
+
+A reader knows what the checkpoint holds (its index), and gives any box of any piece. Each format
+has one: ``ours`` here, others in ``others.py``.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, BinaryIO
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from . import index as index_file
+from .index import Index
+from .pieces import Where, read
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # starts, sizes
+
+
+class Reader(StorageReader):
+    """A checkpoint that is open for reading; give it to ``torch.distributed.checkpoint.load`` as
+    its ``storage_reader``, if not to ``load`` here."""
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+
+    @abstractmethod
+    def piece(self, stored: MetadataIndex, chunk: ChunkStorageMetadata, box: Box) -> torch.Tensor:
+        """This box of a stored piece, on the CPU."""
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Inside, files stay open from one piece to the next."""
+        yield
+
+    # -- what torch.distributed.checkpoint calls ---------------------------------------------------
+
+    def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
+        """Nothing is kept from one load to the next."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """The tensors that there are."""
+        return self.index.tensors
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        """Nothing is to be prepared."""
+
+    def prepare_local_plan(self, plan: Any) -> Any:
+        """The plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
+        """The plans as they are."""
+        return plans
+
+    def read_data(self, plan: Any, planner: Any) -> Future[None]:
+        """Read what the plan asks for into the planner's tensors."""
+        with self.reading():
+            for item in plan.items:
+                stored = item.storage_index
+                found: Any = self.index.tensors.state_dict_metadata[stored.fqn]
+                chunk = next(c for c in found.chunks if c.offsets == stored.offset)
+                read = self.piece(stored, chunk, (tuple(item.storage_offsets), tuple(item.lengths)))
+                target = planner.resolve_tensor(item).detach()
+                with torch.no_grad():
+                    target.copy_(read)
+                planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
+        """Whether it is a path."""
+        return os.path.exists(checkpoint_id)
+
+
+class FromPieces(Reader):
+    """Reads data files of pieces (``pieces.py``) that lie in one folder."""
+
+    def __init__(self, folder: str, index: Index) -> None:
+        super().__init__(index)
+        self._folder = folder
+        self._open: dict[str, BinaryIO] | None = None
+        self._files = ExitStack()
+
+    def piece(self, stored: MetadataIndex, chunk: ChunkStorageMetadata, box: Box) -> torch.Tensor:
+        where: Where = self.index.tensors.storage_data[stored]
+        found: Any = self.index.tensors.state_dict_metadata[stored.fqn]
+        with self.reading():
+            return read(self._file(where.file), where, found.properties.dtype, chunk.sizes, box)
+
+    def _file(self, name: str) -> BinaryIO:
+        assert self._open is not None
+        if name not in self._open:
+            path = os.path.join(self._folder, name)
+            self._open[name] = self._files.enter_context(open(path, "rb", buffering=0))  # type: ignore
+        return self._open[name]
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        if self._open is not None:
+            yield
+            return
+        self._open = {}
+        try:
+            with self._files:
+                yield
+        finally:
+            self._open = None
+
+
+def ours(folder: str) -> Reader:
+    """A checkpoint that ``save`` wrote.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    return FromPieces(folder, index_file.read(os.path.join(folder, index_file.NAME)))
+
+
+def add_whole(metadata: Metadata, key: str, shape: Any, dtype: torch.dtype, place: Any) -> None:
+    """Enter a tensor that is stored in one piece."""
+    origin = torch.Size([0] * len(shape))
+    metadata.state_dict_metadata[key] = TensorStorageMetadata(
+        TensorProperties(dtype=dtype),
+        torch.Size(shape),
+        [ChunkStorageMetadata(origin, torch.Size(shape))],
+    )
+    metadata.storage_data[MetadataIndex(key, origin)] = place

@@ -1,0 +1,134 @@
+"""The whole state of a module on one rank, for a file that any tool reads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from mirrored.transports.default import current
+
+from ..dispatch.plans.shards import is_global
+from ..spec import B, Placement
+from .agreement import on_every_rank
+from .files.pieces import bytes_of, header_of, write_all
+
+
+def full_state_dict(module: torch.nn.Module, *, rank: int = 0) -> dict[str, Any]:
+    """The state dict of a module with whole plain tensors on the CPU, on one rank. A collective of
+    all ranks of the world.
+
+    ```
+    whole = full_state_dict(model)
+    if rank == 0:
+        torch.save(whole, "model.pt")                            # or safetensors.torch.save_file
+        model.save_pretrained("out", state_dict=whole)           # of transformers
+    ```
+
+    Tensors are gathered to that rank one after the other; no other rank holds more than its shards
+    and what it sends of one tensor. Tied tensors are one tensor.
+
+    Args:
+        rank: the rank that gets it.
+
+    Returns:
+        The state dict on that rank, an empty one on all others.
+    """
+    whole: dict[str, Any] = {}
+    for name, value in _each(module, rank):
+        if current().rank == rank:
+            whole[name] = value
+    return whole
+
+
+def save_full(module: torch.nn.Module, path: str | os.PathLike, *, rank: int = 0) -> None:
+    """Write the whole state of a module into one file. A collective of all ranks of the world.
+
+    Args:
+        path: ``.safetensors``, written tensor by tensor, so that no rank holds the whole module; or
+            another name, for a file of ``torch.save``. It appears when it is whole.
+        rank: the rank that writes it.
+
+    Raises:
+        CheckpointError: that rank cannot write it; raised on all.
+    """
+    target = os.fspath(path)
+    write = _write_safetensors if target.endswith(".safetensors") else _write_torch_file
+    unfinished = f"{target}.saving"
+    fault = write(module, unfinished, rank)
+
+    def finish() -> None:
+        if current().rank != rank:
+            return
+        if fault is not None:
+            if os.path.exists(unfinished):
+                os.remove(unfinished)
+            raise fault
+        os.replace(unfinished, target)
+
+    on_every_rank(f"checkpoint.save_full to {target!r}", finish)
+
+
+def _write_torch_file(module: torch.nn.Module, path: str, rank: int) -> Exception | None:
+    whole = full_state_dict(module, rank=rank)
+    if current().rank != rank:
+        return None
+    try:
+        with open(path, "wb") as file:
+            torch.save(whole, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except Exception as error:
+        return error
+    return None
+
+
+def _write_safetensors(module: torch.nn.Module, path: str, rank: int) -> Exception | None:
+    """Write tensor by tensor; returns what went wrong on the rank that writes. The others go on
+    sending then, since they do not know."""
+    state = {k: x for k, x in module.state_dict().items() if isinstance(x, torch.Tensor)}
+    names = sorted(state, key=lambda k: -state[k].element_size())
+    fault: list[Exception] = []
+    file: Any = None
+
+    def attempt(step: Callable[[], Any]) -> Any:
+        try:
+            return None if fault or current().rank != rank else step()
+        except Exception as error:
+            fault.append(error)
+
+    file = attempt(lambda: open(path, "wb", buffering=0))
+    header = header_of([(k, state[k].dtype, tuple(state[k].shape)) for k in names])
+    attempt(lambda: write_all(file, header))
+    for name in names:
+        value = gathered(state[name], rank)
+        attempt(lambda: write_all(file, bytes_of(value)))  # noqa: B023  (called at once)
+    attempt(lambda: os.fsync(file.fileno()))
+    if file is not None:
+        file.close()
+    return fault[0] if fault else None
+
+
+def _each(module: torch.nn.Module, rank: int) -> Any:
+    """(name, whole value) of all that is in the state dict; the values are of use on ``rank``."""
+    seen: dict[int, Any] = {}
+    for name, x in module.state_dict(keep_vars=True).items():
+        if id(x) not in seen:
+            seen[id(x)] = gathered(x, rank) if isinstance(x, torch.Tensor) else x
+        yield name, seen[id(x)]
+
+
+@torch.no_grad()
+def gathered(x: Any, rank: int) -> torch.Tensor:
+    """The whole value on one rank, as a plain tensor on the CPU; an empty one elsewhere.
+
+    A global tensor that this rank has whole already is not sent.
+    """
+    x = x.detach()
+    if not is_global(x):
+        return x.cpu() if current().rank == rank else torch.empty(0, dtype=x.dtype)
+    if not (all(e.is_broadcast for e in x.sbp) and rank in x.placement.ranks):
+        x = x.to_global(placement=Placement(x.placement.type, [rank]), sbp=B)
+    return x.to_local().cpu() if current().rank == rank else torch.empty(0, dtype=x.dtype)

@@ -1,0 +1,100 @@
+"""load: read a checkpoint into objects that lie in any layout, on any number of ranks."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+
+from mirrored.transports.default import current
+
+from .agreement import from_first, on_every_rank
+from .contents.put_back import Loading
+from .contents.random_state import RandomState
+from .contents.stored import Stored
+from .files.opened import opened
+from .files.reader import Reader
+from .save import wait_for_last
+from .saving import folders
+
+
+def load(
+    path: str | os.PathLike,
+    /,
+    *,
+    strict: bool = True,
+    cast: bool = False,
+    random: bool = True,
+    **objects: Any,
+) -> dict[str, Any]:
+    """Read a checkpoint into objects. A collective of all ranks of the world.
+
+    Each rank reads its own pieces of each tensor, whatever layout and number of ranks wrote it.
+    No file is read by unpickling objects.
+
+    Args:
+        path: a folder of checkpoints, of which the latest is read, or one checkpoint: of ``save``,
+            of ``torch.distributed.checkpoint`` (FSDP2, DTensor), a file of ``torch.save``, or a
+            file or folder of safetensors.
+        strict: raise if a module has a tensor that the checkpoint lacks, or the other way round.
+            Otherwise these are left as they are.
+        cast: let a tensor in the checkpoint have another dtype than the module's.
+        random: restore the states of the random generators, if the checkpoint has them.
+        objects: modules, optimizers and what has ``load_state_dict``, by the names under which they
+            were saved. A tensor, or a list or dictionary of tensors, is read into in place.
+
+    Returns:
+        The values that were saved and for which no object is given, such as ``"step"``.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        CheckpointError: it is damaged, or it does not fit; the message names every tensor that does
+            not. If damage is found only while tensors are read, some of them have new values.
+    """
+    wait_for_last()
+    what = f"checkpoint.load of {os.fspath(path)!r}"
+    found = from_first(what, lambda: _find(os.fspath(path)))
+    loading: list[Loading] = []
+    readers: list[Reader] = []
+
+    def look() -> None:
+        reader = opened(found)
+        given = dict(objects)
+        if random and "random" not in given and "random" in reader.index.kinds:
+            given["random"] = RandomState()
+        stored = Stored(reader.index, current().rank, current().size)
+        loading.append(Loading(stored, given, strict, cast))
+        readers.append(reader)
+
+    on_every_rank(what, look)
+    on_every_rank(what, lambda: _read(readers[0], loading[0].targets))
+    told: dict[str, Any] = {}
+    on_every_rank(what, lambda: told.update(loading[0].put_back()))
+    return told
+
+
+def latest(folder: str | os.PathLike) -> str | None:
+    """The path of the checkpoint in ``folder`` that was saved last; None if there is none. A
+    collective of all ranks."""
+    wait_for_last()
+    what = f"checkpoint.latest of {os.fspath(folder)!r}"
+    return from_first(what, lambda: folders.latest_in(os.fspath(folder)))
+
+
+def _find(path: str) -> str:
+    """The checkpoint itself, seen by rank 0."""
+    if not os.path.exists(path):
+        raise FileNotFoundError(
+            "there is no such file or folder. Give the folder that was given to save, or a "
+            "checkpoint in it."
+        )
+    return (os.path.isdir(path) and folders.latest_in(path)) or path
+
+
+def _read(reader: Reader, targets: dict[str, torch.Tensor]) -> None:
+    """Read tensors, by their names in the checkpoint, into ``targets``."""
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner(targets, reader.index.tensors)  # type: ignore[arg-type]
+    reader.read_data(planner.create_local_plan(), planner)

@@ -1,0 +1,118 @@
+"""A save in a thread of each rank, which communicates with no collective.
+
+```
+main thread    copy aside | train ...................................... | next call: how did it go?
+thread, rank 0             | write | wait for the others' notes | index, rename
+thread, rank 1             | write | note
+```
+
+The notes go through the store by which the ranks found each other, so nothing that the threads do
+comes between the collectives of the training. The threads touch plain copies only.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed.distributed_c10d as c10d
+
+from . import folders
+from .job import Job, Part, complete, write_part
+
+_POLL_S = 0.02
+_LAST_WAIT_S = 60.0  # how long a process that is about to end waits for notes of other ranks
+
+
+class Notes:
+    """What ranks tell rank 0 without a collective."""
+
+    def __init__(self, job: Job) -> None:
+        self._ranks = job.ranks
+        self._store: Any = None
+        if job.ranks > 1:
+            name = f"consistent/checkpoint/{job.begun.path}/{job.begun.serial}"
+            self._store = c10d.PrefixStore(name, c10d._get_default_store())
+
+    def leave(self, rank: int, told: Part) -> None:
+        """Tell rank 0."""
+        if self._store is not None:
+            self._store.set(str(rank), json.dumps(told))
+
+    def all(self, own: Part) -> list[Part]:
+        """What each rank told, on rank 0."""
+        names = [str(rank) for rank in range(1, self._ranks)]
+        ending: float | None = None
+        while names and not self._store.check(names):
+            if ending is None and not threading.main_thread().is_alive():
+                ending = time.monotonic()
+            if ending is not None and time.monotonic() - ending > _LAST_WAIT_S:
+                raise TimeoutError(
+                    "the program is over, and some ranks have not said that they wrote their part"
+                )
+            time.sleep(_POLL_S)
+        found = [json.loads(self._store.get(name)) for name in names]
+        for name in names:
+            self._store.delete_key(name)
+        return [own, *found]
+
+
+class Background:
+    """A save that runs. ``outcome()`` waits for it on this rank, and raises what it raised."""
+
+    def __init__(self, job: Job) -> None:
+        self.path = job.begun.path
+        self._job = job
+        self._notes = Notes(job)
+        self._error: Exception | None = None
+        self.written = threading.Event()
+        # Not a daemon: a program that ends waits for it, so that the last save is not lost.
+        self._thread = threading.Thread(target=self._run, name="consistent-checkpoint")
+        self._thread.start()
+
+    def _run(self) -> None:
+        job = self._job
+        try:
+            own = self._attempt(lambda: write_part(job))
+            self.written.set()
+            if job.rank:
+                self._notes.leave(job.rank, own)
+                return
+            parts = self._notes.all(own)
+            failed = [r for r, part in enumerate(parts) if "error" in part]
+            if failed:
+                folders.give_up(job.begun)
+            else:
+                complete(job, parts)
+        except Exception as error:
+            self._error = self._error or error
+            if not job.rank:
+                folders.give_up(job.begun)
+        finally:
+            self.written.set()
+
+    def _attempt(self, step: Callable[[], Part]) -> Part:
+        try:
+            return step()
+        except Exception as error:
+            self._error = error
+            return {"error": str(error)}
+
+    def own_part(self) -> None:
+        """Wait until this rank has written, and raise if it could not."""
+        self.written.wait()
+        if self._error is not None:
+            raise self._error
+
+    def outcome(self) -> None:
+        """Wait until this rank has nothing more to do, and raise if it could not do it."""
+        self.join()
+        if self._error is not None:
+            raise self._error
+
+    def join(self) -> None:
+        """Wait until this rank has nothing more to do."""
+        self._thread.join()

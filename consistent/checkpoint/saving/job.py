@@ -1,0 +1,99 @@
+"""One save: what a rank writes, and what rank 0 does once all have written."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+
+from ..files import index as index_file
+from ..files import pieces as piece_files
+from ..files.index import Index
+from ..files.pieces import Where
+from . import folders
+from .folders import Begun
+
+Part = dict[str, Any]  # what a rank has written, as JSON holds it
+
+
+@dataclass
+class Job:
+    """A save on this rank.
+
+    Args:
+        mine: (piece, its name in the file, its values) that this rank writes.
+        values, kinds, aliases: as in ``Contents``.
+    """
+
+    begun: Begun
+    rank: int
+    ranks: int
+    step: int | None
+    keep: int | None
+    tensors: Metadata
+    mine: list[tuple[MetadataIndex, str, torch.Tensor]]
+    values: dict[str, str]
+    kinds: dict[str, str]
+    aliases: dict[str, str]
+    differing: list[str]
+
+
+def write_part(job: Job) -> Part:
+    """Write this rank's pieces and wait until they are on the disk."""
+    file = f"rank-{job.rank:05}.safetensors"
+    places: list[Where] = []
+    if job.mine:
+        path = job.begun.file(file)
+        places = piece_files.write(path, [(name, x) for _, name, x in job.mine])
+    job_values = {name: job.values[name] for name in job.differing if name in job.values}
+    size = os.path.getsize(job.begun.file(file)) if job.mine else 0
+    pieces = [
+        [index.fqn, list(index.offset or ()), where.at, where.nbytes, list(where.checksums or ())]
+        for (index, _, _), where in zip(job.mine, places, strict=True)
+    ]
+    job.mine = []  # a copy is not kept longer than it is needed
+    return {"file": file, "size": size, "pieces": pieces, "values": job_values}
+
+
+def complete(job: Job, parts: list[Part]) -> None:
+    """On rank 0, when all ranks have written: write the index, and give the folder its name."""
+    index = Index(
+        job.tensors,
+        values={k: json.loads(v) for k, v in job.values.items()},
+        kinds=job.kinds,
+        differing=job.differing,
+        aliases=job.aliases,
+        ranks=job.ranks,
+        step=job.step,
+        serial=job.begun.serial,
+    )
+    job.tensors.storage_data = {}
+    for part in parts:
+        _enter(job, index, part)
+    for name in job.differing:
+        if name in index.values:
+            index.values[name] = [json.loads(part["values"][name]) for part in parts]
+    index_file.write(job.begun.file(index_file.NAME), index)
+    folders.finish(job.begun, job.keep)
+
+
+def _enter(job: Job, index: Index, part: Part) -> None:
+    if not part["pieces"]:
+        return
+    file = part["file"]
+    path = job.begun.file(file)
+    seen = os.path.getsize(path) if os.path.exists(path) else None
+    if seen != part["size"]:
+        raise OSError(
+            f"{path} has {part['size']} bytes where it was written, and rank 0 sees "
+            f"{'no such file' if seen is None else seen}. The folder must be on a file system "
+            "that all ranks share."
+        )
+    index.files[file] = seen
+    for name, offset, at, nbytes, checksums in part["pieces"]:
+        where = Where(file, at, nbytes, tuple(checksums))
+        index.tensors.storage_data[MetadataIndex(name, offset)] = where

@@ -1,0 +1,112 @@
+"""Before a batch is used, ranks compare what they read: parts that do not fit would give wrong
+numbers, or a hang.
+
+One number goes around per batch, a checksum of the note. Only if the numbers differ are the notes
+themselves sent, and every rank sees both, so all take the same way.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import astuple, dataclass, field, replace
+from typing import Any
+
+import torch
+
+from mirrored.transports.default import current
+
+from .nested import Path, name_of
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a rank has read. ``fields`` are (path, dtype, sizes that must agree, value of a 0-d
+    tensor)."""
+
+    kind: str  # "batch", "end" of the data or "error"
+    order: int = 0  # checksum of the batch's indices
+    count: int | None = None  # items of the batch, over all ranks
+    fields: tuple[tuple[Path, str, tuple[int, ...], Any], ...] = ()
+    error: str = ""
+    stop: bool = False  # this rank was asked to stop
+    cause: Exception | None = field(default=None, compare=False)  # stays on its rank
+
+
+def compare(note: Note) -> list[Note] | None:
+    """Every rank's note if they are not all equal, else None. A collective of the world."""
+    transport = current()
+    if transport.size == 1:
+        return None
+    ranks = tuple(range(transport.size))
+    note = replace(note, cause=None)
+    mine = torch.tensor([zlib.crc32(repr(astuple(note)).encode())])
+    sums = transport.all_gather(mine, [(1,)] * len(ranks), ranks)
+    if all(int(each) == int(mine) for each in sums):
+        return None
+    return transport.gather_objects(note, ranks)
+
+
+def check(notes: list[Note], sizes_may_differ: bool) -> None:
+    """Raise the same error on every rank if parts do not make up one batch."""
+    kinds = {note.kind for note in notes}
+    if "error" in kinds:
+        failed = [(rank, note.error) for rank, note in enumerate(notes) if note.kind == "error"]
+        lines = "\n".join(f"  rank {rank}: {error}" for rank, error in failed)
+        raise RuntimeError(f"data.loader: not every rank could read its part of a batch.\n{lines}")
+    if len(kinds) > 1:
+        ended = [rank for rank, note in enumerate(notes) if note.kind == "end"]
+        raise RuntimeError(
+            f"data.loader: the data has ended on ranks {ended} and goes on on the others: they "
+            "read different data sets.\n"
+            "  Give every rank the same data set; which part a rank reads is the loader's choice. "
+            "A stream that divides itself among ranks must give each rank all of it."
+        )
+    if len({(note.order, note.count) for note in notes}) > 1:
+        raise RuntimeError(
+            "data.loader: the ranks are about to read different batches: "
+            + _by_rank([f"{note.count} items, checksum {note.order:#x}" for note in notes])
+            + "\n  Their samplers draw another order on each rank. Seed every rank alike "
+            "(torch.manual_seed), or give the DataLoader generator=torch.Generator()"
+            ".manual_seed(0); and give each rank the same data set."
+        )
+    _check_fields(notes, sizes_may_differ)
+
+
+def _check_fields(notes: list[Note], sizes_may_differ: bool) -> None:
+    first = notes[0].fields
+    for note in notes[1:]:
+        if [f[:2] + (len(f[2]),) for f in note.fields] != [f[:2] + (len(f[2]),) for f in first]:
+            raise RuntimeError(
+                "data.loader: the parts of one batch do not have the same fields, dtypes and dims: "
+                + _by_rank([_fields(each) for each in notes])
+                + "\n  The collate function runs on a rank's own items, and must give the same "
+                "structure for any of them; or let every rank collate the batch whole: "
+                "loader(..., whole=True)."
+            )
+    for index, (path, _, _, _) in enumerate(first):
+        each = [note.fields[index] for note in notes]
+        if len({field[3] for field in each}) > 1:
+            raise RuntimeError(
+                f"data.loader: {name_of(path)} is one number for the whole batch, and differs by "
+                "rank: " + _by_rank([str(field[3]) for field in each]) + "\n  The collate function "
+                "makes it of a rank's own items. Let every rank collate the batch whole: "
+                "loader(..., whole=True)."
+            )
+        if not sizes_may_differ and len({field[2] for field in each}) > 1:
+            raise ValueError(
+                f"data.loader: the parts of {name_of(path)} differ in more than their number of "
+                "items: "
+                + _by_rank([f"{list(field[2])} per item" for field in each])
+                + "\n  The collate function pads a rank's own items, and those of other ranks are "
+                'longer. Say what to pad with: loader(..., pad={"input_ids": 0, "labels": -100}); '
+                "or pad to a fixed length; or let every rank collate the batch whole: "
+                "loader(..., whole=True)."
+            )
+
+
+def _fields(note: Note) -> str:
+    return ", ".join(f"{name_of(path)} {kind} {list(size)}" for path, kind, size, _ in note.fields)
+
+
+def _by_rank(texts: list[str]) -> str:
+    return "".join(f"\n    rank {rank}: {text}" for rank, text in enumerate(texts))

@@ -1,0 +1,92 @@
+"""The DataLoader that a user gives, and the one made of it that reads this rank's share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
+
+from ..dispatch.plans.shards import is_global
+from .reading import ShareOfStream, ShareSampler, WorkerStart, as_it_is
+from .share import Share
+
+
+def check_given(loader: DataLoader) -> None:
+    """Raise if the loader divides the data by itself, or does what would be lost."""
+    kind: Any = type(loader)
+    if kind.__iter__ is not DataLoader.__iter__:
+        raise TypeError(
+            f"data.loader: {kind.__name__} is a DataLoader with an iteration of its own, which "
+            "would be left out. Give a torch.utils.data.DataLoader of the same data set."
+        )
+    batches: Any = loader.batch_sampler
+    for sampler in (loader.sampler, batches, getattr(batches, "sampler", None)):
+        if isinstance(sampler, DistributedSampler):
+            raise TypeError(
+                "data.loader: the DataLoader has a DistributedSampler, which gives each rank a "
+                "share of the items, and the loader would divide that share again. Leave it out: "
+                "DataLoader(dataset, batch_size=..., shuffle=True), with the batch size of all "
+                "ranks together."
+            )
+    for name, value in getattr(loader.dataset, "__dict__", {}).items():
+        held = value if isinstance(value, list | tuple) else (value,)
+        if any(map(is_global, held)):
+            raise TypeError(
+                f"data.loader: the data set holds a global tensor in .{name}, and it is read "
+                "item by item, on each rank others and perhaps in worker processes. Give it plain "
+                "data: x.full() is a plain copy."
+            )
+
+
+def inner_loader(given: DataLoader, share: Share | None) -> DataLoader:
+    """A DataLoader with the workers, pinning and generator of ``given``, that gives this rank's
+    share of its batches, or the batches whole."""
+    options: dict[str, Any] = {
+        "num_workers": given.num_workers,
+        "pin_memory": given.pin_memory,
+        "timeout": given.timeout,
+        "multiprocessing_context": given.multiprocessing_context,
+        "generator": given.generator,
+        "prefetch_factor": given.prefetch_factor,
+        "persistent_workers": given.persistent_workers,
+        "worker_init_fn": WorkerStart(given.worker_init_fn, share or Share()),
+    }
+    dataset: Any = given.dataset
+    if isinstance(dataset, IterableDataset):
+        if given.batch_size is not None:
+            dataset = ShareOfStream(
+                dataset, given.batch_size, given.drop_last, given.collate_fn, share or Share()
+            )
+            return DataLoader(dataset, batch_size=None, collate_fn=as_it_is, **options)
+        return DataLoader(dataset, batch_size=None, collate_fn=given.collate_fn, **options)
+    if given.batch_sampler is None:
+        indices: Any = ShareSampler(given.sampler, None)
+        options |= {"batch_size": None, "sampler": indices}
+    else:
+        options["batch_sampler"] = ShareSampler(given.batch_sampler, share)
+    return DataLoader(dataset, collate_fn=given.collate_fn, **options)
+
+
+def parts_are_alike(loader: DataLoader) -> bool:
+    """Whether the parts of each batch fit whatever the ranks read: rows of tensors, stacked, in an
+    order that no rank can draw otherwise."""
+    dataset: Any = loader.dataset
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    batches: Any = loader.batch_sampler
+    sampler = getattr(batches, "sampler", loader.sampler)
+    return (
+        type(dataset) is TensorDataset
+        and loader.collate_fn is default_collate
+        and (batches is None or type(batches) is BatchSampler)
+        and type(sampler) is SequentialSampler
+    )

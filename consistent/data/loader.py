@@ -1,0 +1,218 @@
+"""loader: a DataLoader whose batches are global tensors, of which each rank reads its part."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from ..spec import B, NdSbp, Placement, S, SbpLike, Split, as_nd_sbp
+from ..tensor.making.create import check_world
+from . import agreement
+from .agreement import Note
+from .assemble import Layer, Pad, check_pad, longest, padded
+from .given import check_given, inner_loader, parts_are_alike
+from .order import Order, set_epoch
+from .reader import Reader
+from .reading import Drawn
+from .share import Share
+
+
+def loader(
+    data: Any,
+    placement: Placement,
+    sbp: SbpLike | None = None,
+    *,
+    whole: bool = False,
+    pad: Pad = None,
+    seed: int = 0,
+    check: bool | None = None,
+    **options: Any,
+) -> Loader:
+    """Batches of global tensors: the batches that a DataLoader of one process would give, of which
+    each rank reads and collates its own items only.
+
+    ```
+    batches = consistent.data.loader(DataLoader(dataset, batch_size=64, shuffle=True), placement)
+    for images, labels in batches:      # images: f32[64, 3, 32, 32] S(0)
+        loss = F.cross_entropy(model(images), labels)
+    ```
+
+    Args:
+        data: a ``DataLoader``, whose data set, batches, collate function, workers, generator and
+            pinning are taken over; or a data set, of which one is made with ``options``.
+            ``batch_size`` counts the items of all ranks together.
+        placement: where the batches lie.
+        sbp: how each of their tensors lies, with entries that split dims from the front; entries
+            for dims that a tensor does not have count as B. Without it S(0) on the first axis and
+            B on the others. Ranks along an axis that does not split dim 0 read the same items.
+        whole: every rank reads and collates the batch whole, and keeps its part of the tensors.
+            For a collate function that looks at all items, such as one that pads to the longest.
+        pad: what fills up the tensors of items that are shorter than other ranks', at the end: a
+            number, or one for each key of the batch. Without it such a batch raises.
+        seed: of the order, if ``data`` is a data set and ``options`` name no generator.
+        check: whether ranks compare what they have read, 8 bytes a batch; without it, unless
+            the kinds of data set and sampler show that they agree.
+        options: of ``DataLoader``, if ``data`` is a data set.
+
+    Returns:
+        Batches with ``len``, ``state_dict`` and ``load_state_dict``. What is no tensor in a batch
+        stays as the collate function made it of this rank's items.
+
+    Raises:
+        TypeError, ValueError: ``data`` or ``sbp`` cannot be used.
+    """
+    check_world("data.loader", placement)
+    if not isinstance(data, DataLoader):
+        if not isinstance(data, IterableDataset):
+            options.setdefault("generator", torch.Generator().manual_seed(seed))
+        data = DataLoader(data, **options)
+    elif options:
+        raise TypeError(
+            f"data.loader: {', '.join(sorted(options))} cannot be changed in a DataLoader that is "
+            "made already. Give the data set, loader(dataset, placement, batch_size=...), or make "
+            "the DataLoader with them."
+        )
+    check_given(data)
+    return Loader(data, placement, _entries(sbp, placement), whole, pad, check)
+
+
+def _entries(sbp: SbpLike | None, placement: Placement) -> NdSbp:
+    entries = (S(0), *(B,) * (placement.ndim - 1)) if sbp is None else as_nd_sbp(sbp)
+    if len(entries) != placement.ndim:
+        raise ValueError(
+            f"data.loader: sbp={entries} has {len(entries)} entries, and {placement} has "
+            f"{placement.ndim} axes. Give one SBP per axis."
+        )
+    for entry in entries:
+        if entry.is_partial or (isinstance(entry, Split) and entry.dim < 0):
+            raise ValueError(
+                f"data.loader: sbp={entries} holds {entry}, and a batch is read in pieces, S(d) "
+                "with d counted from the front because its tensors differ in their number of "
+                "dims, or whole, B."
+            )
+    return entries
+
+
+class Loader:
+    """What ``loader`` returns: iterate over it once an epoch.
+
+    Attributes:
+        epoch: how many epochs are over.
+        stopped: whether the last iteration ended because a rank was asked to stop.
+        loader: the DataLoader that was given.
+    """
+
+    def __init__(
+        self,
+        given: DataLoader,
+        placement: Placement,
+        sbp: NdSbp,
+        whole: bool,
+        pad: Pad,
+        check: bool | None,
+    ) -> None:
+        self.loader = given
+        self.placement = placement
+        self.epoch = 0
+        self.stopped = False
+        self._asked_to_stop = False
+        self._layer = Layer(placement, sbp)
+        self._pad = pad
+        # A rank outside the placement reads what the first rank reads: it follows the shapes.
+        at = self._layer.at or (0,) * placement.ndim
+        whole = whole or (given.batch_sampler is None and given.batch_size is None)
+        self._share = None if whole else Share.at(at, placement, sbp)
+        self._inner = inner_loader(given, self._share)
+        self._order = Order(given)
+        self._check = not parts_are_alike(given) if check is None else check
+        self._items = 0  # that this epoch has given so far, over all ranks
+        self._resumed = False
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return len(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        """Attributes of the DataLoader, such as ``dataset`` and ``batch_size``."""
+        if name == "loader":  # not there yet
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position: epochs, items of this one over all ranks, and what its order is drawn
+        from. It is the same on every rank, and fits any number of ranks."""
+        order = self._order.state(began=self._items > 0)
+        return {"epoch": self.epoch, "items": self._items, "order": order}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on after ``state``: the next iteration gives the rest of its epoch."""
+        self.epoch, self._items = int(state["epoch"]), int(state["items"])
+        self._resumed = self._items > 0
+        self._order.load(state["order"], began=self._resumed)
+
+    def stop_on(self, *signals: int) -> None:
+        """End the iteration on all ranks, before the same batch, once a rank has got one of
+        ``signals``. Then ``stopped`` is true, and the position is where the next run goes on.
+
+        ```
+        batches.stop_on(signal.SIGTERM)
+        for batch in batches:
+            ...
+        if batches.stopped:
+            consistent.checkpoint.save(folder, model=model, optimizer=optimizer, loader=batches)
+        ```
+
+        It takes no message of its own: ranks tell it each other where they compare batches.
+        """
+        self._check = True
+        for each in signals:
+            signal.signal(each, self._note_signal)
+
+    def _note_signal(self, *_: Any) -> None:
+        self._asked_to_stop = True
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin ``epoch`` next. Orders need no call of it; samplers that have ``set_epoch`` are
+        given the epoch at its start."""
+        self.epoch, self._items, self._resumed = epoch, 0, False
+        set_epoch(self.loader, epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        resumed, self._resumed = self._resumed, False
+        if not resumed:
+            self.epoch += self._items > 0  # one that was left early is over too
+            self._items = 0
+        set_epoch(self.loader, self.epoch)
+        reader = Reader(self._inner, self._share, self.epoch)
+        with self._order.drawn(again=resumed):
+            reader.start(skip=self._items)
+        while (batch := self._made(*reader.next())) is not None:
+            yield batch
+        if not self.stopped:
+            self.epoch, self._items = self.epoch + 1, 0
+
+    def _made(self, note: Note, batch: Any, drawn: Drawn) -> Any:
+        """The batch as global tensors, counted as given; None at the end."""
+        note = replace(note, stop=self._asked_to_stop)
+        notes = agreement.compare(note) if self._check else None
+        self.stopped = any(each.stop for each in notes or [note])
+        if note.cause is not None:
+            raise note.cause
+        if self.stopped:
+            self._asked_to_stop, self._resumed = False, self._items > 0
+            return None
+        if notes is not None:
+            agreement.check(notes, sizes_may_differ=self._pad is not None and drawn.own is not None)
+            check_pad(notes, self._pad)
+            batch = padded(batch, longest(notes), self._pad)
+        if note.kind == "end":
+            return None
+        self._items += drawn.count
+        if drawn.own is None:
+            return self._layer.whole(batch)
+        return self._layer.parts(batch, drawn.count, drawn.own)

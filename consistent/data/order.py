@@ -1,0 +1,83 @@
+"""Order: from which random numbers an epoch's order is drawn, so that it can be drawn again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+
+class Order:
+    """The generators of a DataLoader and its samplers, and their states where the epoch began.
+
+    What they are is read from the DataLoader: those that were given to it, and torch's default
+    generator, which is drawn from where none was given.
+    """
+
+    def __init__(self, loader: DataLoader) -> None:
+        self._given = _generators(loader)
+        self._began: list[Tensor] = self._states()
+
+    def state(self, began: bool) -> list[Tensor]:
+        """uint8 states, the default generator's first: where the epoch began, or, between two
+        epochs, as they are now."""
+        return [each.clone() for each in self._began] if began else self._states()
+
+    def load(self, states: list[Tensor], began: bool) -> None:
+        """Take what ``state`` gave. Between two epochs the next one's order is drawn from the
+        default generator as it then is, since the program draws from it and restores it."""
+        if len(states) != 1 + len(self._given):
+            raise ValueError(
+                f"data.loader: the saved position has the states of {len(states) - 1} generators, "
+                f"and this DataLoader and its samplers have {len(self._given)}. Make them with "
+                "generators as they were when it was saved."
+            )
+        self._began = [each.cpu().to(torch.uint8) for each in states]
+        if not began:
+            for generator, state in zip(self._given, self._began[1:]):
+                generator.set_state(state)
+
+    @contextmanager
+    def drawn(self, again: bool) -> Iterator[None]:
+        """Around the start of an epoch, where its order is drawn. ``again``: as where it began;
+        the default generator, which the program draws from as well, then gets its state back."""
+        if not again:
+            self._began = self._states()
+            yield
+            return
+        here = torch.get_rng_state()
+        for generator, state in zip([None, *self._given], self._began):
+            (torch.set_rng_state if generator is None else generator.set_state)(state)
+        try:
+            yield
+        finally:
+            torch.set_rng_state(here)
+
+    def _states(self) -> list[Tensor]:
+        return [torch.get_rng_state(), *(each.get_state() for each in self._given)]
+
+
+def set_epoch(loader: DataLoader, epoch: int) -> None:
+    """Call ``set_epoch`` of the samplers that have it."""
+    for sampler in _samplers(loader):
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
+
+
+def _samplers(loader: DataLoader) -> list[Any]:
+    batches: Any = loader.batch_sampler
+    return [loader.sampler, batches, getattr(batches, "sampler", None)]
+
+
+def _generators(loader: DataLoader) -> list[torch.Generator]:
+    """The distinct generators of the loader and its samplers, in a fixed order."""
+    found: list[torch.Generator] = []
+    for owner in (loader, *_samplers(loader)):
+        generator = getattr(owner, "generator", None)
+        if isinstance(generator, torch.Generator) and all(generator is not g for g in found):
+            found.append(generator)
+    return found

@@ -1,0 +1,109 @@
+"""Reader: what this rank reads in one epoch, batch by batch, before the ranks compare it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from .agreement import Note
+from .assemble import note_of
+from .reading import STRIDE, Drawn, ShareSampler, StreamPart, check_border
+from .share import Share
+
+_NOTHING = Drawn(0, None, 0)
+Read = tuple[Note, Any, Drawn]
+
+
+class Reader:
+    """One pass over ``inner``. An error while reading becomes a note, because the other ranks wait
+    for this one's note."""
+
+    def __init__(self, inner: DataLoader, share: Share | None, epoch: int) -> None:
+        self._inner = inner
+        self._whole = share is None
+        self._numbers: AbstractContextManager = nullcontext()
+        found = inner.batch_sampler if inner.batch_sampler is not None else inner.sampler
+        self._sampler = found if isinstance(found, ShareSampler) else None
+        if inner.num_workers == 0 and share is not None and share.cuts:
+            numbers = OwnNumbers(share, epoch)
+            self._numbers = numbers
+            if self._sampler is not None:
+                self._sampler.drawing = numbers.set_aside
+        self._batches: Iterator[Any] = iter(())
+        self._first: Read | None = None
+
+    def start(self, skip: int) -> None:
+        """Start workers, draw the order and read the first batch after ``skip`` items."""
+        if self._sampler is not None:
+            self._sampler.skip = skip
+        self._batches = iter(self._inner)
+        self._first = self._next()
+        if self._sampler is None:  # a stream: what comes first must be read to be left out
+            while skip > 0 and self._first[0].kind == "batch":
+                skip -= self._first[2].count
+                check_border(-skip, 0)
+                self._first = self._next()
+
+    def next(self) -> Read:
+        """(what to compare, the batch, its counts). The note's kind says whether there is one."""
+        first, self._first = self._first, None
+        return self._next() if first is None else first
+
+    def _next(self) -> Read:
+        try:
+            with self._numbers:
+                batch = next(self._batches)
+            if self._sampler is not None:
+                drawn = self._sampler.drawn.popleft()
+            elif isinstance(batch, StreamPart):
+                batch, count, own = batch
+                drawn = Drawn(count, None if self._whole else own, 0)
+            else:
+                drawn = Drawn(1, None, 0)  # the stream makes batches: each counts as one item
+            return note_of(batch, drawn), batch, drawn
+        except StopIteration:
+            return Note("end"), None, _NOTHING
+        except Exception as error:
+            return (
+                Note("error", error=f"{type(error).__name__}: {error}", cause=error),
+                None,
+                _NOTHING,
+            )
+
+
+class OwnNumbers:
+    """Random numbers of reading in the main process.
+
+    Ranks read different items, and so draw different numbers of random numbers. If they drew them
+    from torch's default generator, the next epoch's order would differ by rank. So reading has a
+    stream of its own, which is the default generator's only while a batch is read.
+    """
+
+    def __init__(self, share: Share | None, epoch: int) -> None:
+        index = 0 if share is None else share.index
+        seed = torch.initial_seed() + (index + 1) * STRIDE + epoch
+        self._other = torch.Generator().manual_seed(seed % 2**63).get_state()
+
+    def __enter__(self) -> None:
+        self._swap()
+
+    def __exit__(self, *_: Any) -> None:
+        self._swap()
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Inside, the default generator has its own stream again: samplers draw from it."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        here = torch.get_rng_state()
+        torch.set_rng_state(self._other)
+        self._other = here

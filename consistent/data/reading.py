@@ -1,0 +1,160 @@
+"""What a DataLoader is given so that it reads this rank's share of each batch.
+
+All of it may run in a worker process: it handles plain data, and never communicates.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import BatchSampler, IterableDataset, get_worker_info
+
+from .share import Share
+
+STRIDE = 1_000_003  # between seeds of shares, so that seed + worker of two shares do not meet
+
+
+class Drawn(NamedTuple):
+    """A batch that was drawn: how many items it has over all ranks, how many of them are this
+    rank's (None if it is read whole), and a checksum of which they are."""
+
+    count: int
+    own: int | None
+    order: int
+
+
+class ShareSampler:
+    """Yields this rank's share of each batch that ``source`` yields, and notes in ``drawn`` what
+    the whole batch was. It runs in the main process, in the order in which batches arrive."""
+
+    def __init__(self, source: Iterable, share: Share | None) -> None:
+        self.source = source
+        self.share = share  # None: the batch whole
+        self.drawn: deque[Drawn] = deque()
+        self.skip = 0  # items to leave out at the start of the next epoch
+        self.drawing: Callable[[], AbstractContextManager] = nullcontext
+
+    def __iter__(self) -> Iterator[Any]:
+        skip, self.skip = self.skip, 0
+        self.drawn.clear()
+        batches = after(self.source, skip)
+        while True:
+            with self.drawing():  # a sampler draws its order from the main process's generator
+                batch = next(batches, None)
+            if batch is None:
+                return
+            order = zlib.crc32(repr(batch).encode())
+            if self.share is None:
+                self.drawn.append(Drawn(_count(batch), None, order))
+                yield batch
+            else:
+                own, size = self.share.take(list(batch))
+                self.drawn.append(Drawn(len(batch), size, order))
+                yield own
+
+    def __len__(self) -> int:
+        return len(self.source)  # type: ignore[arg-type]
+
+
+def _count(batch: Any) -> int:
+    """Items of what a sampler gave. A data set that makes batches gets one index for each, which
+    counts as one item."""
+    return len(batch) if isinstance(batch, list | tuple) else 1
+
+
+def after(batches: Iterable, skip: int) -> Iterator[Any]:
+    """The batches that follow the first ``skip`` items."""
+    if not skip:
+        yield from batches
+    elif type(batches) is BatchSampler:  # its batches may be of another size than those before
+        rest = islice(batches.sampler, skip, None)
+        yield from BatchSampler(rest, batches.batch_size, batches.drop_last)  # type: ignore
+    else:
+        seen = 0
+        for batch in batches:
+            if seen >= skip:
+                yield batch
+            else:
+                seen += _count(batch)
+                check_border(seen, skip)
+
+
+def check_border(seen: int, skip: int) -> None:
+    """Raise if the position to go on from lies inside a batch."""
+    if seen > skip:
+        raise ValueError(
+            f"data.loader: the saved position is after {skip} items, and a batch ends after {seen} "
+            "items: these batches are of another size than when the position was saved, and only "
+            "the items of torch's own BatchSampler can be divided anew.\n"
+            "  Use the batch size of then, or start the epoch again without load_state_dict."
+        )
+
+
+class StreamPart(NamedTuple):
+    """This rank's share of a batch of a stream, collated."""
+
+    batch: Any
+    count: int
+    own: int
+
+
+class ShareOfStream(IterableDataset):
+    """Batches of an ``IterableDataset``, of which each rank collates its share. Every rank goes
+    over the whole stream, because a stream has no indices to divide."""
+
+    def __init__(
+        self,
+        dataset: IterableDataset,
+        batch_size: int,
+        drop_last: bool,
+        collate: Callable[[list], Any],
+        share: Share,
+    ) -> None:
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self.collate = collate
+        self.share = share
+
+    def __iter__(self) -> Iterator[StreamPart]:
+        items = iter(self.dataset)
+        while batch := list(islice(items, self.batch_size)):
+            if self.drop_last and len(batch) < self.batch_size:
+                return
+            own, size = self.share.take(batch)
+            yield StreamPart(self.collate(own), len(batch), size)
+
+
+def as_it_is(x: Any) -> Any:
+    """The collate function of batches that are made already."""
+    return x
+
+
+class WorkerStart:
+    """Seeds a worker: ranks that read the same items draw the same numbers, others do not. Then
+    calls the user's ``worker_init_fn``, which sees the user's dataset."""
+
+    def __init__(self, then: Callable[[int], None] | None, share: Share) -> None:
+        self.then = then
+        self.by = share.index * STRIDE
+
+    def __call__(self, worker: int) -> None:
+        info = get_worker_info()
+        assert info is not None
+        seed = info.seed + self.by
+        torch.manual_seed(seed)
+        random.seed(seed)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(seed % 2**32)
+        if isinstance(info.dataset, ShareOfStream):
+            object.__setattr__(info, "dataset", info.dataset.dataset)
+        if self.then is not None:
+            self.then(worker)

@@ -1,0 +1,58 @@
+"""Share: which items of a batch this rank reads.
+
+```
+a batch of 7 items, placement (2, 2), sbp (S(0), B)      sbp (S(0), S(0))
+  ranks 0 and 1   items 0 1 2 3                          rank 0   0 1      rank 2   4 5
+  ranks 2 and 3   items 4 5 6                            rank 1   2 3      rank 3   6
+```
+
+Plain arithmetic: reading processes use it, and nothing is sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..spec import NdSbp, Placement, Split
+from ..spec.tensor_spec import piece
+
+
+@dataclass(frozen=True)
+class Share:
+    """One rank's share of every batch: ``cuts`` are (parts, index) of each axis that splits dim 0,
+    outer axis first."""
+
+    cuts: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def at(cls, coordinate: tuple[int, ...], placement: Placement, sbp: NdSbp) -> Share:
+        """The share of the rank at ``coordinate``."""
+        return cls(
+            tuple(
+                (parts, index)
+                for entry, parts, index in zip(sbp, placement.shape, coordinate, strict=True)
+                if isinstance(entry, Split) and entry.dim == 0 and parts > 1
+            )
+        )
+
+    def of(self, count: int) -> tuple[int, int]:
+        """(start, size) of this share of ``count`` items."""
+        start = 0
+        for parts, index in self.cuts:
+            first, count = piece(count, parts, index)
+            start += first
+        return start, count
+
+    @property
+    def index(self) -> int:
+        """The number of this share: equal on ranks that read the same items."""
+        found = 0
+        for parts, index in self.cuts:
+            found = found * parts + index
+        return found
+
+    def take(self, items: list) -> tuple[list, int]:
+        """(items to read, how many of them count). An empty share reads the first item, because
+        only a collated item says how the tensors look that it has none of."""
+        start, size = self.of(len(items))
+        return (items[start : start + size] if size else items[:1]), size

@@ -1,0 +1,200 @@
+"""accelerate: an ``Accelerator`` that makes what it prepares global.
+
+```
+accelerator = Accelerator(placement, "zero3")
+model, optimizer, batches = accelerator.prepare(model, optimizer, DataLoader(...))
+for batch in batches:                                   # the loop stays as it is
+    loss = model(**batch).loss
+    accelerator.backward(loss); optimizer.step()
+```
+
+To accelerate, each rank is the one process of a job: batch sizes, steps and metrics are those of
+one device.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import accelerate
+import torch
+from accelerate.data_loader import DataLoaderStateMixin
+from accelerate.state import GradientState, PartialState
+from accelerate.utils import DistributedType
+from torch.utils.data import DataLoader, IterableDataset
+
+from mirrored.transports.default import current
+
+from .. import checkpoint
+from ..data import Loader, loader
+from ..dispatch.plans.shards import is_global
+from ..nn.parallelize import parallelize
+from ..spec import Placement, SbpLike
+from .whole import on_first, take_plain_states, whole
+
+
+def as_one_process() -> PartialState:
+    """Tell accelerate and transformers that this rank is the one process of a job, of which rank 0
+    is the one that prints and writes."""
+    state = PartialState()
+    state.distributed_type = DistributedType.NO
+    state.num_processes = 1
+    state.process_index = current().rank
+    state.local_process_index = int(os.environ.get("LOCAL_RANK", current().rank))
+    return state
+
+
+class Accelerator(accelerate.Accelerator):
+    """``accelerate.Accelerator``, whose models, optimizers and loaders are global.
+
+    Args:
+        placement, plan: as of ``consistent.parallelize``.
+        sbp, whole: as of ``consistent.data.loader``.
+        options: of ``accelerate.Accelerator``.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        plan: Any = None,
+        *,
+        sbp: SbpLike | None = None,
+        whole: bool = False,
+        **options: Any,
+    ) -> None:
+        as_one_process()
+        super().__init__(**options)
+        self._spread = (placement, plan, sbp, whole)
+
+    @classmethod
+    def take_over(
+        cls, made: accelerate.Accelerator, placement: Placement, plan: Any, sbp: Any, whole: bool
+    ) -> None:
+        """Make an Accelerator that a library has made one of these."""
+        made.__class__ = cls
+        made.__dict__["_spread"] = (placement, plan, sbp, whole)
+
+    def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
+        """As accelerate's. Optimizers made of the plain parameters get the global ones."""
+        models = [x for x in args if isinstance(x, torch.nn.Module)]
+        before = [list(model.parameters()) for model in models]
+        prepared = super().prepare(*args, device_placement=device_placement)
+        new = {id(a): b for m, old in zip(models, before) for a, b in zip(old, m.parameters())}
+        for x in args:
+            if isinstance(x, torch.optim.Optimizer):
+                for group in x.param_groups:
+                    group["params"] = [new.get(id(p), p) for p in group["params"]]
+                for model in models:
+                    take_plain_states(getattr(x, "optimizer", x), model)
+        return prepared
+
+    def prepare_model(self, model: torch.nn.Module, *args: Any, **options: Any) -> torch.nn.Module:
+        """``consistent.parallelize``, once, and mixed precision as accelerate does it."""
+        placement, plan, _, _ = self._spread
+        if not any(is_global(x) for x in model.parameters()):
+            parallelize(model, placement, plan)
+        options["device_placement"] = False
+        return super().prepare_model(model, *args, **options)
+
+    def prepare_data_loader(self, data_loader: DataLoader, *args: Any, **options: Any) -> Any:
+        """``consistent.data.loader``."""
+        if isinstance(data_loader, PreparedLoader):
+            return data_loader
+        placement, _, sbp, together = self._spread
+        shard = super().prepare_data_loader(data_loader, *args, **options)
+        self._dataloaders.pop()
+        plain = _plain(data_loader, shard, together)
+        made = PreparedLoader(loader(plain, placement, sbp, whole=together))
+        self._dataloaders.append(made)
+        return made
+
+    def gather(self, tensor: Any) -> Any:
+        """The logical values, whole, on every rank."""
+        return whole(tensor)
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """The same, cut to the items of the last batch, as accelerate does."""
+        return super().gather_for_metrics(whole(input_data), use_gather_object)
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """The logical values: they are sums and means over all ranks already."""
+        return whole(tensor)
+
+    def wait_for_everyone(self) -> None:
+        """Wait for all ranks."""
+        on_first("accelerate: wait_for_everyone", lambda: None)
+
+    def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, Any]:
+        """Whole plain tensors. A collective."""
+        return whole(super().get_state_dict(model, unwrap))
+
+    def save_state(self, output_dir: str | None = None, **options: Any) -> str:  # type: ignore
+        """``consistent.checkpoint.save`` of what was prepared: each rank writes its shards."""
+        return checkpoint.save(output_dir or self.project_dir or ".", keep=None, **self._objects())
+
+    def load_state(self, input_dir: str | None = None, **options: Any) -> None:  # type: ignore
+        """``consistent.checkpoint.load`` into what was prepared, under any plan and rank count."""
+        checkpoint.load(input_dir or self.project_dir or ".", **self._objects())
+
+    def _objects(self) -> dict[str, Any]:
+        kinds = {
+            "model": self._models,
+            "optimizer": [getattr(x, "optimizer", x) for x in self._optimizers],
+            "scheduler": [getattr(x, "scheduler", x) for x in self._schedulers],
+            "loader": self._dataloaders,
+            "custom": self._custom_objects,
+        }
+        return {f"{kind}_{i}": x for kind, found in kinds.items() for i, x in enumerate(found)}
+
+
+class PreparedLoader(DataLoaderStateMixin):
+    """A loader that tells accelerate where it is: which batch is the last, and its size."""
+
+    def __init__(self, made: Loader) -> None:
+        self.batches = made
+        self.gradient_state = GradientState()
+        size = getattr(made.batch_sampler, "batch_size", None) or made.batch_size
+        self.total_batch_size = size or 1
+        self._drop_last = made.drop_last
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "batches":  # not there yet
+            raise AttributeError(name)
+        return getattr(self.batches, name)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.begin()
+        try:
+            left = None
+            if not isinstance(self.dataset, IterableDataset):  # a stream does not know its end
+                left = len(self) - -(-self.batches.state_dict()["items"] // self.total_batch_size)
+            for number, batch in enumerate(self.batches, 1):
+                self.end_of_dataloader = number == left
+                yield batch
+        finally:
+            self.end()
+
+
+def _plain(given: DataLoader, shard: Any, together: bool) -> DataLoader:
+    """``given`` in the order that accelerate has chosen in ``shard``, which iterates otherwise."""
+    options: dict[str, Any] = {
+        name: getattr(given, name)
+        for name in (
+            "num_workers", "collate_fn", "pin_memory", "timeout", "multiprocessing_context",
+            "generator", "prefetch_factor", "persistent_workers",
+        )
+    }  # fmt: skip
+    if not together:  # what all ranks read, all must draw alike
+        options["worker_init_fn"] = given.worker_init_fn
+    if isinstance(given.dataset, IterableDataset) or given.batch_sampler is None:
+        options |= {"batch_size": given.batch_size, "drop_last": given.drop_last}
+        if not isinstance(given.dataset, IterableDataset):
+            options["sampler"] = given.sampler
+    else:
+        options["batch_sampler"] = shard.batch_sampler
+    return DataLoader(given.dataset, **options)

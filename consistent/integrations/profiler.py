@@ -1,0 +1,37 @@
+"""torch.profiler: boxings appear among its events, with their moves, layouts and bytes.
+
+```
+with torch.profiler.profile() as profile, name_boxings():
+    step()
+print(profile.key_averages().table())     # boxing S(0) -all_gather(0)-> B, 4096 bytes
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from ..boxing.plan import plan_bytes
+from ..boxing.steps import Step
+from ..movement import run as boxing_run
+from ..spec import TensorSpec
+
+
+@contextmanager
+def name_boxings() -> Iterator[None]:
+    """Inside, each boxing leaves an event where it starts. Outside nothing is done for it."""
+
+    def mark(src: TensorSpec, dst: TensorSpec, moves: tuple[Step, ...]) -> None:
+        if moves and torch.autograd._profiler_enabled():
+            text = ", ".join(map(str, moves))
+            with torch.profiler.record_function(f"boxing {text}, {plan_bytes(moves)} bytes"):
+                pass
+
+    boxing_run.observers.append(mark)
+    try:
+        yield
+    finally:
+        boxing_run.observers.remove(mark)

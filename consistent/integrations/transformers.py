@@ -1,0 +1,124 @@
+"""transformers: the ``Trainer`` on global tensors.
+
+```
+trainer = Trainer(model=model, args=args, train_dataset=data, placement=placement, plan="zero3")
+trainer.train()
+```
+
+Every rank runs the Trainer as one process would: batch sizes, steps, losses and metrics are those
+of one device, and its files those of one process, which load on any number of ranks or without
+this library. A Trainer of your own: ``class MyTrainer(GlobalTensors, TheirTrainer)``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+
+from ..dispatch.plans.shards import is_global
+from ..nn.parallelize import parallelize
+from ..spec import B, Placement, S, SbpLike, as_nd_sbp
+from ..tensor.making.create import distribute
+from .accelerate import Accelerator, as_one_process
+from .whole import on_first, take_plain_states, whole, whole_on_first
+
+
+class GlobalTensors:
+    """What a Trainer does otherwise.
+
+    Args:
+        placement, plan: as of ``consistent.parallelize``; without a placement all ranks, on CPU.
+        sbp: of the batches; without it S(0) on the first axis.
+        whole: every rank reads and collates the batch whole, which gives one process's batches
+            whatever the collator does. False: each rank its part (``consistent.data.loader``).
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        placement: Placement | None = None,
+        plan: Any = None,
+        sbp: SbpLike | None = None,
+        whole: bool = True,
+        **options: Any,
+    ) -> None:
+        as_one_process()
+        self._placement = placement or Placement.all("cpu")
+        others = (B,) * (self._placement.ndim - 1)
+        self._spread = (plan, (S(0), *others) if sbp is None else as_nd_sbp(sbp), whole)
+        super().__init__(*args, **options)
+        model: Any = self.model  # type: ignore[attr-defined]
+        if not any(map(is_global, model.parameters())):
+            parallelize(model, self._placement, plan)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """The Trainer's own, which then prepares global models and batches."""
+        super().create_accelerator_and_postprocess()  # type: ignore[misc]
+        made: Any = self.accelerator  # type: ignore[attr-defined]
+        Accelerator.take_over(made, self._placement, *self._spread)
+
+    def create_optimizer(self, *args: Any, **options: Any) -> Any:
+        """The Trainer's own, which then loads what one process saved."""
+        made = super().create_optimizer(*args, **options)  # type: ignore[misc]
+        take_plain_states(made, self.model)  # type: ignore[attr-defined]
+        return made
+
+    def _run_epoch(
+        self, model: Any, epoch: int, train_dataloader: Any, *args: Any, **options: Any
+    ) -> Any:
+        """The Trainer's own. One that goes on in the middle of an epoch reads the batches of the
+        loader's samplers, which know the epoch from the loader."""
+        train_dataloader.set_epoch(epoch)
+        run = super()._run_epoch  # type: ignore[misc]
+        return run(model, epoch, train_dataloader, *args, **options)
+
+    def _prepare_input(self, data: Any) -> Any:
+        """Plain tensors, which every rank has whole, become global too."""
+        if isinstance(data, torch.Tensor) and not is_global(data):
+            ndim = data.ndim
+            entries = [B if e.is_split and e.dim >= ndim else e for e in self._spread[1]]  # type: ignore
+            return distribute(data, self._placement, entries)
+        return super()._prepare_input(data)  # type: ignore[misc]
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        model: Any = self.model  # type: ignore[attr-defined]
+        found = whole_on_first(model.state_dict() if state_dict is None else state_dict)
+        save = super()._save  # type: ignore[misc]
+        on_first("Trainer: save the model", lambda: save(output_dir, state_dict=found))
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        optimizer: Any = self.optimizer  # type: ignore[attr-defined]
+        holder = _Saved(whole_on_first(optimizer.state_dict()))
+        save = super()._save_optimizer_and_scheduler  # type: ignore[misc]
+        self.optimizer = holder
+        try:
+            on_first("Trainer: save the optimizer", lambda: save(output_dir))
+        finally:
+            self.optimizer = optimizer
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        save = super()._save_rng_state  # type: ignore[misc]
+        on_first("Trainer: save random states", lambda: save(output_dir))
+
+    def prediction_step(self, *args: Any, **options: Any) -> Any:
+        """The Trainer's own; metrics are computed of whole tensors."""
+        return whole(super().prediction_step(*args, **options))  # type: ignore[misc]
+
+
+class _Saved:
+    """Stands for the optimizer while its whole state is written."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+
+    def state_dict(self) -> Any:
+        return self._state
+
+
+class Trainer(GlobalTensors, transformers.Trainer):
+    """``transformers.Trainer`` on global tensors; see ``GlobalTensors``."""
+
+
+__all__ = ["GlobalTensors", "Trainer"]

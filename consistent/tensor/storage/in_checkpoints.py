@@ -1,0 +1,129 @@
+"""How ``torch.distributed.checkpoint`` sees a global tensor: by these three methods.
+
+```
+                 rank 0            rank 1            rank 2 (outside the placement)
+S(0) of [5, 4]   [0:3, :]          [3:5, :]          nothing
+B    of [5, 4]   [0:5, :]          [0:5, :]          nothing     the planner lets one of them write
+```
+
+Nothing is sent, and what is read or written is this rank's shard, as a plain tensor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...dispatch.plans.shards import plain
+from ...dispatch.running.moved_views import fresh
+from ...movement.world import my_coordinate
+from ...spec import TensorSpec
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # starts, sizes
+
+
+def box_of(spec: TensorSpec) -> Box | None:
+    """(starts, sizes) of what this rank writes and reads of the tensor; None if it is nothing.
+
+    Of a tensor without elements each rank of the placement has all, so that its shape is saved.
+    """
+    at = my_coordinate(spec.placement)
+    if at is None:
+        return None
+    if spec.numel == 0:
+        return (0,) * spec.ndim, tuple(spec.shape)
+    starts, sizes = spec.region(at)
+    return (starts, sizes) if 0 not in sizes else None
+
+
+def write_items(x: Any, fqn: str, _: Any = None) -> list[Any]:
+    """What this rank may write, as a list of one ``WriteItem`` or none."""
+    _check_no_partial(x._spec, fqn)
+    return items_of(x._spec, fqn)
+
+
+def items_of(spec: TensorSpec, fqn: str) -> list[Any]:
+    """What this rank may write of a tensor of this spec, which is not partial."""
+    return _items(fqn, spec.shape, spec.dtype, box_of(spec))
+
+
+def _items(fqn: str, shape: torch.Size, dtype: torch.dtype, box: Box | None) -> list[Any]:
+    from torch.distributed.checkpoint.metadata import (
+        ChunkStorageMetadata,
+        MetadataIndex,
+        TensorProperties,
+    )
+    from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+    if box is None:
+        return []
+    start, size = map(torch.Size, box)
+    data = TensorWriteData(
+        chunk=ChunkStorageMetadata(start, size),
+        properties=TensorProperties(dtype=dtype),
+        size=shape,
+    )
+    return [WriteItem(index=MetadataIndex(fqn, start), type=WriteItemType.SHARD, tensor_data=data)]
+
+
+def chunk_list(x: Any) -> list[Any]:
+    """What this rank reads, as a list of one ``ChunkStorageMetadata`` or none."""
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
+    _check_no_partial(x._spec, "the tensor to load into")
+    if x._moved_view:
+        raise ValueError(
+            f"checkpoint: the tensor to load into is {x._spec}, a view that boxing had to copy, "
+            "and its base would not get the values. Load into the base, or into x.clone()."
+        )
+    box = box_of(x._spec) if x._spec.numel else None
+    return [] if box is None else [ChunkStorageMetadata(torch.Size(box[0]), torch.Size(box[1]))]
+
+
+def tensor_shard(x: Any, index: Any) -> torch.Tensor:
+    """This rank's shard, whose storage is read from or written to."""
+    box = box_of(x._spec)
+    if box is None or (index.offset is not None and tuple(index.offset) != box[0]):
+        raise ValueError(
+            f"checkpoint: {index.fqn} is {x._spec}, of which this rank holds "
+            f"{'nothing' if box is None else f'the box at {box[0]}'}, and not one at "
+            f"{tuple(index.offset or ())}. Plan and carry out a save or load with the same tensors."
+        )
+    shard = plain(fresh(x)).detach()
+    return shard if x._spec.numel else shard.new_empty(x._spec.shape)
+
+
+class ShardCopy(torch.Tensor):
+    """A copy on the CPU of a global tensor's shard, which an asynchronous save writes later, in
+    another thread or process: it is a plain tensor that knows which box of which tensor it is."""
+
+    _write_spec: tuple[torch.Size, torch.dtype, Box | None]
+
+    def __create_write_items__(self, fqn: str, _: Any = None) -> list[Any]:
+        return _items(fqn, *self._write_spec)
+
+    def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+
+def copy_of_shard(x: Any) -> ShardCopy:
+    """This rank's shard as an asynchronous save keeps it."""
+    spec = x._spec
+    _check_no_partial(spec, "the tensor to save")
+    box = box_of(spec)
+    shape = (0,) if box is None else box[1]
+    copy: Any = torch.empty(shape, dtype=spec.dtype)
+    if box is not None and spec.numel:
+        copy.copy_(plain(fresh(x)).detach())
+    copy = copy.as_subclass(ShardCopy)
+    copy._write_spec = (spec.shape, spec.dtype, box)
+    return copy
+
+
+def _check_no_partial(spec: TensorSpec, what: str) -> None:
+    if any(entry.is_partial for entry in spec.sbp):
+        raise ValueError(
+            f"checkpoint: {what} is {spec}, of which each rank holds an addend, and a file holds "
+            "the sum. Reduce it first: x.to_global(sbp=B)."
+        )

@@ -1,0 +1,116 @@
+"""``torch.distributed.checkpoint`` copies a state aside before it saves it asynchronously, by the
+memory of each tensor; of a global tensor it copies the shard.
+
+Its modules take seconds to import, and most programs never do. So they are changed when they are
+imported, if that comes after the first global tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from mirrored.transports.default import current
+
+from ..dispatch.plans.shards import is_global, plain
+from ..tensor.storage.in_checkpoints import copy_of_shard
+
+
+def _change_stager(module: Any) -> None:
+    """``async_save`` with torch's own stager."""
+    stager = module.StateDictStager
+    offload = stager._offload_tensor
+
+    @functools.wraps(offload)
+    def offload_tensor(self: Any, x: Any, memo: dict, non_blocking: bool = False) -> Any:
+        if not is_global(x):
+            return offload(self, x, memo, non_blocking)
+        copy = memo[id(x)] = copy_of_shard(x)
+        return copy
+
+    stager._offload_tensor = offload_tensor
+
+
+def _change_state_dict_utils(module: Any) -> None:
+    """``async_save`` with a ``FileSystemWriter``, and whole state dicts on one rank or all."""
+    iterate = module._iterate_state_dict
+
+    @functools.wraps(iterate)
+    def iterate_state_dict(given: Any, *functions: Any, **options: Any) -> Any:
+        if not is_global(given):
+            return iterate(given, *functions, **options)
+        asker = " ".join(each.__qualname__ for each in functions)
+        return _of_global(given, asker, **options)
+
+    module._iterate_state_dict = iterate_state_dict
+
+
+def _of_global(
+    x: Any,
+    asker: str,
+    *,
+    companion_obj: Any = None,
+    cpu_offload: bool = False,
+    ranks_only: tuple[int, ...] = (),
+    **_: Any,
+) -> Any:
+    """What ``_iterate_state_dict`` gives for a global tensor, by who asks."""
+    if "_create_cpu_state_dict" in asker:
+        return copy_of_shard(x)
+    if "_gather_state_dict" in asker:  # StateDictOptions(full_state_dict=True)
+        whole = x.full()
+        keeps = not ranks_only or current().rank in ranks_only
+        return (whole.cpu() if cpu_offload else whole) if keeps else None
+    if companion_obj is not None:
+        if is_global(companion_obj):
+            companion_obj.copy_(x)
+        elif companion_obj.numel():
+            companion_obj.as_subclass(torch.Tensor).copy_(plain(x).detach())
+        return companion_obj
+    return x
+
+
+_CHANGES: dict[str, Callable[[Any], None]] = {
+    "torch.distributed.checkpoint._state_dict_stager": _change_stager,
+    "torch.distributed._state_dict_utils": _change_state_dict_utils,
+}
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Lets a module be changed once it is imported."""
+
+    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
+        change = _CHANGES.get(name)
+        if change is None:
+            return None
+        for finder in sys.meta_path:
+            found: ModuleSpec | None = None if finder is self else finder.find_spec(name, path)
+            if found is not None and found.loader is not None:
+                _change_after(found.loader, change)
+                return found
+        return None
+
+
+def _change_after(loader: Any, change: Callable[[Any], None]) -> None:
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        change(module)
+
+    loader.exec_module = exec_module
+
+
+def install() -> None:
+    """Change what is imported already, and the rest when it is imported."""
+    for name, change in _CHANGES.items():
+        if name in sys.modules:
+            change(sys.modules[name])
+    sys.meta_path.insert(0, _Finder())
