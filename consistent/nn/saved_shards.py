@@ -25,6 +25,8 @@ from ..movement.run import run
 from ..spec import TensorSpec
 from .gather_ahead import Orders, find
 
+_autograd: Any = getattr(torch._C, "_autograd")  # noqa: B009  (not in torch's stubs)
+
 _Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
 
 
@@ -144,7 +146,7 @@ class SavedShards:
                     source.views += 1
                     source.oldest = x._version if source.oldest is None else source.oldest
                     size, stride = tuple(x.size()), x.stride()
-                    return _View(source, size, stride, x.storage_offset(), spec)
+                    return _View(source, size, stride, int(x.storage_offset()), spec)
             if self.below is None:
                 return _Alias(x.detach(), x._version, spec)
         return self.below[0](x)
@@ -158,11 +160,11 @@ class SavedShards:
 
 def enter() -> SavedShards:
     """The innermost hooks, which are to know about parameters that are gathered from now on."""
-    top = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    top = _autograd._top_saved_tensors_default_hooks(False)
     found = None if top is None else getattr(top[0], "__self__", None)
     if not isinstance(found, SavedShards):
         found = SavedShards(top)
-        torch._C._autograd._push_saved_tensors_default_hooks(found.pack, found.unpack)
+        _autograd._push_saved_tensors_default_hooks(found.pack, found.unpack)
     found.depth += 1
     return found
 
@@ -171,7 +173,7 @@ def leave(hooks: SavedShards) -> None:
     """The mirror image of ``enter``."""
     hooks.depth -= 1
     if not hooks.depth:
-        torch._C._autograd._pop_saved_tensors_default_hooks()
+        _autograd._pop_saved_tensors_default_hooks()
 
 
 def modified(shape: Any, found: int, saved: int) -> RuntimeError:
