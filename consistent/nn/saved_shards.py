@@ -55,19 +55,24 @@ class GatheredOnce:
         if self.local._version != self.version:
             raise modified(self.src.shape, self.local._version, self.version)
         whole = self.whole
-        if whole is None:
-            whole = self._gather()
+        opens = _opens_backward()
+        if opens:
+            unit, position = self.key
+            unit.opens_backward.add(position)
+        if whole is None or opens:
+            whole = self._gather(whole)
         self.taken += 1
         last = self.taken % self.views == 0
         self.whole = whole if not last and _let_go_after_backward(self) else None
         return whole
 
-    def _gather(self) -> Tensor:
+    def _gather(self, whole: Tensor | None) -> Tensor:
+        """``whole`` or, if it is None, the values that come; sends for the next ones."""
         if self.orders is None:
-            return run(self.local, self.src, self.dst)
+            return run(self.local, self.src, self.dst) if whole is None else whole
         order = self.orders.backward
         coming = order.arrived(self.key)
-        whole = find(coming, self.local, self.dst)
+        whole = find(coming, self.local, self.dst) if whole is None else whole
         whole = run(self.local, self.src, self.dst) if whole is None else whole
         following = order.expected(self.key)
         if following is not None:  # asked of the parameter: whether a graph lives is a rank's own
@@ -201,9 +206,17 @@ def _is_lazy(x: Tensor) -> bool:
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.kept: dict[int, weakref.WeakSet[GatheredOnce]] = {}
+        self.opened = -1  # the last backward that has taken something
 
 
 _thread = _Thread()
+
+
+def _opens_backward() -> bool:
+    """Whether this is the first time that the backward which runs takes something."""
+    task = torch._C._current_graph_task_id()
+    before, _thread.opened = _thread.opened, task
+    return task not in (-1, before)
 
 
 def _let_go_after_backward(source: GatheredOnce) -> bool:
