@@ -7,8 +7,10 @@ from . import data
 from .autograd.leaves import no_sync
 from .movement.check_mode import check_mode
 from .movement.plain_values import plain_may_differ
+from .nn.master_weights import master_weights
 from .nn.parallelize import parallelize, plan_of
 from .nn.plan import Plan
+from .nn.pretrained import from_pretrained
 from .overlap.split_matmul import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
 from .report import Explanation, Report, explain, report
 from .spec import B, P, Placement, S, TensorSpec, sbp
@@ -70,9 +72,11 @@ __all__ = [
     "explain",
     "eye",
     "from_local",
+    "from_pretrained",
     "full",
     "linspace",
     "logspace",
+    "master_weights",
     "matmul_all_reduce",
     "matmul_reduce_scatter",
     "no_sync",

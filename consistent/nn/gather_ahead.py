@@ -12,7 +12,6 @@ and not on what is faster on some rank.
 
 from __future__ import annotations
 
-import weakref
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -97,7 +96,6 @@ class Orders:
 
     def __init__(self, transport: Ordered) -> None:
         self.forward, self.again, self.backward = (Ahead(transport) for _ in range(3))
-        self.latest: weakref.WeakValueDictionary[Key, Any] = weakref.WeakValueDictionary()
 
     def in_forward(self) -> Ahead:
         """The order that a forward is in which runs now."""

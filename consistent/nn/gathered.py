@@ -115,6 +115,9 @@ class GatheredParameters:
     def __init__(self, slots: tuple[_Slot, ...], orders: Orders | None) -> None:
         self.slots, self.orders = slots, orders
         self._running: list[_Run] = []  # more than one where the module calls itself
+        # The positions of parameters that backward began with. They are kept from forward until
+        # then: letting them go would save nothing, for backward gathers them before all else.
+        self.opens_backward: set[int] = set()
 
     def before_forward(self, module: nn.Module, args: Any) -> None:
         """Gather."""
@@ -142,7 +145,7 @@ class GatheredParameters:
         return new
 
     def __getstate__(self) -> dict:
-        return {"slots": self.slots, "orders": self.orders, "_running": []}
+        return {**self.__dict__, "_running": []}
 
 
 class _Gathered(NamedTuple):
@@ -187,10 +190,13 @@ class _Run:
 
     def _gather(self, param: Any, use: NdSbp, coming: Any) -> _Gathered:
         target: TensorSpec = param._spec.with_sbp(use)
-        source = GatheredOnce(param, target, self.unit.orders, (self.unit, len(self.gathered)))
+        position = len(self.gathered)
+        source = GatheredOnce(param, target, self.unit.orders, (self.unit, position))
         whole = _boxed(param, target, find(coming, source.local, target))
         if self.hooks is not None:
             self.hooks.add(plain(whole), source)
+            if position in self.unit.opens_backward:
+                source.whole = plain(whole).detach()
         storage = storage_of(plain(whole))
         made = _Gathered(param, whole, source, whole._version, [], storage)
         self.gathered[id(param)] = made

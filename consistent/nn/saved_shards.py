@@ -25,6 +25,8 @@ from ..movement.run import run
 from ..spec import TensorSpec
 from .gather_ahead import Orders, find
 
+_autograd: Any = getattr(torch._C, "_autograd")  # noqa: B009  (not in torch's stubs)
+
 _Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
 
 
@@ -38,8 +40,6 @@ class GatheredOnce:
 
     def __init__(self, param: Any, dst: TensorSpec, orders: Orders | None, key: Any) -> None:
         self.orders, self.key = orders, key
-        if orders is not None:
-            orders.latest[key] = self
         self.src: TensorSpec = param._spec
         self.dst = dst
         with HookOff():
@@ -55,24 +55,29 @@ class GatheredOnce:
         if self.local._version != self.version:
             raise modified(self.src.shape, self.local._version, self.version)
         whole = self.whole
-        if whole is None:
-            whole = self._gather()
+        opens = _opens_backward()
+        if opens:
+            unit, position = self.key
+            unit.opens_backward.add(position)
+        if whole is None or opens:
+            whole = self._gather(whole)
         self.taken += 1
         last = self.taken % self.views == 0
         self.whole = whole if not last and _let_go_after_backward(self) else None
         return whole
 
-    def _gather(self) -> Tensor:
+    def _gather(self, whole: Tensor | None) -> Tensor:
+        """``whole`` or, if it is None, the values that come; sends for the next ones."""
         if self.orders is None:
-            return run(self.local, self.src, self.dst)
+            return run(self.local, self.src, self.dst) if whole is None else whole
         order = self.orders.backward
         coming = order.arrived(self.key)
-        whole = find(coming, self.local, self.dst)
+        whole = find(coming, self.local, self.dst) if whole is None else whole
         whole = run(self.local, self.src, self.dst) if whole is None else whole
         following = order.expected(self.key)
-        source = None if following is None else self.orders.latest.get(following)
-        if source is not None and source.views and source.whole is None:
-            order.submit(self.key, following, [(source.local, source.src, source.dst)])
+        if following is not None:  # asked of the parameter: whether a graph lives is a rank's own
+            unit, position = following
+            order.submit(self.key, following, unit.parts()[position : position + 1])
         return whole
 
     def wrote(self, writes: int) -> None:
@@ -146,7 +151,7 @@ class SavedShards:
                     source.views += 1
                     source.oldest = x._version if source.oldest is None else source.oldest
                     size, stride = tuple(x.size()), x.stride()
-                    return _View(source, size, stride, x.storage_offset(), spec)
+                    return _View(source, size, stride, int(x.storage_offset()), spec)
             if self.below is None:
                 return _Alias(x.detach(), x._version, spec)
         return self.below[0](x)
@@ -160,11 +165,11 @@ class SavedShards:
 
 def enter() -> SavedShards:
     """The innermost hooks, which are to know about parameters that are gathered from now on."""
-    top = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    top = _autograd._top_saved_tensors_default_hooks(False)
     found = None if top is None else getattr(top[0], "__self__", None)
     if not isinstance(found, SavedShards):
         found = SavedShards(top)
-        torch._C._autograd._push_saved_tensors_default_hooks(found.pack, found.unpack)
+        _autograd._push_saved_tensors_default_hooks(found.pack, found.unpack)
     found.depth += 1
     return found
 
@@ -173,7 +178,7 @@ def leave(hooks: SavedShards) -> None:
     """The mirror image of ``enter``."""
     hooks.depth -= 1
     if not hooks.depth:
-        torch._C._autograd._pop_saved_tensors_default_hooks()
+        _autograd._pop_saved_tensors_default_hooks()
 
 
 def modified(shape: Any, found: int, saved: int) -> RuntimeError:
@@ -201,9 +206,17 @@ def _is_lazy(x: Tensor) -> bool:
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.kept: dict[int, weakref.WeakSet[GatheredOnce]] = {}
+        self.opened = -1  # the last backward that has taken something
 
 
 _thread = _Thread()
+
+
+def _opens_backward() -> bool:
+    """Whether this is the first time that the backward which runs takes something."""
+    task = torch._C._current_graph_task_id()
+    before, _thread.opened = _thread.opened, task
+    return task not in (-1, before)
 
 
 def _let_go_after_backward(source: GatheredOnce) -> bool:

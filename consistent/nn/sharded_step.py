@@ -46,7 +46,8 @@ def install_step(module: nn.Module, plan: Plan) -> None:
         plan: ``step`` of a parameter is the layout in which any ``torch.optim.Optimizer`` that has
             it steps, ``grad`` the one of its gradient after backward.
     """
-    for name, param in module.named_parameters(remove_duplicate=False):
+    params: list[tuple[str, Any]] = list(module.named_parameters(remove_duplicate=False))
+    for name, param in params:
         layouts = plan.layouts(name)
         if layouts is None or not is_global(param):
             continue

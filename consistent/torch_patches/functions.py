@@ -95,7 +95,7 @@ def _typed_register_hook(node: Any, specs: Specs) -> Callable[..., Any]:
 def _without_saved_tensors_hooks() -> Iterator[None]:
     """What passes through such hooks comes back as another, plain tensor object, and these
     functions have saved global ones."""
-    hooks: Any = torch._C._autograd
+    hooks: Any = getattr(torch._C, "_autograd")  # noqa: B009  (not in torch's stubs)
     aside = []
     while (top := hooks._top_saved_tensors_default_hooks(False)) is not None:
         aside.append(top)

@@ -382,6 +382,11 @@ def test_it_is_gathered_twice_and_reduced_once(rank: int) -> None:
         y.sum().backward()
     # A gather of the weights again, and a reduce-scatter of all gradients. Biases are not needed.
     assert sent.bytes == weights + weights + biases
+    y = model(x)
+    with counting() as sent:
+        y.sum().backward()
+    # Backward begins with the last weight, which is kept for it from now on.
+    assert sent.bytes == weights // 2 + weights + biases
 
 
 @on_ranks(2)
