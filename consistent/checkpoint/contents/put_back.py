@@ -178,7 +178,7 @@ class Loading:
                 self._objects[name].load_state_dict(state, strict=False)
         found = {}
         for name in [*self._objects, *self._others()]:
-            given = self._objects.get(name)
+            given: Any = self._objects.get(name)
             kind = kind_of(given)
             if kind != "module":
                 value = self._stored.value(name, self._made)

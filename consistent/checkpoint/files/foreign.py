@@ -120,7 +120,7 @@ def torch_file(path: str) -> Reader:
             if "mmap can only be used with files" not in str(error):  # of torch before 1.6
                 raise
             held = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, KeyError) as error:
+    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, KeyError, OSError) as error:
         why = str(error).partition("\n")[0]
         raise ValueError(
             f"{path} is no whole file of torch.save that holds tensors and values only: {why}"
