@@ -144,13 +144,14 @@ COLUMNS_AND_ROWS = {
 }
 
 
-def ours(plan: dict[str, int], split_batch: bool) -> Callable[[int], Step]:
+def ours(plan: dict[str, int] | str, split_batch: bool) -> Callable[[int], Step]:
     def make(rank: int) -> Step:
         import consistent
         from consistent import B, S
 
         everywhere = consistent.placement.all("cpu")
-        model = consistent.parallelize(GPT(), everywhere, {k: S(d) for k, d in plan.items()})
+        given = plan if isinstance(plan, str) else {k: S(d) for k, d in plan.items()}
+        model = consistent.parallelize(GPT(), everywhere, given)
         lie = S(0) if split_batch else B
         return stepper(model, *(consistent.distribute(x, everywhere, lie) for x in batch()))
 
@@ -162,6 +163,7 @@ WAYS: dict[str, Callable[[int], Step]] = {
     "batch split: ours": ours({}, True),
     "batch split: DDP": ddp,
     "batch and parameters split: ours": ours({"*": 0}, True),
+    "batch and parameters split: zero3": ours("zero3", True),
     "batch and parameters split: FSDP2": fsdp,
     "columns and rows split: ours": ours(COLUMNS_AND_ROWS, False),
     "columns and rows split: DTensor": dtensor,

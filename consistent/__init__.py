@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from .autograd.leaves import no_sync
 from .movement.check_mode import check_mode
-from .nn.parallelize import parallelize
+from .nn.parallelize import parallelize, plan_of
+from .nn.plan import Plan
 from .overlap.split_matmul import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
 from .report import Explanation, Report, explain, report
 from .spec import B, P, Placement, S, TensorSpec, sbp
@@ -53,6 +54,7 @@ __all__ = [
     "GlobalTensor",
     "P",
     "Placement",
+    "Plan",
     "Report",
     "S",
     "TensorSpec",
@@ -76,6 +78,7 @@ __all__ = [
     "parallelize",
     "placement",
     "placement_scope",
+    "plan_of",
     "rand",
     "randint",
     "randn",

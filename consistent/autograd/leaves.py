@@ -19,8 +19,8 @@ import torch
 
 from ..dispatch import _C
 from ..dispatch.planning.planning import common_placement
-from ..dispatch.plans.gradients import set_raw_grad, summed_axes
-from ..dispatch.plans.shards import HookOff, adopt, lay_anew, plain, rebox
+from ..dispatch.plans.gradients import set_raw_grad, settled_spec, summed_axes
+from ..dispatch.plans.shards import HookOff, adopt, attach, lay_anew, plain, rebox
 from ..movement.differentiable import box
 from ..movement.run import run
 from ..movement.world import my_coordinate
@@ -28,14 +28,20 @@ from ..spec import TensorSpec
 from . import buckets
 from .shown import show
 
+# More bytes than any gradient has: those of such leaves all come to ``take``.
+_ALWAYS_TAKEN = 1 << 62
+
 
 def watch_leaf(leaf: Any) -> None:
     """From now on, sum the gradients of this leaf over the ranks that hold it too, and add them in
     the layout of the gradient that it has."""
     spec: TensorSpec = leaf._spec
     axes, held = summed_axes(spec), _C.held_gradient(leaf)
-    as_computed = not axes and (held is None or held._spec.sbp == spec.settled.sbp)
-    if as_computed:
+    settled = settled_spec(leaf)
+    as_computed = not axes and (held is None or held._spec.sbp == settled.sbp)
+    if settled is not spec.settled:
+        _C.watch(leaf, 0, _ALWAYS_TAKEN)
+    elif as_computed:
         _C.unwatch(leaf)
     elif not axes or my_coordinate(spec.placement) is None:
         _C.watch(leaf, -1, 0)
@@ -70,7 +76,8 @@ def _checked_gradient(leaf: Any, value: Any) -> Any:
     common_placement("grad", (leaf, given))
     if given is value:
         return value
-    return given.clone() if given._spec is spec.settled else rebox(given, spec.settled, "grad")
+    settled = settled_spec(leaf)
+    return given.clone() if given._spec is settled else rebox(given, settled, "grad")
 
 
 def take(leaf: Any, addend: torch.Tensor, unshared: bool) -> torch.Tensor | None:
@@ -85,6 +92,9 @@ def take(leaf: Any, addend: torch.Tensor, unshared: bool) -> torch.Tensor | None
     dual, whole = spec.dual.with_dtype(addend.dtype), spec.settled.with_dtype(addend.dtype)
     wanted = whole if _C.is_synced() else dual
     held = _C.held_gradient(leaf)
+    if wanted is whole and settled_spec(leaf) is not spec.settled:
+        _accumulate(leaf, addend, held, settled_spec(leaf).with_dtype(addend.dtype))
+        return None
     if held is not None and held._spec is not wanted:
         if torch.is_grad_enabled():
             set_raw_grad(leaf, rebox(held, wanted.with_dtype(held.dtype), "gradient"))
@@ -101,6 +111,25 @@ def take(leaf: Any, addend: torch.Tensor, unshared: bool) -> torch.Tensor | None
         if summed is not None:
             return summed
     return plain(box(addend, dual, wanted))
+
+
+def _accumulate(leaf: Any, addend: torch.Tensor, held: Any, wanted: TensorSpec) -> None:
+    """Add to the gradient of a leaf whose gradients lie in another layout than the leaf: torch
+    would make them as large as the leaf."""
+    dual = leaf._spec.dual.with_dtype(addend.dtype)
+    if held is not None and held._spec is not dual and held._spec.sbp != wanted.sbp:
+        wanted = held._spec.with_dtype(addend.dtype)  # the user chose its layout
+    if held is not None and held._spec is dual and not torch.is_grad_enabled():
+        lay_anew(held, box(plain(held) + addend, dual, wanted), wanted)
+    elif held is None or torch.is_grad_enabled():
+        new = box(addend, dual, wanted)
+        before = held if held is None else plain(rebox(held, wanted.with_dtype(held.dtype)))
+        set_raw_grad(leaf, attach(new if before is None else before + new, wanted))
+    else:
+        with HookOff():
+            torch.Tensor.add_(held, box(addend, dual, wanted))
+    for hook in tuple((leaf._post_accumulate_grad_hooks or {}).values()):
+        hook(leaf)
 
 
 def _may_wait(leaf: Any, held: Any, addend: torch.Tensor) -> bool:

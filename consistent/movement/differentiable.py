@@ -26,11 +26,18 @@ from .world import my_coordinate
 _HookOff = torch._C.DisableTorchFunctionSubclass
 
 
-def box(local: Tensor, src: TensorSpec, dst: TensorSpec, grad_sbp: NdSbp | None = None) -> Tensor:
+def box(
+    local: Tensor,
+    src: TensorSpec,
+    dst: TensorSpec,
+    grad_sbp: NdSbp | None = None,
+    arrived: Tensor | None = None,
+) -> Tensor:
     """This rank's shard under ``dst``, from its shard under ``src``; differentiable.
 
     ``grad_sbp`` is an SBP that the gradient is boxed to on its way from ``dst.dual`` to
-    ``src.dual``. Without it, ``src`` to itself returns ``local``.
+    ``src.dual``. Without it, ``src`` to itself returns ``local``. ``arrived`` is the result,
+    where it was made in advance.
 
     Raises:
         ValueError: ``src`` or ``dst`` is P(max) or P(min), and gradients are asked for.
@@ -39,8 +46,9 @@ def box(local: Tensor, src: TensorSpec, dst: TensorSpec, grad_sbp: NdSbp | None 
         return local
     with _HookOff():
         if _tracks(local) and not _is_forward_only(local, src, dst):
-            return _apply(_Box, local, src, dst, grad_sbp)
-        return run(torch.Tensor.detach(local), src, dst)
+            # Not as an argument of its own, or autograd would take the result for a view of it.
+            return _apply(_Box, local, src, dst, grad_sbp, None if arrived is None else (arrived,))
+        return run(torch.Tensor.detach(local), src, dst) if arrived is None else arrived
 
 
 def _is_forward_only(local: Tensor, src: TensorSpec, dst: TensorSpec) -> bool:
@@ -185,9 +193,16 @@ def _swapped(
 class _Box(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, local: Tensor, src: TensorSpec, dst: TensorSpec, grad_sbp: NdSbp | None
+        ctx: Any,
+        local: Tensor,
+        src: TensorSpec,
+        dst: TensorSpec,
+        grad_sbp: NdSbp | None,
+        arrived: tuple[Tensor] | None,
     ) -> Tensor:
         ctx.route = src, dst, grad_sbp
+        if arrived is not None:
+            return arrived[0]
         with _HookOff():
             x = torch.Tensor.detach(local)
             # src to itself, wanted for its grad_sbp alone, returns x: an output must not be an
@@ -195,12 +210,12 @@ class _Box(torch.autograd.Function):
             return x.clone() if src is dst else run(x, src, dst)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         src, dst, grad_sbp = ctx.route
         if grad_sbp is None:
-            return box(grad, dst.dual, src.dual), None, None, None
+            return box(grad, dst.dual, src.dual), None, None, None, None
         stop = dst.with_sbp(grad_sbp)
-        return box(box(grad, dst.dual, stop), stop, src.dual), None, None, None
+        return box(box(grad, dst.dual, stop), stop, src.dual), None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:

@@ -1,145 +1,153 @@
-"""parallelize: turn an ordinary module's parameters and buffers into global tensors."""
+"""parallelize: turn an ordinary module into one that is spread over ranks; its code is not
+touched."""
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch.nn.parameter import is_lazy
 
-from ..spec import B, NdSbp, Placement, SbpLike, Split, as_nd_sbp, resolve_sbp
-from ..tensor.global_tensor import GlobalTensor
-from ..tensor.making.create import distribute
+from mirrored.transports.default import current
+
+from ..movement.world import my_coordinate
+from ..spec import B, NdSbp, Placement, SbpLike, TensorSpec
+from ..tensor.making.create import check_world, distribute
 from ..tensor.making.scope import chosen
+from . import deferred
+from .borders import install_borders
+from .plan import Plan
+from .planners import plan_for
+from .rank_values import check_alike, check_values, send_values
+from .slots import Slot, plain_slots
 
-_ALL_ELSE = "*"
-
-
-class _Slot(NamedTuple):
-    """A place in a module that holds a tensor; a tied tensor is in several."""
-
-    owner: torch.nn.Module
-    key: str
-    name: str
-    value: torch.Tensor
+_PLAN = "_consistent_plan"
 
 
 def parallelize(
     module: torch.nn.Module,
     placement: Placement | None = None,
-    plan: Mapping[str, SbpLike] | None = None,
+    plan: str | Mapping[str, Any] | Plan | None = None,
     *,
+    inputs: SbpLike | None = None,
+    sync: bool = True,
     check: bool = False,
+    verbose: bool = False,
+    initialise: bool = True,
 ) -> torch.nn.Module:
-    """Make every parameter and buffer of ``module`` a global tensor, in place; its code is not
-    touched.
+    """Make every parameter and buffer of ``module`` a global tensor, in place, and install what its
+    plan asks for; its code is not touched.
 
     Args:
-        module: the same module with the same values on every rank (seed alike, or load the
-            same file).
+        module: the same module on every rank.
         placement: where all of it goes; without it, where the ``placement_scope`` says.
-        plan: name pattern -> SBP, such as ``{"*.fc1.weight": S(0), "lm_head.*": S(0)}``. A pattern
-            matches whole parameter or buffer names as in ``fnmatch``; the first that matches
-            counts; names that no pattern matches are B (data parallel). A tied tensor matches by
-            any of its names, and ``"*"`` applies where no other pattern matches. 0-d tensors that a
-            pattern with wildcards would split are B.
-        check: verify that the values are equal on all ranks. A collective per tensor.
+        plan: one of
+
+            * a strategy: ``"data"``, ``"zero1"``, ``"zero2"``, ``"zero3"``, ``"tensor"``,
+              ``"tensor+sequence"``, ``"expert"``, ``"hf"`` (the model's own plan);
+            * one for each axis: ``{"dp": "zero3", "tp": "tensor"}``, by the names of the
+              placement's axes, or in their order where they have none;
+            * patterns -> SBP, such as ``{"*.fc1.weight": S(0), "lm_head.*": S(0)}``: a pattern
+              matches whole names of parameters and buffers as in ``fnmatch``, the first that
+              matches counts, what none matches is B, a tied tensor matches by any of its names,
+              and ``"*"`` applies where no other pattern does;
+            * a ``Plan``, such as ``Plan.load(path)``.
+
+            Without it all is B, which is ``"data"``.
+        inputs: how the plain tensors that the module is called with make up the batch: ``S(0)``,
+            each rank passes its part; ``B``, each passes all of it. Without it plain tensors are
+            taken as B where they meet a global one, and ranks compare them.
+        sync: take the values of the placement's first rank. ``False``: each rank's own are taken,
+            and must be equal.
+        check: raise if the values differ, instead of taking those of the first rank.
+        verbose: the placement's first rank prints the plan.
+        initialise: a module that was built on ``meta`` gets only its shards allocated, and the
+            values that its modules' ``reset_parameters`` and ``_init_weights`` give: those that
+            the same call gives on one rank. ``False``: values are loaded later.
 
     Returns:
-        ``module``.
+        ``module``. ``plan_of(module)`` is what was decided.
 
     Raises:
-        ValueError: a pattern matches nothing, an SBP does not fit the tensor it is for, or a lazy
-            module has not seen its first input.
+        ValueError: the plan is unknown or does not fit the module, the ranks' modules differ, or a
+            lazy module has not seen its first input.
     """
     placement, _ = chosen("parallelize", placement, B)
-    patterns = dict(plan or {})
-    slots = _slots(module)
-    _check_names(module, slots, patterns)
-    tensors: dict[int, list[_Slot]] = {}
-    for slot in slots:
-        tensors.setdefault(id(slot.value), []).append(slot)
-    sbps = {key: _sbp_of(places, placement, patterns) for key, places in tensors.items()}
-    # All are made before any is put in place, so that an error leaves the module as it was.
-    made = {
-        key: _made_global(places[0].value, placement, sbps[key], check)
-        for key, places in tensors.items()
-    }
-    for owner, key, _, value in slots:
-        store: Any = owner._parameters if key in owner._parameters else owner._buffers
-        store[key] = made[id(value)]
+    check_world("parallelize", placement)
+    tensors = plain_slots(module)
+    decided = plan_for(module, tensors, placement, plan)
+    if my_coordinate(placement) is not None:
+        if sync or check:
+            check_alike("parallelize", tensors, placement)
+        if check:
+            check_values("parallelize", tensors, placement)
+        elif sync:
+            send_values(tensors, placement)
+    empty = [places[0].name for places in tensors if places[0].value.is_meta]
+    _lay_out(tensors, placement, decided)
+    if empty and initialise:
+        deferred.initialise(module, empty)
+    _install(module, placement, decided, inputs)
+    module.__dict__[_PLAN] = decided
+    if verbose and current().rank == placement.first_rank:
+        print(f"{type(module).__name__} on {placement}\n{decided}")
     return module
 
 
-def _slots(module: torch.nn.Module) -> list[_Slot]:
-    """The places of plain parameters and buffers, under every name that leads there."""
-    found = []
-    for prefix, owner in module.named_modules(remove_duplicate=False):
-        for key, value in [*owner._parameters.items(), *owner._buffers.items()]:
-            name = f"{prefix}.{key}" if prefix else key
-            if value is None or isinstance(value, GlobalTensor):
-                continue
-            if is_lazy(value):
-                raise ValueError(
-                    f"parallelize: {name!r} has no shape yet, for {type(owner).__name__} takes its "
-                    "sizes from its first input. Show it one first, on every rank with the same "
-                    "seed: module(sample), and then call parallelize."
-                )
-            found.append(_Slot(owner, key, name, value))
+def plan_of(module: torch.nn.Module) -> Plan:
+    """What ``parallelize`` decided for ``module``, every tensor by its name.
+
+    Raises:
+        ValueError: it was not given to ``parallelize``.
+    """
+    found = module.__dict__.get(_PLAN)
+    if found is None:
+        raise ValueError(
+            f"plan_of: this {type(module).__name__} was not parallelized. Call "
+            "consistent.parallelize(module, placement, plan), and ask for the plan of what it "
+            "returns."
+        )
     return found
 
 
-def _check_names(
-    module: torch.nn.Module, slots: Sequence[_Slot], patterns: Mapping[str, SbpLike]
-) -> None:
-    for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(slot.name, pattern) for slot in slots):
-            names = ", ".join(sorted({slot.name for slot in slots})[:8])
-            raise ValueError(
-                f"parallelize: pattern {pattern!r} matches no parameter or buffer of "
-                f"{type(module).__name__}. "
-                f"Names are such as {names}; list them with "
-                "module.named_parameters(remove_duplicate=False)."
-            )
+def _lay_out(tensors: list[list[Slot]], placement: Placement, plan: Plan) -> None:
+    """Put each tensor's global one in its place. A whole one is let go before the next is laid out,
+    so that a module needs little more memory than it did."""
+    while tensors:
+        places = tensors.pop(0)
+        layouts = plan.layouts(places[0].name)
+        assert layouts is not None
+        made = _made_global(places[0].value, placement, layouts.sbp)
+        for slot in places:
+            slot.put(made)
 
 
-def _sbp_of(
-    places: Sequence[_Slot], placement: Placement, patterns: Mapping[str, SbpLike]
-) -> NdSbp:
-    """The SBP that the plan gives a tensor by any of its names."""
-    named = [(slot, _pattern_for(slot.name, patterns)) for slot in places]
-    said = [(slot, pattern) for slot, pattern in named if pattern not in (None, _ALL_ELSE)]
-    said = said or [(slot, pattern) for slot, pattern in named if pattern is not None]
-    given = [(slot.name, _resolved(slot, p, patterns[p], placement)) for slot, p in said if p]
-    for name, sbp in given:
-        if sbp != given[0][1]:
-            raise ValueError(
-                f"parallelize: {given[0][0]!r} and {name!r} are one tensor (tied), and the plan "
-                f"gives it {given[0][1]} and {sbp}. Give both names the same SBP, or one of them "
-                "only."
-            )
-    return given[0][1] if given else (B,) * placement.ndim
-
-
-def _pattern_for(name: str, patterns: Mapping[str, SbpLike]) -> str | None:
-    return next((p for p in patterns if fnmatch.fnmatchcase(name, p)), None)
-
-
-def _resolved(slot: _Slot, pattern: str, sbp: SbpLike, placement: Placement) -> NdSbp:
-    try:
-        if slot.value.ndim == 0 and pattern != slot.name:  # such as a counter among weights
-            sbp = tuple(B if isinstance(entry, Split) else entry for entry in as_nd_sbp(sbp))
-        return resolve_sbp(sbp, placement, slot.value.shape)
-    except ValueError as error:
-        raise ValueError(f"parallelize: pattern {pattern!r} for {slot.name!r}: {error}") from None
-
-
-def _made_global(
-    value: torch.Tensor, placement: Placement, sbp: NdSbp, check: bool
-) -> torch.Tensor:
-    made = distribute(value.detach(), placement, sbp, check=check)
+def _made_global(value: torch.Tensor, placement: Placement, sbp: NdSbp) -> torch.Tensor:
+    spec = TensorSpec.of(placement, sbp, value.shape, value.dtype)
+    if value.is_meta:
+        made: Any = deferred.empty_shard(spec)
+    else:
+        made = distribute(value.detach(), placement, sbp)
     if isinstance(value, torch.nn.Parameter):
         return torch.nn.Parameter(made, requires_grad=value.requires_grad)
     return made
+
+
+def _install(
+    module: torch.nn.Module, placement: Placement, plan: Plan, inputs: SbpLike | None
+) -> None:
+    """What the module does when it is called, and its optimizer when it steps."""
+    layouts: Sequence[Any] = list(plan.tensors.values())
+    install_borders(module, plan)
+    if any(each.use != each.sbp for each in layouts):
+        from .gathered import install_use
+
+        install_use(module, plan)
+    if any(each.step != each.sbp or each.grad != each.sbp for each in layouts):
+        from .sharded_step import install_step
+
+        install_step(module, plan)
+    if inputs is not None:
+        from .inputs import install_inputs
+
+        install_inputs(module, placement, inputs)

@@ -1,10 +1,14 @@
-"""``torch.utils.checkpoint`` compares what autograd saves with what it saves again."""
+"""``torch.utils.checkpoint`` compares what autograd saves with what it saves again, and keeps the
+inputs of the code that it runs again."""
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch.utils.checkpoint as checkpointing
 
-from ..dispatch.plans.shards import is_global, plain
+from ..dispatch.plans.shards import attach, is_global, plain
 
 
 def install() -> None:
@@ -14,3 +18,26 @@ def install() -> None:
     mode = checkpointing._DEFAULT_DETERMINISM_MODE
     metadata = compare[mode]
     compare[mode] = lambda x: metadata(plain(x) if is_global(x) else x)
+    _keep_specs(checkpointing._CheckpointFrame)
+
+
+def _keep_specs(frame: Any) -> None:
+    """Inputs stay global where hooks for saved tensors are around the checkpoint: what passes
+    through such hooks comes back as another, plain tensor object."""
+    save, get = frame.save_inputs, frame.get_inputs
+
+    @functools.wraps(save)
+    def save_inputs(self: Any, *args: Any) -> None:
+        save(self, *args)
+        self.specs = [x._spec if is_global(x) else None for x in args]
+
+    @functools.wraps(get)
+    def get_inputs(self: Any) -> Any:
+        found = get(self)
+        typed = (
+            x if spec is None or is_global(x) else attach(x, spec)
+            for x, spec in zip(found, self.specs, strict=True)
+        )
+        return type(found)(typed)
+
+    frame.save_inputs, frame.get_inputs = save_inputs, get_inputs

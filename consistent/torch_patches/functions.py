@@ -11,7 +11,8 @@ Three kinds of functions meet global tensors:
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -50,7 +51,9 @@ def _apply(original: Any, cls: Any, *args: Any) -> Any:
     if cls is module_functions.BackwardHookFunction:
         return _same_tensors(apply, args)
     if cls.__module__ == "torch.utils.checkpoint":
-        return _global_results(apply(*args), cls, *args)
+        with _without_saved_tensors_hooks():
+            out = apply(*args)
+        return _global_results(out, cls, *args)
     return call_whole(cls.__name__, apply, args, {})
 
 
@@ -86,6 +89,22 @@ def _typed_register_hook(node: Any, specs: Specs) -> Callable[..., Any]:
 
 
 # -- functions that work on global tensors themselves ----------------------------------------------
+
+
+@contextmanager
+def _without_saved_tensors_hooks() -> Iterator[None]:
+    """What passes through such hooks comes back as another, plain tensor object, and these
+    functions have saved global ones."""
+    hooks: Any = torch._C._autograd
+    aside = []
+    while (top := hooks._top_saved_tensors_default_hooks(False)) is not None:
+        aside.append(top)
+        hooks._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pair in reversed(aside):
+            hooks._push_saved_tensors_default_hooks(*pair)
 
 
 def _global_results(out: Any, _: Any, *args: Any) -> Any:

@@ -9,7 +9,7 @@ with use(transport): ...        another one, in this thread
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -38,6 +38,18 @@ def _make_default() -> Transport:
     shared = SharedMemory(TorchDist())
     _default = SymmetricMemory(shared) if torch.cuda.is_available() else shared
     return _default
+
+
+def put_around(wrap: Callable[[Transport], Transport]) -> Transport:
+    """From now on the transport of this thread, and of all that had the same, is ``wrap`` of what
+    it is now. Returns it."""
+    global _default
+    made = wrap(current())
+    if _thread.override is not None:
+        _thread.override = made
+    else:
+        _default = made
+    return made
 
 
 @contextmanager

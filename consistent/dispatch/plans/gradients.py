@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
 
-from ...spec import B, TensorSpec
+from ...spec import B, NdSbp, TensorSpec, as_nd_sbp
 from .. import _C
+
+_LAYOUT = "_grad_sbp"  # kept as text, which torch.load(weights_only=True) reads
 
 # (leaf) -> its gradient, typed as a global tensor; None if there is none.
 raw_grad = _C.gradient
@@ -24,6 +27,23 @@ def summed_axes(spec: TensorSpec) -> tuple[int, ...]:
     """The axes over which the gradient of a leaf with ``spec`` has to be summed."""
     shape = spec.placement.shape
     return tuple(axis for axis, entry in enumerate(spec.sbp) if entry is B and shape[axis] > 1)
+
+
+def lay_gradient(leaf: Any, sbp: NdSbp) -> None:
+    """From now on, gradients of ``leaf`` lie as ``sbp`` once backward has ended."""
+    leaf.__dict__[_LAYOUT] = str(sbp)
+    _C.watch_if_leaf(leaf)
+
+
+def settled_spec(leaf: Any) -> TensorSpec:
+    """Spec of the gradient of ``leaf`` once backward has ended."""
+    text = leaf.__dict__.get(_LAYOUT)
+    return leaf._spec.settled if text is None else leaf._spec.with_sbp(_parsed(text))
+
+
+@lru_cache
+def _parsed(text: str) -> NdSbp:
+    return as_nd_sbp(text)
 
 
 def gradient_spec(x: Any, dtype: torch.dtype) -> TensorSpec:

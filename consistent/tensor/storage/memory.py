@@ -7,6 +7,7 @@ take over the memory of another one, layout and all, but not another part of its
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,6 +26,9 @@ from ...spec import B, TensorSpec
 _Base: Any = torch.Tensor
 _SHAPE = "its shape is part of its spec, and other tensors may be views of it"
 
+# Called with each tensor that `.data` makes: writes into it are not counted in its source.
+watchers: list[Callable[[Any], None]] = []
+
 
 # -- data ------------------------------------------------------------------------------------------
 
@@ -36,6 +40,8 @@ def data(x: Any) -> Any:
         alias = attach(_Base.data.__get__(x), x._spec)
     if x._moved_view:  # what is written would not reach the view's base
         alias._moved_view = True
+    for watch in watchers:
+        watch(alias)
     return alias
 
 
@@ -53,13 +59,14 @@ def set_data(x: Any, value: Any) -> None:
             "it on the same placement: x.data = data.to_global(placement=x.placement)."
         )
     held = gradients.raw_grad(x)  # typed now, in this tensor's old layout
-    _take_over(x, fresh(value))
+    take_over(x, fresh(value))
     if held is not None and held._spec.shape == x._spec.shape:
-        _follow(held, x._spec.settled.with_dtype(held.dtype))
+        _follow(held, gradients.settled_spec(x).with_dtype(held.dtype))
     _C.watch_if_leaf(x)
 
 
-def _take_over(x: Any, value: Any) -> None:
+def take_over(x: Any, value: Any) -> None:
+    """``x`` gets the memory and the spec of the global ``value``; its gradient is left alone."""
     local = plain(value)
     sizes = plain(x).shape
     with HookOff():

@@ -17,7 +17,7 @@ from ...movement.world import my_coordinate
 from ...spec import Placement, TensorSpec
 
 # Attributes that describe one object and are not copied along.
-_OWN = ("_spec", "_moved_view")
+_OWN = ("_spec", "_moved_view", "_in_step")
 
 
 def shallow_copy(x: Any) -> Any:

@@ -1,0 +1,70 @@
+"""What a plan boxes where a module is called: hooks on the way in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..tensor.global_tensor import GlobalTensor
+from .plan import Border, Nd, Plan
+
+
+def install_borders(module: torch.nn.Module, plan: Plan) -> None:
+    """Box arguments and results of modules as ``plan.modules`` says."""
+    if not plan.modules:
+        return
+    for name, part in module.named_modules():
+        border = plan.border(name)
+        if border is None:
+            continue
+        if border.inputs:
+            part.register_forward_pre_hook(_BoxInputs(border), with_kwargs=True, prepend=True)
+        if border.outputs:
+            part.register_forward_hook(_BoxOutputs(border))
+
+
+class _BoxInputs:
+    """A hook before forward. A class, so that a module that has it can be copied and pickled."""
+
+    def __init__(self, border: Border) -> None:
+        self.border = border
+
+    def __call__(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        ways = self.border.inputs
+        boxed = tuple(_boxed(x, ways.get(i)) for i, x in enumerate(args))
+        return boxed, {key: _boxed(x, ways.get(key)) for key, x in kwargs.items()}
+
+
+class _BoxOutputs:
+    """A hook after forward."""
+
+    def __init__(self, border: Border) -> None:
+        self.border = border
+
+    def __call__(self, module: torch.nn.Module, args: tuple, result: Any) -> Any:
+        return box_outputs(result, self.border.outputs)
+
+
+def box_outputs(result: Any, ways: Mapping[int | str, Nd]) -> Any:
+    """``result`` with the tensors that ``ways`` names boxed; one tensor is at position 0."""
+    if isinstance(result, torch.Tensor):
+        return _boxed(result, ways.get(0))
+    if isinstance(result, Mapping):
+        for i, key in enumerate(list(result)):
+            wanted = ways.get(key, ways.get(i))
+            if wanted is not None:
+                result[key] = _boxed(result[key], wanted)  # type: ignore[index]
+        return result
+    if isinstance(result, tuple | list):
+        found = [_boxed(x, ways.get(i)) for i, x in enumerate(result)]
+        return type(result)(*found) if hasattr(result, "_fields") else type(result)(found)
+    return result
+
+
+def _boxed(x: Any, nd: Nd | None) -> Any:
+    if nd is None or not isinstance(x, GlobalTensor):
+        return x
+    sbp = tuple(now if asked is None else asked for now, asked in zip(x.sbp, nd, strict=True))
+    return x if sbp == x.sbp else x.to_global(sbp=sbp)

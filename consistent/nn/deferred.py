@@ -1,0 +1,137 @@
+"""Modules that are built on ``meta``, because no rank could hold them: only shards are allocated.
+
+```
+with torch.device("meta"):
+    model = GPT()                                   no memory
+consistent.parallelize(model, placement, "zero3")   shards, filled by the modules' own initialisers
+```
+
+Initialisers (``reset_parameters``, ``_init_weights``) run on the global parameters themselves: a
+random number depends on the seed, on how many random ops came before, and on the element's logical
+index, so that every rank draws its own shard alone. The values are those that the same call gives
+on one rank, whatever the placement and the plan.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..dispatch.plans.shards import attach, device_of, is_global, plain
+from ..movement.world import my_coordinate
+from ..spec import TensorSpec
+
+_MARK = "_is_hf_initialized"  # transformers initialises what does not have it
+
+
+def empty_shard(spec: TensorSpec) -> Any:
+    """This rank's shard of a tensor that has no values yet."""
+    at = my_coordinate(spec.placement)
+    device = torch.device("meta") if at is None else device_of(spec.placement)
+    return attach(torch.empty(spec.local_shape(at), dtype=spec.dtype, device=device), spec)
+
+
+def initialise(module: nn.Module, names: Collection[str]) -> None:
+    """Give values to the parameters and buffers of ``module`` that ``names`` lists, by the
+    initialisers of the modules that own them. What none of them writes becomes NaN, with a warning.
+
+    Args:
+        module: a module whose tensors are global and allocated.
+        names: those without values yet.
+
+    Raises:
+        ValueError: nothing writes a tensor whose dtype has no NaN.
+    """
+    tensors = _tensors(module, names)
+    writes = {name: x._version for name, x in tensors.items()}
+    waiting = {id(x) for x in tensors.values()}
+    with torch.no_grad():
+        if hasattr(module, "initialize_weights") and hasattr(module, "_init_weights"):
+            _by_transformers(module, waiting)
+        else:
+            _by_themselves(module, waiting)
+    left = [name for name, x in tensors.items() if x._version == writes[name] and x.numel()]
+    if left:
+        _make_nan(left, tensors)
+
+
+def _tensors(module: nn.Module, names: Collection[str]) -> dict[str, Any]:
+    found = {**dict(module.named_parameters(remove_duplicate=False)),
+             **dict(module.named_buffers(remove_duplicate=False))}  # fmt: skip
+    return {name: found[name] for name in names if is_global(found[name])}
+
+
+def _by_themselves(module: nn.Module, waiting: set[int]) -> None:
+    """``reset_parameters`` from the inside out, as constructors call it, then ``_init_weights``."""
+    for each in _inside_out(module):
+        reset = getattr(each, "reset_parameters", None) or getattr(each, "_reset_parameters", None)
+        if callable(reset) and _all_wait(each, waiting):
+            reset()
+    for each in module.modules():
+        init: Callable[[nn.Module], None] | None = getattr(each, "_init_weights", None)
+        if callable(init):
+            for inner in _inside_out(each):
+                if _all_wait(inner, waiting):
+                    init(inner)
+            return
+
+
+def _inside_out(module: nn.Module) -> Iterator[nn.Module]:
+    """The modules in ``module``, each after those inside it, as ``apply`` goes."""
+    met: set[nn.Module] = set()
+
+    def visit(each: nn.Module) -> Iterator[nn.Module]:
+        if each not in met:
+            met.add(each)
+            for child in each.children():
+                yield from visit(child)
+            yield each
+
+    return visit(module)
+
+
+def _all_wait(module: nn.Module, waiting: set[int]) -> bool:
+    """Whether all that an initialiser of ``module`` may write has no values yet."""
+    own = [x for x in (*module._parameters.values(), *module._buffers.values()) if x is not None]
+    inside = own or [*module.parameters(), *module.buffers()]
+    return bool(inside) and all(id(x) in waiting for x in inside)
+
+
+def _by_transformers(module: Any, waiting: set[int]) -> None:
+    """A model of transformers initialises those of its tensors that it has not marked."""
+    for each in module.modules():
+        each.__dict__.pop(_MARK, None)
+        for x in (*each._parameters.values(), *each._buffers.values()):
+            if x is not None:
+                x.__dict__.pop(_MARK, None) if id(x) in waiting else setattr(x, _MARK, True)
+    module.initialize_weights()
+    for each in module.modules():
+        for x in (*each._parameters.values(), *each._buffers.values()):
+            if x is not None:
+                x.__dict__.pop(_MARK, None)
+
+
+def _make_nan(names: list[str], tensors: dict[str, Any]) -> None:
+    whole = [name for name in names if not _has_nan(tensors[name].dtype)]
+    if whole:
+        raise ValueError(
+            f"parallelize: {', '.join(whole[:8])} was built on meta, so its values are lost, and "
+            "no reset_parameters or _init_weights of its module writes it. Build it outside of "
+            'torch.device("meta"), or give its module a reset_parameters.'
+        )
+    for name in names:
+        plain(tensors[name]).detach().fill_(float("nan"))
+    warnings.warn(
+        f"parallelize: {', '.join(names[:8])}{' and more' if len(names) > 8 else ''}: built on "
+        "meta, and no reset_parameters or _init_weights writes them. They are NaN until they are "
+        "loaded.",
+        stacklevel=4,
+    )
+
+
+def _has_nan(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex

@@ -1,0 +1,128 @@
+"""Gathering the next parameters while these are used, where ranks have a core to spare for it.
+
+```
+program   gather 0   submit 1   forward 0   result 1   submit 2   forward 1   result 2   ...
+thread                          gather 1               gather 2
+```
+
+What comes next is what came next the last time, in forward as in backward; where that was once
+wrong it is not tried again. So whether something is gathered ahead depends on the program alone,
+and not on what is faster on some rank.
+"""
+
+from __future__ import annotations
+
+import weakref
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mirrored.background import has_spare_cores
+from mirrored.transports.default import current, put_around
+from mirrored.transports.ordered import Ordered
+
+from ..movement import check_mode
+from ..movement.run import begin, run_within
+from ..movement.world import my_coordinate
+from ..spec import Placement, TensorSpec
+
+Key = Any
+
+
+class _Coming(NamedTuple):
+    """What is on its way: for ``key``, sent when ``after`` had come, once for each tensor."""
+
+    after: Key
+    key: Key
+    parts: list[tuple[Tensor, int, TensorSpec, Future[Tensor]]]  # shard, its writes, wanted, whole
+
+
+class Ahead:
+    """The order in which one module's parameters are gathered: in forward, in backward, or by
+    forward that is run again in backward."""
+
+    def __init__(self, transport: Ordered) -> None:
+        self._transport = transport
+        self._follows: dict[Key, Key | None] = {}
+        self._before: Key | None = None
+        self._coming: _Coming | None = None
+        self._task = -1  # the backward that goes on
+
+    def restart(self) -> None:
+        """A forward or backward begins: nothing came before."""
+        self._before = self._coming = None
+
+    def arrived(self, key: Key) -> _Coming | None:
+        """What was gathered ahead for ``key``, which is next."""
+        task = torch._C._current_graph_task_id()
+        if task != self._task:
+            self._task = task
+            self.restart()
+        coming, self._coming = self._coming, None
+        if coming is not None and coming.key != key:
+            self._follows[coming.after] = None
+            coming = None
+        if self._before is not None:
+            self._follows.setdefault(self._before, key)
+        self._before = key
+        return coming
+
+    def expected(self, key: Key) -> Key | None:
+        """What came after ``key``."""
+        return None if check_mode.enabled else self._follows.get(key)
+
+    def submit(self, after: Key, key: Key, wanted: list[tuple]) -> None:
+        """Gather each (shard, spec, wanted spec) in the background, for ``key``."""
+        parts = []
+        for local, src, dst in wanted:
+            x, _ = begin(local, src, dst)
+            whole = self._transport.submit(run_within, x, src, dst)
+            parts.append((local, local._version, dst, whole))
+        self._coming = _Coming(after, key, parts)
+
+
+def find(coming: _Coming | None, local: Tensor, dst: TensorSpec) -> Tensor | None:
+    """The gathered values of ``local``, if they are there and it was not written to since."""
+    for shard, writes, wanted, whole in coming.parts if coming is not None else ():
+        same = torch._C._is_alias_of(shard, local)  # type: ignore[attr-defined]
+        if same and wanted is dst and writes == local._version:
+            return whole.result()
+    return None
+
+
+class Orders:
+    """The three orders of one module."""
+
+    def __init__(self, transport: Ordered) -> None:
+        self.forward, self.again, self.backward = (Ahead(transport) for _ in range(3))
+        self.latest: weakref.WeakValueDictionary[Key, Any] = weakref.WeakValueDictionary()
+
+    def in_forward(self) -> Ahead:
+        """The order that a forward is in which runs now."""
+        return self.forward if torch._C._current_graph_task_id() == -1 else self.again
+
+    def begin_forward(self, module: Any, args: Any) -> None:
+        """A hook of the whole module."""
+        self.in_forward().restart()
+
+    def __deepcopy__(self, memo: dict) -> Orders:
+        return self
+
+    def __reduce__(self) -> Any:  # a module that is loaded asks nobody for cores
+        return (type(None), ())
+
+
+def orders_on(placement: Placement) -> Orders | None:
+    """None if the ranks of ``placement`` have no cores to spare. A collective of these ranks, the
+    first time."""
+    if my_coordinate(placement) is None or placement.type != "cpu":
+        return None
+    if not has_spare_cores(tuple(placement.ranks.ravel().tolist())):
+        return None
+    transport = current()
+    if not isinstance(transport, Ordered):
+        transport = put_around(Ordered)
+    assert isinstance(transport, Ordered)
+    return Orders(transport)

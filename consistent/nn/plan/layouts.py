@@ -1,0 +1,134 @@
+"""The entries of a plan: a tensor's four layouts, and what is boxed at a module's border."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...spec import B, NdSbp, Sbp, SbpLike, as_nd_sbp
+
+# One entry for each axis; None leaves that axis as it is.
+Nd = tuple[Sbp | None, ...]
+_KEPT = "-"
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """How a parameter or buffer lies; each layout has one SBP for each axis.
+
+    Args:
+        sbp: between uses.
+        use: as forward and backward see it; without it, as ``sbp``.
+        grad: of ``.grad``; without it, as ``sbp``.
+        step: as the optimizer sees it, and its state; without it, as ``sbp``.
+    """
+
+    sbp: NdSbp
+    use: NdSbp = ()
+    grad: NdSbp = ()
+    step: NdSbp = ()
+
+    def __post_init__(self) -> None:
+        for name in ("use", "grad", "step"):
+            if not getattr(self, name):
+                object.__setattr__(self, name, self.sbp)
+
+    @classmethod
+    def like(cls, given: Any) -> Layouts:
+        """``given`` itself, an SBP, or a mapping of the four names to SBPs."""
+        if isinstance(given, Layouts):
+            return given
+        if isinstance(given, Mapping):
+            unknown = set(given) - set(NAMES)
+            if unknown or "sbp" not in given:
+                raise ValueError(
+                    f"plan: {dict(given)!r} does not say how a tensor lies. Give an SBP, or "
+                    "sbp= and those of use=, grad=, step= that differ from it."
+                )
+            return cls(**{name: as_nd_sbp(value) for name, value in given.items()})
+        return cls(as_nd_sbp(given))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all four are the same."""
+        return self.sbp == self.use == self.grad == self.step
+
+    def map(self, change: Any) -> Layouts:
+        """``change`` applied to each of the four."""
+        return Layouts(*(change(getattr(self, name)) for name in NAMES))
+
+
+NAMES = ("sbp", "use", "grad", "step")
+
+
+@dataclass(frozen=True)
+class Border:
+    """What is boxed where a module is called.
+
+    Args:
+        inputs: position or keyword of an argument -> its layout when forward gets it.
+        outputs: position or key in the result -> its layout when the caller gets it; a result
+            that is one tensor is at position 0.
+    """
+
+    inputs: Mapping[int | str, Nd] = field(default_factory=dict)
+    outputs: Mapping[int | str, Nd] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        return hash((tuple(self.inputs.items()), tuple(self.outputs.items())))
+
+    @classmethod
+    def like(cls, given: Any) -> Border:
+        """``given`` itself, or a mapping with ``inputs`` and ``outputs``."""
+        if isinstance(given, Border):
+            return given
+        unknown = set(given) - {"inputs", "outputs"}
+        if unknown:
+            raise ValueError(
+                f"plan: {sorted(unknown)} is not said of a module's border. Give inputs= and "
+                "outputs=, each {position or keyword: SBP}."
+            )
+        return cls(_ways(given.get("inputs")), _ways(given.get("outputs")))
+
+
+def _ways(given: Any) -> dict[int | str, Nd]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        given = {0: given}
+    return {key: read_nd(value) for key, value in given.items()}
+
+
+def read_nd(value: SbpLike | Nd) -> Nd:
+    """An nd-sbp in which ``-`` or None leaves an axis as it is: ``(-, S(1))``."""
+    if isinstance(value, str):
+        text = value.strip().removeprefix("(").removesuffix(")") if "," in value else value
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        return tuple(None if part == _KEPT else as_nd_sbp(part)[0] for part in parts)
+    if isinstance(value, tuple | list):
+        return tuple(None if e in (None, _KEPT) else as_nd_sbp(e)[0] for e in value)  # type: ignore[arg-type]
+    return as_nd_sbp(value)
+
+
+def nd_text(nd: Nd) -> str:
+    """``S(0)`` on one axis, ``(B, S(0))`` on several; ``-`` where an axis is left as it is."""
+    texts = [_KEPT if entry is None else str(entry) for entry in nd]
+    return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
+
+
+def join_axes(parts: list[Layouts | None]) -> Layouts:
+    """The layouts of one tensor from those that each axis gives it; None is B."""
+    whole = Layouts((B,))
+    found = [part or whole for part in parts]
+    return Layouts(*(sum((getattr(p, name) for p in found), ()) for name in NAMES))
+
+
+def join_borders(parts: list[Border | None]) -> Border:
+    """What is boxed at one border from what each axis says of it; None leaves it as it is."""
+    sides = []
+    for side in ("inputs", "outputs"):
+        given = [getattr(part, side) if part else {} for part in parts]
+        keys = dict.fromkeys(key for ways in given for key in ways)
+        sides.append({k: sum((ways.get(k, (None,)) for ways in given), ()) for k in keys})
+    return Border(*sides)

@@ -1,0 +1,110 @@
+"""Plan: what is decided for a module, as data that prints, and is saved and loaded as YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import files, table
+from .layouts import Border, Layouts, join_axes, join_borders
+from .names import match, match_path
+
+
+class Plan:
+    """How each parameter and buffer of a module lies, and what is boxed at modules' borders.
+
+    ```
+    plan = Plan({"*.fc1.weight": S(0), "*.fc2.weight": S(1)})
+    plan = consistent.plan_of(model)       # of a parallelized module: every tensor by its name
+    print(plan)
+    plan.save("plan.yaml"); plan = Plan.load("plan.yaml")
+    ```
+
+    Args:
+        tensors: name, or pattern as in ``fnmatch``, of parameters and buffers -> an SBP, or
+            ``Layouts``, or a mapping with ``sbp`` and those of ``use``, ``grad`` and ``step`` that
+            differ from it. A name counts before patterns, and of these the first that matches.
+            What nothing matches is B.
+        modules: name or pattern of modules -> a ``Border``, or a mapping with ``inputs`` and
+            ``outputs``, each ``{position or keyword: SBP}``. Here ``*`` stops at a dot.
+        axes: names of the placement's axes, in order.
+        notes: sentences on what was left as it is, and why.
+        tied: further name of a tensor -> the name that it has in ``tensors``.
+        shapes: logical shapes of the tensors, for printing.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Any] | None = None,
+        modules: Mapping[str, Any] | None = None,
+        *,
+        axes: Sequence[str] = (),
+        notes: Sequence[str] = (),
+        tied: Mapping[str, str] | None = None,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        self.tensors: dict[str, Layouts] = {}
+        for name, given in (tensors or {}).items():
+            self.tensors[name] = Layouts.like(given)
+        self.modules = {name: Border.like(given) for name, given in (modules or {}).items()}
+        self.axes, self.notes = tuple(axes), list(notes)
+        self.tied, self.shapes = dict(tied or {}), dict(shapes or {})
+
+    def layouts(self, name: str) -> Layouts | None:
+        """Those of the tensor of that name, or tied name; None if the plan says nothing of it."""
+        found = match(self.tied.get(name, name), self.tensors)
+        return None if found is None else self.tensors[found]
+
+    def border(self, name: str) -> Border | None:
+        """What is boxed at the border of the module of that name; None if nothing is."""
+        found = match_path(name, self.modules)
+        return None if found is None else self.modules[found]
+
+    @classmethod
+    def join(cls, plans: Sequence[Plan], axes: Sequence[str] = ()) -> Plan:
+        """One plan for all axes from a plan for each of them, by names without wildcards."""
+        names = dict.fromkeys(name for plan in plans for name in plan.tensors)
+        borders = dict.fromkeys(name for plan in plans for name in plan.modules)
+        return cls(
+            {name: join_axes([p.tensors.get(name) for p in plans]) for name in names},
+            {name: join_borders([p.modules.get(name) for p in plans]) for name in borders},
+            axes=axes,
+            notes=[note for plan in plans for note in plan.notes],
+        )
+
+    def save(self, path: str | Path) -> Path:
+        """Write the plan as YAML, which may be edited and loaded again."""
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        text = files.to_text(self.axes, self.tensors, self.modules, self.notes, self.tied)
+        target.write_text(text, encoding="utf-8")
+        return target
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read what ``save`` wrote.
+
+        Raises:
+            ValueError: the file is not a plan.
+        """
+        return cls(**files.from_text(Path(path).read_text(encoding="utf-8"), str(path)))
+
+    def __str__(self) -> str:
+        lines = [f"axes: {', '.join(self.axes)}"] if self.axes else []
+        lines += table.tensor_lines(self.tensors, self.shapes, self.tied)
+        if self.modules:
+            lines += ["", *table.border_lines(self.modules)]
+        lines += [f"note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        boxed = f", {len(self.modules)} borders" if self.modules else ""
+        return f"Plan({len(self.tensors)} tensors{boxed})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Plan):
+            return NotImplemented
+        return self.tensors == other.tensors and self.modules == other.modules
+
+    __hash__ = None  # type: ignore[assignment]

@@ -1,0 +1,57 @@
+"""A plan as text: one line for what repeats in every block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from .layouts import Border, Layouts, Nd, nd_text
+from .names import grouped
+
+
+def tensor_lines(
+    tensors: Mapping[str, Layouts], shapes: Mapping[str, Sequence[int]], tied: Mapping[str, str]
+) -> list[str]:
+    """Name, how often, shape, and the layouts; use, grad and step only where one differs."""
+    aliases: dict[str, list[str]] = {}
+    for alias, name in tied.items():
+        aliases.setdefault(name, []).append(alias)
+    keyed = {
+        name: (layouts, tuple(shapes.get(name, ())), tuple(aliases.get(name, ())))
+        for name, layouts in tensors.items()
+    }
+    all_plain = all(layouts.is_plain for layouts in tensors.values())
+    rows = [("tensor", "", "shape", "lies", *(() if all_plain else ("used", "grad", "step")))]
+    for text, names, (layouts, shape, others) in grouped(keyed):
+        more = (layouts.use, layouts.grad, layouts.step)
+        cells = [nd_text(nd) if nd != layouts.sbp else "" for nd in more]
+        name = text + "".join(f" = {other}" for other in others)
+        size = str(list(shape)) if shapes else ""
+        rows.append(
+            (name, _times(names), size, nd_text(layouts.sbp), *(() if all_plain else cells))
+        )
+    return columns(rows)
+
+
+def border_lines(modules: Mapping[str, Border]) -> list[str]:
+    """Name, how often, and what is boxed on the way in and out."""
+    keyed = {
+        name: (_ways(border.inputs), _ways(border.outputs)) for name, border in modules.items()
+    }
+    rows = [("module", "", "inputs boxed to", "outputs boxed to")]
+    rows += [(text, _times(names), *sides) for text, names, sides in grouped(keyed)]
+    return columns(rows)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of cells that stand below each other, the first row underlined."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in rows]
+    return [lines[0], "  ".join("-" * w for w in widths), *lines[1:]]
+
+
+def _times(names: Sequence[str]) -> str:
+    return f"{len(names)}x" if len(names) > 1 else ""
+
+
+def _ways(ways: Mapping[int | str, Nd]) -> str:
+    return ", ".join(f"{key}: {nd_text(nd)}" for key, nd in ways.items())

@@ -1,0 +1,147 @@
+"""The strategies by name, and how those of several axes make one plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ...spec import Placement, as_nd_sbp
+from ..plan import Plan
+from ..plan.names import is_pattern, suggestion
+from ..slots import Slot
+from .asked import Asked
+from .data import plan_data
+from .resolve import resolve
+from .zero import plan_zero1, plan_zero2, plan_zero3
+
+PLANNERS: dict[str, Callable[[Asked], Plan]] = {
+    "data": plan_data,
+    "zero1": plan_zero1,
+    "zero2": plan_zero2,
+    "zero3": plan_zero3,
+}
+
+
+def plan_for(
+    module: torch.nn.Module, tensors: Sequence[Sequence[Slot]], placement: Placement, given: Any
+) -> Plan:
+    """What ``given`` says for a module: a plan in which every tensor stands by its first name, and
+    every SBP has been checked against its shape.
+
+    Args:
+        tensors: the places of each tensor.
+        given: a strategy's name, one for each axis, patterns, a ``Plan``, or None for all B.
+
+    Raises:
+        ValueError: a name is unknown, a pattern matches nothing, an SBP does not fit its tensor.
+    """
+    if given is None:
+        given = {}
+    if isinstance(given, str):
+        given = _one_name(given, placement)
+    if isinstance(given, Mapping) and _is_by_axis(given, tensors, placement):
+        given = _joined(module, tensors, placement, given)
+    elif isinstance(given, Mapping):
+        given = Plan(given)
+    if not isinstance(given, Plan):
+        raise TypeError(
+            f"parallelize: plan is {given!r} of type {type(given).__name__}. Give a strategy "
+            f"({', '.join(PLANNERS)}), one for each axis as {{'dp': 'zero3', 'tp': 'tensor'}}, "
+            "patterns -> SBP, or a Plan."
+        )
+    return resolve(module, tensors, placement, given)
+
+
+def axis_names(placement: Placement) -> tuple[str, ...]:
+    """The names of the placement's axes; their numbers where they have none."""
+    return placement.axes or tuple(str(axis) for axis in range(placement.ndim))
+
+
+# -- strategies ------------------------------------------------------------------------------------
+
+
+def _one_name(name: str, placement: Placement) -> dict[str, str]:
+    _planner(name)
+    if placement.ndim > 1 and name != "data":
+        axes = placement.axes or ("dp", "tp", *(f"axis{a}" for a in range(2, placement.ndim)))
+        example = {axis: "data" if i else name for i, axis in enumerate(axes[: placement.ndim])}
+        raise ValueError(
+            f"parallelize: plan {name!r} is for one axis, and {placement} has {placement.ndim}. "
+            f"Say what each axis does, such as {example}."
+        )
+    return dict.fromkeys(axis_names(placement), name)
+
+
+def _is_by_axis(
+    given: Mapping[str, Any], tensors: Sequence[Sequence[Slot]], placement: Placement
+) -> bool:
+    """Whether ``given`` says something for each axis, not for names of tensors."""
+    if given and set(given) <= set(axis_names(placement)):
+        return True
+    names = [slot.name for places in tensors for slot in places]
+    if any(is_pattern(key) or key in names for key in given):
+        return False
+    return any(isinstance(v, Mapping | Plan) or _is_name(v) for v in given.values())
+
+
+def _is_name(value: Any) -> bool:
+    if not isinstance(value, str):
+        return False
+    try:
+        as_nd_sbp(value)
+    except ValueError:
+        return True
+    return False
+
+
+def _joined(
+    module: torch.nn.Module,
+    tensors: Sequence[Sequence[Slot]],
+    placement: Placement,
+    given: Mapping[str, Any],
+) -> Plan:
+    """One plan from one for each axis. Those of zero come last, for they split what is left."""
+    axes = _axes_of(given, placement)
+    first = {places[0].name: places[0].value for places in tensors}
+    names = {places[0].name: [slot.name for slot in places] for places in tensors}
+    named = () if axes == axis_names(placement) and not placement.axes else axes
+    made: dict[int, Plan] = {}
+    for axis in sorted(range(len(axes)), key=lambda a: str(given.get(axes[a])).startswith("zero")):
+        asked = Asked(module, first, names, placement.shape[axis], axes[axis], tuple(made.values()))
+        made[axis] = _on_one_axis(given.get(axes[axis], "data"), asked, tensors)
+    return Plan.join([made[axis] for axis in range(len(axes))], named)
+
+
+def _axes_of(given: Mapping[str, Any], placement: Placement) -> tuple[str, ...]:
+    """The keys of ``given`` as names of the placement's axes, in their order."""
+    names = axis_names(placement)
+    if placement.axes is None and len(given) == placement.ndim and not set(given) <= set(names):
+        return tuple(given)
+    for key in given:
+        if key not in names:
+            raise ValueError(
+                f"parallelize: the plan names axis {key!r}, and {placement} has "
+                f"{', '.join(map(repr, names))}.{suggestion(key, names)} Name its axes by "
+                f"placement(type, ranks, axes={tuple(given)!r})."
+            )
+    return names
+
+
+def _on_one_axis(given: Any, asked: Asked, tensors: Sequence[Sequence[Slot]]) -> Plan:
+    if isinstance(given, str):
+        return _planner(given)(asked)
+    plan = given if isinstance(given, Plan) else Plan(given)
+    line = Placement("cpu", [0])  # of one axis; which ranks it has does not matter here
+    return resolve(asked.module, tensors, line, plan)
+
+
+def _planner(name: str) -> Callable[[Asked], Plan]:
+    if name not in PLANNERS:
+        raise ValueError(
+            f"parallelize: there is no plan {name!r}.{suggestion(name, PLANNERS)} Plans are "
+            f"{', '.join(PLANNERS)}; or give patterns -> SBP, or a Plan (Plan.load(path) reads a "
+            "file)."
+        )
+    return PLANNERS[name]

@@ -1,0 +1,100 @@
+"""A plan's patterns resolved against a module: what is said of each tensor and each border."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ...spec import B, Placement, Sbp, Split, resolve_sbp
+from ..plan import Border, Layouts, Plan
+from ..plan.names import match, match_path, suggestion
+from ..slots import Slot
+
+
+def resolve(
+    module: torch.nn.Module,
+    tensors: Sequence[Sequence[Slot]],
+    placement: Placement,
+    plan: Plan,
+) -> Plan:
+    """``plan`` with every tensor by its first name, all SBPs checked against their shapes.
+
+    Raises:
+        ValueError: a pattern matches nothing, an SBP does not fit, or tied names disagree.
+    """
+    _check_names(module, [slot.name for places in tensors for slot in places], plan)
+    modules = [name for name, _ in module.named_modules(remove_duplicate=False)]
+    _check_modules(module, modules, plan)
+    return Plan(
+        {places[0].name: _layouts_of(places, placement, plan) for places in tensors},
+        {name: _checked(name, b, placement) for name in modules if (b := plan.border(name))},
+        axes=placement.axes or plan.axes,
+        notes=plan.notes,
+        tied={slot.name: places[0].name for places in tensors for slot in places[1:]},
+        shapes={places[0].name: tuple(places[0].value.shape) for places in tensors},
+    )
+
+
+def _check_names(module: torch.nn.Module, names: Sequence[str], plan: Plan) -> None:
+    for pattern in plan.tensors:
+        if not any(match(name, {pattern: None}) for name in names):
+            some = ", ".join(sorted(set(names))[:8])
+            raise ValueError(
+                f"parallelize: pattern {pattern!r} matches no parameter or buffer of "
+                f"{type(module).__name__}.{suggestion(pattern, names)} "
+                f"Names are such as {some}; list them with "
+                "module.named_parameters(remove_duplicate=False)."
+            )
+
+
+def _check_modules(module: torch.nn.Module, names: Sequence[str], plan: Plan) -> None:
+    for pattern in plan.modules:
+        if not any(match_path(name, {pattern: None}) for name in names):
+            raise ValueError(
+                f"parallelize: {pattern!r} is no module of {type(module).__name__}."
+                f"{suggestion(pattern, names)} List them with module.named_modules()."
+            )
+
+
+def _layouts_of(places: Sequence[Slot], placement: Placement, plan: Plan) -> Layouts:
+    """What the plan says of a tensor by any of its names; ``"*"`` where no other pattern does."""
+    named = [(slot, match(slot.name, plan.tensors)) for slot in places]
+    said = [(slot, pattern) for slot, pattern in named if pattern not in (None, "*")]
+    said = said or [(slot, pattern) for slot, pattern in named if pattern is not None]
+    given = [(slot.name, _fit(slot, p, plan.tensors[p], placement)) for slot, p in said if p]
+    for name, layouts in given:
+        if layouts != given[0][1]:
+            raise ValueError(
+                f"parallelize: {given[0][0]!r} and {name!r} are one tensor (tied), and the plan "
+                f"gives it {given[0][1].sbp} and {layouts.sbp}. Give both names the same SBP, or "
+                "one of them only."
+            )
+    return given[0][1] if given else Layouts((B,) * placement.ndim)
+
+
+def _fit(slot: Slot, pattern: str, layouts: Layouts, placement: Placement) -> Layouts:
+    """``layouts`` with dims counted from the front; a pattern leaves tensors without dims B."""
+    no_dims = slot.value.ndim == 0 and pattern != slot.name  # such as a counter among weights
+
+    def fit(sbp: tuple[Sbp, ...]) -> tuple[Sbp, ...]:
+        if no_dims:
+            sbp = tuple(B if isinstance(entry, Split) else entry for entry in sbp)
+        return resolve_sbp(sbp, placement, slot.value.shape)
+
+    try:
+        return layouts.map(fit)
+    except ValueError as error:
+        raise ValueError(f"parallelize: pattern {pattern!r} for {slot.name!r}: {error}") from None
+
+
+def _checked(name: str, border: Border, placement: Placement) -> Border:
+    for ways in (border.inputs, border.outputs):
+        for key, nd in ways.items():
+            if len(nd) != placement.ndim:
+                raise ValueError(
+                    f"parallelize: at the border of {name!r}, {key!r} has {len(nd)} SBPs, and "
+                    f"{placement} has {placement.ndim} axes. Give one for each axis, None to "
+                    "leave it as it is."
+                )
+    return border

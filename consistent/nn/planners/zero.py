@@ -1,0 +1,51 @@
+"""zero1, zero2, zero3: what every rank would have twice is split over the ranks.
+
+```
+         parameter     .grad          optimizer and its state
+zero1    B             B              S
+zero2    B             S              S
+zero3    S, used as B  S              S
+```
+
+Which dim is split: the first, for its pieces are one run of memory; the longest, where the first
+has fewer items than there are ranks. A dim that another axis splits is left to that axis.
+"""
+
+from __future__ import annotations
+
+from ...spec import B, Sbp, Split
+from ..plan import Layouts, Plan
+from .asked import Asked
+
+
+def plan_zero1(asked: Asked) -> Plan:
+    """The optimizer's state is split."""
+    return _plan(asked, lambda s: Layouts((B,), step=(s,)))
+
+
+def plan_zero2(asked: Asked) -> Plan:
+    """Gradients and the optimizer's state are split."""
+    return _plan(asked, lambda s: Layouts((B,), grad=(s,), step=(s,)))
+
+
+def plan_zero3(asked: Asked) -> Plan:
+    """Parameters are split and gathered for use; so are gradients and the optimizer's state."""
+    return _plan(asked, lambda s: Layouts((s,), use=(B,)))
+
+
+def _plan(asked: Asked, layouts: object) -> Plan:
+    tensors: dict[str, Layouts] = {}
+    for name, tensor in asked.tensors.items():
+        split = _split(tuple(tensor.shape), asked.ranks, asked.split_by_others(name))
+        if asked.is_parameter(name) and split is not None:
+            tensors[name] = layouts(split)  # type: ignore[operator]
+    return Plan(tensors)
+
+
+def _split(shape: tuple[int, ...], ranks: int, taken: set[int]) -> Sbp | None:
+    free = [dim for dim in range(len(shape)) if dim not in taken]
+    if not free or max(shape[dim] for dim in free) < 2:
+        return None
+    if shape[free[0]] >= ranks:
+        return Split(free[0])
+    return Split(max(free, key=lambda dim: shape[dim]))

@@ -1,0 +1,219 @@
+"""from_pretrained: a model from safetensors files, of which each rank reads its slices only.
+
+```
+model.safetensors      w  f32[4096, 4096]
+rank 0 of 2, S(0)      reads rows 0 to 2047         memory: its shards and the slice that it reads
+rank 1 of 2, S(0)      reads rows 2048 to 4095
+```
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..dispatch.plans.shards import is_global, plain
+from ..movement.world import my_coordinate
+from ..spec import Placement
+from .deferred import initialise
+from .parallelize import parallelize
+
+_ONE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def from_pretrained(
+    cls: Callable[..., nn.Module],
+    folder: str | Path,
+    placement: Placement | None = None,
+    plan: Any = None,
+    *,
+    dtype: torch.dtype | None = None,
+    **options: Any,
+) -> Any:
+    """A model with the weights of ``folder``, spread as ``plan`` says. No rank ever holds more than
+    its shards and the slice that it reads.
+
+    Args:
+        cls: a model class of transformers, or a function without arguments that makes the module.
+        folder: on every rank, with ``model.safetensors``, or ``model.safetensors.index.json`` and
+            the files that it names; for transformers ``config.json`` too.
+        placement, plan: as in ``parallelize``.
+        dtype: of the parameters; without it, that of the configuration, or as the module is made.
+        options: further arguments of ``parallelize``.
+
+    Returns:
+        The module, in ``eval`` mode. Tensors that the files lack are initialised, with a warning
+        that names them.
+
+    Raises:
+        FileNotFoundError: the folder has no safetensors files.
+        ValueError: a shape differs, or the files hold the weights of another layout of modules.
+    """
+    folder = Path(folder)
+    files = _files(folder)
+    with torch.device("meta"):
+        model = _built(cls, folder, dtype)
+    parallelize(model, placement, plan, initialise=False, **options)
+    with ExitStack() as opened:
+        found, missing = _read(model, _Files(files, opened))
+    _report(model, missing, set(files) - found)
+    initialise(model, [*missing, *_not_saved(model)])
+    _settle(model, folder)
+    return model.eval()
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """The name of each saved tensor -> its file."""
+    from safetensors import safe_open
+
+    index, one = folder / _INDEX, folder / _ONE
+    if index.exists():
+        weights = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return {name: folder / file for name, file in weights.items()}
+    if not one.exists():
+        there = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        raise FileNotFoundError(
+            f"from_pretrained: {folder} has neither {_ONE} nor {_INDEX}; "
+            + (f"it holds {', '.join(there[:8])}. " if there else "it is no folder. ")
+            + "Save the model with save_pretrained(folder), which writes safetensors files."
+        )
+    with safe_open(one, framework="pt") as file:
+        return dict.fromkeys(file.keys(), one)
+
+
+class _Files:
+    """Tensors in files, each file opened once."""
+
+    def __init__(self, files: Mapping[str, Path], opened: ExitStack) -> None:
+        self.files, self._opened = files, opened
+        self._open: dict[Path, Any] = {}
+
+    def part(self, name: str, starts: Iterable[int], sizes: Iterable[int]) -> torch.Tensor:
+        """A box of the tensor of that name."""
+        ranges = tuple(slice(a, a + n) for a, n in zip(starts, sizes, strict=True))
+        file = self._file(name)
+        return file.get_slice(name)[ranges] if ranges else file.get_tensor(name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._file(name).get_slice(name).get_shape())
+
+    def _file(self, name: str) -> Any:
+        from safetensors import safe_open
+
+        path = self.files[name]
+        if path not in self._open:
+            self._open[path] = self._opened.enter_context(safe_open(path, framework="pt"))
+        return self._open[path]
+
+
+def _built(cls: Any, folder: Path, dtype: torch.dtype | None) -> nn.Module:
+    if hasattr(cls, "config_class") and hasattr(cls, "_from_config"):
+        config = cls.config_class.from_pretrained(folder)
+        return cls._from_config(config, **({} if dtype is None else {"dtype": dtype}))
+    model = cls()
+    return model if dtype is None else model.to(dtype)
+
+
+def _read(model: nn.Module, files: _Files) -> tuple[set[str], list[str]]:
+    """Fill every tensor of the model's state. Returns the names in the files that were read, and
+    the model's names that no file has."""
+    places: dict[int, list[str]] = {}
+    state = model.state_dict(keep_vars=True)
+    for name, x in state.items():
+        if isinstance(x, torch.Tensor):
+            places.setdefault(id(x), []).append(name)
+    read: set[str] = set()
+    missing = []
+    for names in places.values():
+        saved = [key for name in names if (key := _key(model, name, files.files)) is not None]
+        read.update(saved)
+        if saved:
+            _fill(state[names[0]], names[0], saved[0], files)
+        else:
+            missing.append(names[0])
+    return read, missing
+
+
+def _key(model: Any, name: str, files: Mapping[str, Path]) -> str | None:
+    """The name that the files have for it: a model is saved with or without its head."""
+    prefix = getattr(model, "base_model_prefix", "")
+    names = [name]
+    if prefix:
+        names += [f"{prefix}.{name}", name.removeprefix(f"{prefix}.")]
+    return next((each for each in names if each in files), None)
+
+
+@torch.no_grad()
+def _fill(x: Any, name: str, key: str, files: _Files) -> None:
+    shape = files.shape(key)
+    if shape != tuple(x.shape):
+        raise ValueError(
+            f"from_pretrained: {name!r} is {tuple(x.shape)} in the model, and {key!r} in "
+            f"{files.files[key]} is {shape}. Use the configuration that was saved with the "
+            "weights."
+        )
+    at = my_coordinate(x._spec.placement)
+    if at is not None:
+        starts, sizes = x._spec.region(at)
+        plain(x).detach().copy_(files.part(key, starts, sizes))
+
+
+def _not_saved(model: nn.Module) -> list[str]:
+    """Buffers that are no part of the state: computed, such as tables of positions."""
+    state = {id(x) for x in model.state_dict(keep_vars=True).values()}
+    return [n for n, x in model.named_buffers() if id(x) not in state and is_global(x)]
+
+
+def _report(model: Any, missing: list[str], unexpected: set[str]) -> None:
+    missing = _but(missing, getattr(model, "_keys_to_ignore_on_load_missing", None))
+    left = _but(sorted(unexpected), getattr(model, "_keys_to_ignore_on_load_unexpected", None))
+    if missing and left and _converts(model):
+        raise ValueError(
+            f"from_pretrained: {type(model).__name__} holds its weights in another layout than "
+            f"its files: they lack {_some(missing)}, and have {_some(left)}. Load it by "
+            f"{type(model).__name__}.from_pretrained(folder), save_pretrained with "
+            "save_original_format=False once, and load that folder."
+        )
+    if missing:
+        warnings.warn(
+            f"from_pretrained: the files have no {_some(missing)}: newly initialised.", stacklevel=3
+        )
+    if left:
+        warnings.warn(
+            f"from_pretrained: the model has no place for {_some(left)}: not used.", stacklevel=3
+        )
+
+
+def _converts(model: Any) -> bool:
+    if not hasattr(model, "config"):
+        return False
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    return bool(get_checkpoint_conversion_mapping(getattr(model.config, "model_type", "")))
+
+
+def _but(names: list[str], ignored: Iterable[str] | None) -> list[str]:
+    return [n for n in names if not any(re.search(each, n) for each in ignored or ())]
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+    return ", ".join(map(repr, names[:6])) + more
+
+
+def _settle(model: Any, folder: Path) -> None:
+    """What ``from_pretrained`` of transformers leaves beside the weights."""
+    if hasattr(model, "config") and hasattr(model, "can_generate"):
+        model.config._name_or_path = str(folder)
+        if model.can_generate() and (folder / "generation_config.json").exists():
+            from transformers import GenerationConfig
+
+            model.generation_config = GenerationConfig.from_pretrained(folder)

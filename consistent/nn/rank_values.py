@@ -1,0 +1,119 @@
+"""One rank's values for a module's tensors on all ranks, and whether ranks have the same module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from mirrored.transports.default import current
+
+from ..dispatch.plans.shards import device_of
+from ..movement.check_mode import digest
+from ..spec import Placement
+from .slots import Slot
+
+# Bytes that are sent at once: long enough that their number does not matter, short enough to be
+# little beside a module that fills the memory.
+BUCKET = 64 << 20
+
+
+def check_alike(what: str, tensors: Sequence[Sequence[Slot]], placement: Placement) -> None:
+    """Raise on every rank of the placement if the ranks' modules have not the same tensors; one
+    small collective.
+
+    Raises:
+        ValueError: names the first tensor that differs, and what two ranks say of it.
+    """
+    told = [
+        (
+            [slot.name for slot in places],
+            tuple(places[0].value.shape),
+            str(places[0].value.dtype).removeprefix("torch."),
+            "meta" if places[0].value.is_meta else "",
+        )
+        for places in tensors
+    ]
+    ranks = tuple(placement.ranks.ravel().tolist())
+    notes = current().gather_objects(told, ranks)
+    for rank, note in zip(ranks, notes):
+        if note != notes[0]:
+            ours = next((n for n in notes[0] if n not in note), None)
+            theirs = next((n for n in note if n not in notes[0]), None)
+            raise ValueError(
+                f"{what}: the ranks' modules differ.\n"
+                f"  rank {ranks[0]} has {_shown(ours)}\n  rank {rank} has {_shown(theirs)}\n"
+                "  Build the same module on every rank: the same class, configuration and dtype."
+            )
+
+
+def _shown(note: tuple | None) -> str:
+    if note is None:
+        return "fewer tensors"
+    names, shape, dtype, kind = note
+    return f"{' = '.join(names)}: {dtype} {list(shape)} {kind}".rstrip()
+
+
+def send_values(tensors: Sequence[Sequence[Slot]], placement: Placement) -> None:
+    """Give every rank of the placement the values that its first rank has: one broadcast for each
+    dtype, or for each 64 MB of it. Tensors on ``meta`` have none."""
+    if placement.size == 1:
+        return
+    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+    for places in tensors:
+        value = places[0].value
+        if not value.is_meta and value.numel():
+            by_dtype.setdefault(value.dtype, []).append(value)
+    for values in by_dtype.values():
+        for bucket in _buckets(values):
+            _send(bucket, placement)
+
+
+def _buckets(values: Iterable[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
+    bucket: list[torch.Tensor] = []
+    size = 0
+    for value in values:
+        if bucket and size + value.nbytes > BUCKET:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(value)
+        size += value.nbytes
+    yield bucket
+
+
+def _send(values: Sequence[torch.Tensor], placement: Placement) -> None:
+    first, ranks = placement.first_rank, tuple(placement.ranks.ravel().tolist())
+    one = values[0]
+    numel = sum(value.numel() for value in values)
+    sends = current().rank == first
+    device = device_of(placement)
+    pieces = [value.detach().reshape(-1).to(device) for value in values] if sends else []
+    flat = torch.cat(pieces) if sends else None
+    got = current().broadcast(flat, (numel,), one.dtype, device, first, ranks)
+    if sends:
+        return
+    for value, piece in zip(values, got.split([value.numel() for value in values])):
+        if torch._debug_has_internal_overlap(value) == 1:  # expanded, and cannot be written
+            value.data = piece.view(value.shape).clone()
+        else:
+            value.data.copy_(piece.view(value.shape))
+
+
+def check_values(what: str, tensors: Sequence[Sequence[Slot]], placement: Placement) -> None:
+    """Raise on every rank of the placement if a value differs between them; one small collective.
+
+    Raises:
+        ValueError: names the first tensor that differs.
+    """
+    ranks = tuple(placement.ranks.ravel().tolist())
+    mine = {places[0].name: digest(places[0].value) for places in tensors}
+    notes = current().gather_objects(mine, ranks)
+    for rank, note in zip(ranks, notes):
+        for name, found in note.items():
+            if found != notes[0].get(name):
+                raise ValueError(
+                    f"{what}: {name!r} differs between ranks.\n"
+                    f"  rank {ranks[0]} has {notes[0].get(name)}\n  rank {rank} has {found}\n"
+                    "  Make the values equal (same seed, same file), or leave out check=True, and "
+                    f"every rank takes those of rank {ranks[0]}."
+                )

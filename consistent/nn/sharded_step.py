@@ -1,0 +1,221 @@
+"""Parameters whose optimizer steps in another layout than they lie in (ZeRO-1, ZeRO-2).
+
+```
+           before the step      step                        after it
+weight     B -> S(0), a view    state is made as S(0) too   S(0) -gather-> B, into the same memory
+.grad      B -> S(0), a view                                as it was
+```
+
+The parameter itself takes the layout for as long as the step runs, so that any optimizer makes its
+state in that layout and computes on it, without knowing: ops on global tensors are right in every
+layout. Before the step nothing is sent; after it each rank gathers what others have updated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache, lru_cache, wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from ..boxing.plan import plan as plan_boxing
+from ..boxing.steps import Move
+from ..dispatch import _C
+from ..dispatch.plans import gradients
+from ..dispatch.plans.shards import HookOff, attach, is_global, lay_anew, plain, rebox
+from ..movement.run import run
+from ..movement.world import my_coordinate
+from ..spec import NdSbp, TensorSpec, as_nd_sbp
+from ..tensor.storage import memory
+from .plan import Plan
+
+_LAYOUT = "_step_sbp"  # kept as text, which torch.load(weights_only=True) reads
+
+
+def install_step(module: nn.Module, plan: Plan) -> None:
+    """Let optimizers step in the layouts that the plan says, and gradients lie as it says.
+
+    Args:
+        module: a module whose parameters are global tensors.
+        plan: ``step`` of a parameter is the layout in which any ``torch.optim.Optimizer`` that has
+            it steps, ``grad`` the one of its gradient after backward.
+    """
+    for name, param in module.named_parameters(remove_duplicate=False):
+        layouts = plan.layouts(name)
+        if layouts is None or not is_global(param):
+            continue
+        if layouts.grad != layouts.sbp:
+            gradients.lay_gradient(param, layouts.grad)
+        if layouts.step != layouts.sbp:
+            param.__dict__[_LAYOUT] = str(layouts.step)
+            install_hooks()
+
+
+@cache
+def install_hooks() -> None:
+    """Enter and leave the layouts around the steps of all optimizers, from now on."""
+    register_optimizer_step_pre_hook(_before)
+    register_optimizer_step_post_hook(_after)
+
+
+def _before(optimizer: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    if not any(True for _ in _of(optimizer)):
+        return None
+    enter(optimizer)
+    # The closure computes a loss, and so it sees the parameters as they lie.
+    between = _between(optimizer)
+    if len(args) > 1 and callable(args[1]):
+        return (args[0], between(args[1]), *args[2:]), kwargs
+    if callable(kwargs.get("closure")):
+        return args, {**kwargs, "closure": between(kwargs["closure"])}
+    return None
+
+
+def _after(optimizer: Any, args: tuple, kwargs: dict) -> None:
+    leave(optimizer)
+
+
+def _between(optimizer: Any) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    def outside(closure: Callable[[], Any]) -> Callable[[], Any]:
+        @wraps(closure)
+        def run_closure() -> Any:
+            leave(optimizer)
+            try:
+                return closure()
+            finally:
+                enter(optimizer)
+
+        return run_closure
+
+    return outside
+
+
+def _of(optimizer: Any) -> Iterator[Any]:
+    """The parameters of an optimizer that step in a layout of their own."""
+    masters = optimizer.__dict__.get("_masters")
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if is_global(param) and (_LAYOUT in param.__dict__ or masters is not None):
+                yield param
+
+
+@torch.no_grad()
+def enter(optimizer: Any) -> None:
+    """Lay the parameters of ``optimizer``, their gradients and their state as the step wants
+    them."""
+    masters = optimizer.__dict__.get("_masters")
+    for param in _of(optimizer):
+        if "_in_step" not in param.__dict__:  # a step that raised has left it so
+            param.__dict__["_in_step"] = _InStep(param, masters)
+        state = optimizer.state.get(param)
+        if state:
+            _follow(state, param._spec)
+
+
+@torch.no_grad()
+def leave(optimizer: Any) -> None:
+    """Undo ``enter``, keeping the new values."""
+    for param in _of(optimizer):
+        inside = param.__dict__.pop("_in_step", None)
+        if inside is not None:
+            inside.leave(param)
+
+
+class _InStep:
+    """A parameter in the layout of its step, and what it was before."""
+
+    def __init__(self, param: Any, masters: Any) -> None:
+        self.spec: TensorSpec = param._spec
+        target = step_spec(param)
+        self.whole = plain(param).detach()
+        self.grad: Any = gradients.raw_grad(param)
+        self.part = _part(self.whole, self.spec, target)
+        self.masters = masters
+        value = self.part if masters is None else masters.of(param, self.part, target)
+        self.target = target if masters is None else target.with_dtype(value.dtype)
+        if self.target is not self.spec:
+            memory.take_over(param, attach(value.view_as(value), self.target))
+        self.step_grad = self._enter_grad(param)
+        _C.watch_if_leaf(param)
+
+    def _enter_grad(self, param: Any) -> Any:
+        """The gradient that the step sees: a view of the one that there is where no copy is
+        needed."""
+        grad = self.grad
+        if grad is None or grad._spec is self.target:
+            return grad
+        laid = self.target.with_dtype(grad.dtype)
+        with HookOff():
+            local = Tensor.detach(grad)
+        seen = _part(local, grad._spec, laid).to(self.target.dtype)
+        seen = attach(seen.view_as(seen), self.target)
+        gradients.set_raw_grad(param, seen)
+        self.version = seen._version
+        return seen
+
+    def leave(self, param: Any) -> None:
+        if param._spec is not self.target:  # somebody has laid it anew meanwhile
+            return
+        if self.target is not self.spec:
+            self._gather(plain(param).detach())
+            memory.take_over(param, attach(self.whole, self.spec))
+        if self.masters is not None:
+            self.masters.keep(param)
+        seen = gradients.raw_grad(param)
+        if seen is self.step_grad and seen is not self.grad:
+            if seen._version == self.version or seen._spec.dtype is not self.grad._spec.dtype:
+                gradients.set_raw_grad(param, self.grad)
+        _C.watch_if_leaf(param)
+
+    def _gather(self, value: Tensor) -> None:
+        """Write the updated pieces of all ranks into the memory that the parameter had."""
+        laid = self.target.with_dtype(self.spec.dtype)
+        if value.dtype is not self.spec.dtype:
+            self.part.copy_(value)
+            value = self.part
+        if laid is not self.spec:
+            gather_into(self.whole, value, laid, self.spec)
+
+
+def gather_into(out: Tensor, value: Tensor, src: TensorSpec, dst: TensorSpec) -> None:
+    """Box the shard ``value`` from ``src`` to ``dst``, into ``out``."""
+    out.copy_(run(value, src, dst))
+
+
+def step_spec(param: Any) -> TensorSpec:
+    """The spec in which optimizers step ``param``."""
+    text = param.__dict__.get(_LAYOUT)
+    return param._spec if text is None else param._spec.with_sbp(_parsed(text))
+
+
+@lru_cache
+def _parsed(text: str) -> NdSbp:
+    return as_nd_sbp(text)
+
+
+def _part(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
+    """The shard under ``dst``: a view of ``local`` where ranks only cut, else boxed."""
+    if src is dst:
+        return local
+    if not all(isinstance(m, Move) and m.kind == "slice" for m in plan_boxing(src, dst)):
+        return run(local, src, dst)
+    at = my_coordinate(src.placement)
+    (starts, _), (firsts, sizes) = src.region(at), dst.region(at)
+    for dim, (start, first, size) in enumerate(zip(starts, firsts, sizes, strict=True)):
+        local = local.narrow(dim, first - start, size)
+    return local
+
+
+def _follow(state: dict, spec: TensorSpec) -> None:
+    """Lay state that was loaded in another layout as the parameter lies."""
+    for value in state.values():
+        if is_global(value) and value._spec.shape == spec.shape:
+            laid = spec.with_dtype(value.dtype)
+            if value._spec is not laid:
+                lay_anew(value, plain(rebox(value, laid, "optimizer state")), laid)

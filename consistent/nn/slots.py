@@ -1,0 +1,48 @@
+"""The places of a module that hold tensors, under every name that leads there."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from ..tensor.global_tensor import GlobalTensor
+
+
+class Slot(NamedTuple):
+    """A place in a module that holds a tensor; a tied tensor is in several."""
+
+    owner: torch.nn.Module
+    key: str
+    name: str
+    value: torch.Tensor
+
+    def put(self, value: torch.Tensor) -> None:
+        """Replace the tensor."""
+        store: Any = (
+            self.owner._parameters if self.key in self.owner._parameters else self.owner._buffers
+        )
+        store[self.key] = value
+
+
+def plain_slots(module: torch.nn.Module) -> list[list[Slot]]:
+    """The places of plain parameters and buffers; those of one tensor in one list.
+
+    Raises:
+        ValueError: a lazy module has not seen its first input.
+    """
+    found: dict[int, list[Slot]] = {}
+    for prefix, owner in module.named_modules(remove_duplicate=False):
+        for key, value in [*owner._parameters.items(), *owner._buffers.items()]:
+            name = f"{prefix}.{key}" if prefix else key
+            if value is None or isinstance(value, GlobalTensor):
+                continue
+            if is_lazy(value):
+                raise ValueError(
+                    f"parallelize: {name!r} has no shape yet, for {type(owner).__name__} takes its "
+                    "sizes from its first input. Show it one first, on every rank with the same "
+                    "seed: module(sample), and then call parallelize."
+                )
+            found.setdefault(id(value), []).append(Slot(owner, key, name, value))
+    return list(found.values())

@@ -1,0 +1,61 @@
+"""Communication in the background beside that of the program, in the order in which both came."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import torch
+
+from ..comm import Transport
+from .base.wrapper import Wrapper
+from .default import use
+
+T = TypeVar("T")
+
+
+class Ordered(Wrapper):
+    """Passes every call on to `inner`, after those that `submit` has sent to a thread.
+
+    ```
+    program   submit 0   work   call 1 (waits for 0)   submit 2   work   result of 2
+    thread               call 0                                   call 2
+    ```
+
+    So ranks whose programs do the same make the same calls in the same order, and a program need
+    not know what is under way. Calls in the thread run without autograd.
+    """
+
+    def __init__(self, inner: Transport) -> None:
+        super().__init__(inner)
+        self._pool = ThreadPoolExecutor(1, "mirrored-ordered", initializer=self._begin)
+        self._thread = 0
+        # Weak, so that a result is not kept; the pool keeps a call that has not ended.
+        self._last: Callable[[], Future | None] = _none
+
+    def _begin(self) -> None:
+        self._thread = threading.get_ident()
+
+    def submit(self, function: Callable[..., T], *args: Any) -> Future[T]:
+        """Call `function(*args)` in the thread, once the calls submitted before have returned."""
+        made = self._pool.submit(self._call, function, args)
+        self._last = weakref.ref(made)
+        return made
+
+    def _call(self, function: Callable[..., T], args: tuple) -> T:
+        with use(self.inner), torch.no_grad():
+            return function(*args)
+
+    def pass_on(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        last = self._last()
+        if last is not None and threading.get_ident() != self._thread:
+            self._last = _none
+            last.exception()  # waits; whoever asks for the result is told
+        return super().pass_on(name, *args, **kwargs)
+
+
+def _none() -> None:
+    return None

@@ -1,0 +1,110 @@
+"""Where ranks have cores to spare, parameters are gathered before they are needed: the same values,
+the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import consistent
+from consistent import Placement, S
+from consistent.nn import gather_ahead
+from mirrored.transports.counting import Counting
+from mirrored.transports.default import current, put_around, replace_current
+from mirrored.transports.ordered import Ordered
+from tests.consistent.nn import test_gathered as gathered
+from tests.ranks import on_ranks, pool
+from tests.twins import GRIDS, compare, randn
+
+
+@contextmanager
+def _cores_to_spare() -> Iterator[None]:
+    before = gather_ahead.has_spare_cores
+    gather_ahead.has_spare_cores = lambda ranks: True  # type: ignore[assignment]
+    try:
+        with replace_current(current()):
+            yield
+    finally:
+        gather_ahead.has_spare_cores = before
+
+
+def _compare(rank: int, case: Callable[..., Any], ranks: Any, *args: Any) -> None:
+    with _cores_to_spare():
+        compare(rank, case, ranks, *args)
+        assert isinstance(current(), Ordered)
+
+
+def _twice(at: Any, case: Callable[..., Any]) -> Any:
+    return case(at), case(at)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("wrap", gathered.WRAPS)
+def test_a_module_trains_as_it_does_alone(wrap: str, world: int) -> None:
+    pool(world).run(_compare, gathered.trained, GRIDS[world], gathered.WRAPS[wrap])
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        gathered.accumulated,
+        gathered.twice_through_one_graph,
+        gathered.gradients_of_gradients,
+        gathered.without_gradients,
+        gathered.part_of_the_gradients,
+        gathered.copied,
+        gathered.after_an_exception,
+        gathered.stepping_within_backward,
+        gathered.other_ways,
+    ],
+)
+def test_in_every_situation(case: Callable[..., Any]) -> None:
+    pool(2).run(_compare, _twice, GRIDS[2], case)
+
+
+@on_ranks(2)
+def test_all_but_the_first_is_gathered_ahead_once_the_order_is_known(rank: int) -> None:
+    placement = Placement("cpu", [0, 1])
+    with _cores_to_spare():
+        layers = [nn.Linear(8, 8) for _ in range(4)]
+        model = consistent.parallelize(nn.Sequential(*layers), placement, "zero3")
+        ahead = current()
+        assert isinstance(ahead, Ordered)
+        x = consistent.from_local(randn(3, 8).float(), placement, S(0)).requires_grad_()
+        ahead.inner = counted = Counting(ahead.inner)
+        sent, submitted = [], []
+        submit = ahead.submit
+        ahead.submit = lambda *given: submitted.append(1) or submit(*given)  # type: ignore[assignment]
+        for _ in range(3):
+            counted.clear()
+            submitted.clear()
+            model(x).sum().backward()
+            sent.append((len(counted.calls), counted.bytes, len(submitted)))
+    calls, bytes_, first = sent[0]
+    assert first == 0 and sent[1] == sent[2]
+    # Weights and biases of three layers in forward, weights of three in backward.
+    assert sent[1] == (calls, bytes_, 3 * 2 + 3)
+
+
+@on_ranks(2)
+def test_calls_wait_for_those_in_the_background(rank: int) -> None:
+    with replace_current(current()):
+        transport, seen = put_around(Ordered), []
+        assert isinstance(transport, Ordered)
+        ranks = (0, 1)
+
+        def slow() -> torch.Tensor:
+            torch.ones(200_000).cumsum(0)
+            seen.append("background")
+            return transport.inner.all_reduce(torch.ones(2), ranks)
+
+        made = transport.submit(slow)
+        total = transport.all_reduce(torch.full((2,), 3.0), ranks)
+        seen.append("program")
+        assert seen == ["background", "program"]
+        assert total.tolist() == [6.0, 6.0] and made.result().tolist() == [2.0, 2.0]

@@ -1,0 +1,428 @@
+"""zero3: parameters lie as S and are gathered where they are used; a module trains as it does
+alone, however it is called."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.checkpoint import checkpoint
+
+import consistent
+from consistent import B, GlobalTensor, Placement, S
+from consistent.dispatch.plans.shards import plain
+from consistent.nn import Layouts, Plan
+from consistent.nn.saved_shards import SavedShards
+from mirrored.transports.counting import counting
+from tests.ranks import on_ranks, pool
+from tests.twins import GRIDS, Laid, assert_same, compare, randn
+
+ZERO3 = Layouts((S(0),), use=(B,))
+TWO_AXES = Plan(
+    {
+        "*.up.weight": Layouts((S(1), S(0)), use=(B, S(0))),
+        "*.up.bias": Layouts((B, S(0))),
+        "*.down.weight": Layouts((S(0), S(1)), use=(B, S(1))),
+        "*": Layouts((S(0), B), use=(B, B)),
+    }
+)
+
+
+class Block(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.up, self.down = nn.Linear(dim, 2 * dim + 1), nn.Linear(2 * dim + 1, dim)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    """Tied weights, a block that runs twice, a parameter of its own, and one that is frozen."""
+
+    wrap: Callable[..., Any] | None = None  # what calls the blocks
+
+    def __init__(self, dim: int = 5) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, dim)
+        self.position = nn.Parameter(torch.randn(4, dim))
+        self.blocks = nn.ModuleList(Block(dim) for _ in range(2))
+        self.mix = nn.Linear(dim, dim).requires_grad_(False)
+        self.head = nn.Linear(dim, 7, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids) + self.position
+        for block in [*self.blocks, self.blocks[0]]:
+            x = block(x) if self.wrap is None else self.wrap(block, x)
+        return self.head(self.mix(x))
+
+
+IDS = torch.tensor([[1, 2, 3, 4], [4, 5, 6, 0], [0, 1, 2, 3], [3, 3, 5, 6], [6, 5, 4, 3]])
+
+
+def net(at: Laid, cls: type = Net, plan: Any = None) -> Any:
+    torch.manual_seed(0)
+    model = cls().double()
+    if at.placement is None:
+        return model
+    plan = plan or (TWO_AXES if at.placement.ndim == 2 else "zero3")
+    return consistent.parallelize(model, at.placement, plan)
+
+
+def loss_of(at: Laid, model: Any) -> Any:
+    return F.cross_entropy(model(at(IDS, S(0))).flatten(0, 1), at(IDS.flip(1), S(0)).flatten())
+
+
+def result(model: Any, *more: Any) -> Any:
+    assert not any(name in module.__dict__ for module in model.modules()
+                   for name in module._parameters)  # fmt: skip
+    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+    return [p.grad for p in model.parameters()], dict(model.state_dict()), more
+
+
+def trained(at: Laid, wrap: Any = None) -> Any:
+    model = net(at)
+    model.wrap = wrap
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = loss_of(at, model)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss)
+    return result(model, losses)
+
+
+def by_checkpoint(block: Any, x: Any) -> Any:
+    return checkpoint(block, x, use_reentrant=False)
+
+
+def by_reentrant_checkpoint(block: Any, x: Any) -> Any:
+    return checkpoint(block, x, use_reentrant=True)
+
+
+def on_the_cpu(block: Any, x: Any) -> Any:
+    with torch.autograd.graph.save_on_cpu():
+        return block(x)
+
+
+WRAPS = {
+    "called": None,
+    "checkpoint": by_checkpoint,
+    "reentrant": by_reentrant_checkpoint,
+    "save_on_cpu": on_the_cpu,
+}
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_a_module_trains_as_it_does_alone(wrap: str, world: int) -> None:
+    pool(world).run(compare, trained, GRIDS[world], WRAPS[wrap])
+
+
+def accumulated(at: Laid) -> Any:
+    model = net(at)
+    with consistent.no_sync():
+        loss_of(at, model).backward()
+    loss_of(at, model).backward()
+    return result(model)
+
+
+def twice_through_one_graph(at: Laid) -> Any:
+    model = net(at)
+    loss = loss_of(at, model)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    return result(model)
+
+
+def gradients_of_gradients(at: Laid) -> Any:
+    model = net(at)
+    trains = [p for p in model.parameters() if p.requires_grad]
+    grads = torch.autograd.grad(loss_of(at, model), trains, create_graph=True)
+    sum(g.square().sum() for g in grads).backward()
+    return result(model)
+
+
+def under_autocast(at: Laid) -> Any:
+    model = net(at).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = loss_of(at, model)
+    loss.backward()
+    return [p.grad.dtype for p in model.parameters() if p.requires_grad], float(loss) < 4
+
+
+def without_gradients(at: Laid) -> Any:
+    model = net(at).eval()
+    with torch.no_grad():
+        first = model(at(IDS, S(0)))
+    with torch.inference_mode():
+        second = model(at(IDS, S(0)))
+    return result(model, first, second.clone())
+
+
+def with_hooks(at: Laid) -> Any:
+    model, seen = net(at), []
+    block = model.blocks[0]
+    block.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+    block.register_forward_hook(lambda module, args, out: seen.append(module.up.weight.sum()))
+    block.register_full_backward_hook(lambda module, gi, go: seen.append(go[0].sum()))
+    model.blocks[1].up.register_full_backward_pre_hook(lambda module, go: (go[0] * 3,))
+    loss_of(at, model).backward()
+    return result(model, seen)
+
+
+def part_of_the_gradients(at: Laid) -> Any:
+    model = net(at)
+    loss = loss_of(at, model)
+    found = torch.autograd.grad(loss, [model.position], retain_graph=True)
+    loss.backward(inputs=[model.blocks[1].up.weight])
+    return result(model, found)
+
+
+def copied(at: Laid) -> Any:
+    model = net(at)
+    other, block = copy.deepcopy(model), copy.deepcopy(model.blocks[0])
+    with torch.no_grad():
+        other.head.weight.mul_(2)
+    assert other.head.weight is other.embed.weight
+    loss_of(at, other).backward()
+    y = block(at(randn(3, 5), S(0)))
+    return result(other, [p.grad for p in model.parameters()], y, loss_of(at, model))
+
+
+def after_an_exception(at: Laid) -> Any:
+    model, faults = net(at), [True]
+
+    def fail(module: Any, args: Any) -> None:
+        if faults.pop() if faults else False:
+            raise ValueError("once")
+
+    model.blocks[1].down.register_forward_pre_hook(fail)
+    with pytest.raises(ValueError, match="once"):
+        model(at(IDS, S(0)))
+    result(model)
+    loss_of(at, model).backward()
+    return result(model)
+
+
+def converted(at: Laid) -> Any:
+    model = net(at).float().double()
+    model.requires_grad_(True)
+    loss_of(at, model).backward()
+    model.zero_grad(set_to_none=False)
+    loss_of(at, model).backward()
+    return result(model)
+
+
+def stepping_within_backward(at: Laid) -> Any:
+    model = net(at)
+    for p in model.parameters():
+        if p.requires_grad:
+            optimizer = torch.optim.SGD([p], lr=0.1)
+
+            def step(p: Any, optimizer: Any = optimizer) -> None:
+                optimizer.step()
+                optimizer.zero_grad()
+
+            p.register_post_accumulate_grad_hook(step)
+    for _ in range(2):
+        loss_of(at, model).backward()
+    return result(model)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize(
+    "case",
+    [
+        accumulated,
+        twice_through_one_graph,
+        gradients_of_gradients,
+        under_autocast,
+        without_gradients,
+        with_hooks,
+        part_of_the_gradients,
+        copied,
+        after_an_exception,
+        converted,
+        stepping_within_backward,
+    ],
+)
+def test_in_every_situation(case: Callable[..., Any], world: int) -> None:
+    pool(world).run(compare, case, GRIDS[world])
+
+
+# -- modules that read their parameters in other ways ----------------------------------------------
+
+
+class Others(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 5, max_norm=0.9)
+        self.attend = nn.MultiheadAttention(5, 1, batch_first=True)
+        self.recur = nn.LSTM(5, 4, num_layers=2, batch_first=True)
+        self.list = nn.ParameterList(torch.randn(4, 4) for _ in range(2))
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+        self.clamped = nn.Parameter(torch.randn(4, 7))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        x = self.recur(self.attend(x, x, x, need_weights=False)[0])[0]
+        for weight in self.list:
+            x = x @ weight
+        self.clamped.data.clamp_(-0.5, 0.5)
+        return self.normed(x) @ self.clamped
+
+
+def other_ways(at: Laid) -> Any:
+    model = net(at, Others, "zero3" if at.placement is None or at.placement.ndim == 1 else PAIRS)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss_of(at, model).backward()
+        optimizer.step()
+    return result(model)
+
+
+PAIRS = {"0": "zero3", "1": "data"}
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_modules_that_write_into_parameters_or_read_those_of_others(world: int) -> None:
+    pool(world).run(compare, other_ways, GRIDS[world])
+
+
+# -- what torch refuses ----------------------------------------------------------------------------
+
+
+def _written_between(at: Laid, what: str) -> Any:
+    model = net(at)
+    loss = loss_of(at, model)
+    with torch.no_grad():
+        if what == "parameter":
+            model.blocks[0].up.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+class Writes(nn.Module):
+    """Writes into an activation that autograd has saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(5, 5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = (x @ self.weight).exp()
+        y.mul_(2)
+        return y
+
+
+def _written_inside(at: Laid) -> Any:
+    model = net(at, Writes)
+    loss = model(at(randn(3, 5), S(0))).sum()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_saved_tensor_that_was_written_to_raises_as_in_torch() -> None:
+    for case in (lambda at: _written_between(at, "parameter"), _written_inside):
+        case(Laid(None))
+    pool(2).run(_refused)
+
+
+def _refused(rank: int) -> None:
+    at = Laid(Placement("cpu", [0, 1]))
+    _written_between(at, "parameter")
+    _written_inside(at)
+
+
+# -- where parameters lie, and what is sent --------------------------------------------------------
+
+
+@on_ranks(2)
+def test_only_forward_sees_gathered_parameters(rank: int) -> None:
+    model, seen = net(Laid(Placement("cpu", [0, 1]))), {}
+    up = model.blocks[0].up
+
+    def look(module: Any, args: Any) -> None:
+        seen["forward"] = module.weight.sbp
+        seen["named"] = dict(module.named_parameters())["weight"].sbp
+        seen["state"] = model.state_dict()["blocks.0.up.weight"].sbp
+
+    up.register_forward_pre_hook(look)
+    ids = consistent.distribute(IDS, Placement("cpu", [0, 1]), S(0))
+    model(ids).sum().backward()
+    assert seen == {"forward": (B,), "named": (S(0),), "state": (S(0),)}
+    assert up.weight.sbp == up.weight.grad.sbp == (S(0),)
+    assert isinstance(up.weight, nn.Parameter) and isinstance(up.weight, GlobalTensor)
+
+
+@on_ranks(2)
+def test_it_is_gathered_twice_and_reduced_once(rank: int) -> None:
+    placement = Placement("cpu", [0, 1])
+    model = consistent.parallelize(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)),
+                                   placement, "zero3")  # fmt: skip
+    x = consistent.from_local(torch.randn(3, 8), placement, S(0)).requires_grad_()
+    with counting() as sent:
+        y = model(x)
+    weights, biases = 2 * 8 * 8 * 4 // 2, 2 * 8 * 4 // 2
+    assert sent.bytes == weights + biases
+    with counting() as sent:
+        y.sum().backward()
+    # A gather of the weights again, and a reduce-scatter of all gradients. Biases are not needed.
+    assert sent.bytes == weights + weights + biases
+
+
+@on_ranks(2)
+def test_nothing_gathered_outlives_forward_and_backward(rank: int) -> None:
+    placement, kept = Placement("cpu", [0, 1]), []
+    model = consistent.parallelize(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)),
+                                   placement, "zero3")  # fmt: skip
+
+    def keep(module: Any, args: Any) -> None:
+        kept.append(StorageWeakRef(plain(module.weight).untyped_storage()))
+
+    for layer in model:
+        layer.register_forward_pre_hook(keep)
+    y = model(consistent.from_local(torch.randn(3, 64), placement, S(0)))
+    assert y.requires_grad and len(kept) == 2 and all(each.expired() for each in kept)
+
+
+@on_ranks(2)
+def test_hooks_of_one_level_are_shared(rank: int) -> None:
+    placement = Placement("cpu", [0, 1])
+    model, tops = net(Laid(placement)), []
+
+    def look(module: Any, args: Any) -> None:
+        top = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        tops.append(top[0].__self__)
+
+    model.register_forward_pre_hook(look)
+    model.blocks[0].up.register_forward_pre_hook(look)
+    model(consistent.distribute(IDS, placement, S(0)))
+    assert isinstance(tops[0], SavedShards) and tops[0] is tops[1] is tops[2]
+
+
+@on_ranks(2)
+def test_a_parallelized_module_is_saved_and_loaded_whole(rank: int) -> None:
+    placement = Placement("cpu", [0, 1])
+    model, file = net(Laid(placement)), io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    ids = consistent.distribute(IDS, placement, S(0))
+    loaded(ids).sum().backward()
+    model(ids).sum().backward()
+    grads = [[p.grad.full() for p in m.parameters() if p.requires_grad] for m in (model, loaded)]
+    assert_same(grads[1], grads[0])
