@@ -94,7 +94,7 @@ class Training:
         """The whole values of the model and of the optimizer's state."""
         found = {k: x for k, x in self.model.state_dict().items() if isinstance(x, torch.Tensor)}
         for k, (name, p) in enumerate(self.model.named_parameters()):
-            for key, x in self.optimizer.state[p].items():
+            for key, x in self.optimizer.state.get(p, {}).items():
                 found[f"{k} {name} {key}"] = x
         return {k: whole(x).clone() for k, x in found.items()}
 
