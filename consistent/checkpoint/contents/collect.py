@@ -21,8 +21,8 @@ import torch
 
 from ...dispatch.plans.shards import is_global
 from ..files.pieces import bytes_of
+from ..values import Trail, encode
 from . import parameters
-from .values import Trail, encode
 
 
 @dataclass

@@ -15,10 +15,10 @@ from ...nn.sharded_step import step_spec
 from ...spec import B, NdSbp, Placement, TensorSpec
 from ...tensor.making.create import distribute
 from ...tensor.making.factories import empty
+from ..values import encode
 from . import parameters
 from .collect import Contents, kind_of, state_of
 from .stored import Stored, TensorName
-from .values import encode
 
 
 class Loading:

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from ..contents.values import encode
+from ..values import encode
 from .index import Index, check_pieces
 from .pieces import NAMES, Where
 from .reader import Box, FromPieces, Reader, add_whole
