@@ -131,8 +131,9 @@ def look(folder: str, log: str) -> Found:
     unfinished = any(path.name.startswith(".saving") for path in Path(folder).glob("*"))
     latest = 0
     for path in sorted(Path(folder).glob("[!.]*")):
-        model, optimizer = training(1)
-        step = checkpoint.load(path, model=model, optimizer=optimizer)["step"]
+        with torch.random.fork_rng():  # the reference goes on with its own numbers
+            model, optimizer = training(1)
+            step = checkpoint.load(path, model=model, optimizer=optimizer)["step"]
         latest = max(latest, step)
     saved = max((line["saved"] for line in lines), default=0)
     return Found(latest, saved, unfinished, {line["step"]: line["loss"] for line in lines})

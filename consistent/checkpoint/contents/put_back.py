@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from ...dispatch.plans.shards import is_global
-from ...spec import B, Placement, TensorSpec
+from ...nn.sharded_step import step_spec
+from ...spec import B, NdSbp, Placement, TensorSpec
 from ...tensor.making.create import distribute
 from ...tensor.making.factories import empty
+from ..values import encode
 from . import parameters
 from .collect import Contents, kind_of, state_of
 from .stored import Stored, TensorName
-from .values import encode
 
 
 class Loading:
@@ -83,7 +84,8 @@ class Loading:
         wanted = {k: x for k, x in state.items() if isinstance(x, torch.Tensor)}
         prefix, there = self._part_of(name, list(wanted))
         if self._strict:
-            missing = [k for k in wanted if k not in there]
+            read = {id(wanted[k]) for k in wanted if k in there}  # by any name of a tied tensor
+            missing = [k for k, x in wanted.items() if k not in there and id(x) not in read]
             extra = [k for k in there if k not in wanted]
             self._faults += [f"{name}: the checkpoint lacks {k}" for k in missing]
             self._faults += [f"{name}: only the checkpoint has {k}" for k in extra]
@@ -94,15 +96,16 @@ class Loading:
 
     def _part_of(self, name: str, wanted: list[str]) -> tuple[str, set[str]]:
         """(prefix, names behind it) of a module's tensors in the checkpoint: all that begin with
-        its name; or all that there are, if the checkpoint is of one module."""
+        its name; or all that there are, if the checkpoint is of one module, as more of the module's
+        names say."""
         stored, index = self._stored, self._stored.index
         prefix = f"{name}."
         own = {key.removeprefix(prefix) for key in stored.tensors if key.startswith(prefix)}
         if name in index.kinds:
             return prefix, own & set(map(str, stored.value(name)))
-        if any(k in own for k in wanted):
-            return prefix, own
-        return ("", set(stored.tensors)) if not own or "" in own else (prefix, own)
+        every = set(stored.tensors)
+        matches = len(own & set(wanted)), len(every & set(wanted))
+        return ("", every) if matches[1] > matches[0] or not own else (prefix, own)
 
     def _other_state(self, name: str, prefix: str, key: str, now: Any) -> Any:
         """What the module is given for this key, if it takes anything."""
@@ -129,7 +132,9 @@ class Loading:
         if isinstance(held, torch.Tensor) and held.shape == shape:
             self._add(name, key, like(held.detach(), dtype))
         elif p.shape == shape and shape:
-            self._add(name, key, like(p.detach(), dtype, p.__dict__.get("_step_sbp")))
+            self._add(
+                name, key, like(p.detach(), dtype, step_spec(p).sbp if is_global(p) else None)
+            )
         else:
             self._add(name, key, torch.empty(shape, dtype=dtype))
             if shape and is_global(p):
@@ -178,7 +183,7 @@ class Loading:
                 self._objects[name].load_state_dict(state, strict=False)
         found = {}
         for name in [*self._objects, *self._others()]:
-            given = self._objects.get(name)
+            given: Any = self._objects.get(name)
             kind = kind_of(given)
             if kind != "module":
                 value = self._stored.value(name, self._made)
@@ -193,7 +198,7 @@ class Loading:
         return found
 
 
-def like(x: Any, dtype: torch.dtype, sbp: str | None = None) -> torch.Tensor:
+def like(x: Any, dtype: torch.dtype, sbp: NdSbp | None = None) -> torch.Tensor:
     """A new tensor of this dtype that lies as ``x`` does, or by ``sbp`` on the same placement."""
     if not is_global(x):
         return torch.empty_like(x, dtype=dtype)

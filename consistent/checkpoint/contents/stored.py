@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..files.index import Index
-from .values import decode, tensors_in
+from ..values import decode, tensors_in
 
 _RANK = "@rank"
 

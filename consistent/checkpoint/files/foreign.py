@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from ..contents.values import encode
+from ..values import encode
 from .index import Index, check_pieces
 from .pieces import NAMES, Where
 from .reader import Box, FromPieces, Reader, add_whole
@@ -120,7 +120,7 @@ def torch_file(path: str) -> Reader:
             if "mmap can only be used with files" not in str(error):  # of torch before 1.6
                 raise
             held = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, KeyError) as error:
+    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, KeyError, OSError) as error:
         why = str(error).partition("\n")[0]
         raise ValueError(
             f"{path} is no whole file of torch.save that holds tensors and values only: {why}"
@@ -140,11 +140,16 @@ def _index_of(held: Mapping[Any, Any]) -> Index:
         return key
 
     for name, value in held.items():
-        text = encode(value, (str(name),), enter)
-        if not isinstance(value, torch.Tensor):
-            index.values[str(name)] = text
-            index.kinds[str(name)] = "state" if isinstance(value, Mapping) else "value"
+        index.values[str(name)] = encode(value, (str(name),), enter)
+        index.kinds[str(name)] = _kind(value)
     return index
+
+
+def _kind(value: Any) -> str:
+    """What was saved, as ``Index.kinds`` says; a tensor may be one of a module."""
+    if isinstance(value, torch.Tensor | _Place):
+        return "tensor"
+    return "state" if isinstance(value, Mapping) else "value"
 
 
 # -- torch.distributed.checkpoint ------------------------------------------------------------------
@@ -248,9 +253,8 @@ def _enter_dcp(reader: FromDcp, held: Metadata, key: str, found: Any, nested: An
 
 def _name_values(index: Index, nested: dict[str, Any]) -> None:
     for name, value in nested.items():
-        if not isinstance(value, _Place):
-            index.values[name] = _encode_places(value, (name,))
-            index.kinds[name] = "state" if isinstance(value, dict) else "value"
+        index.values[name] = _encode_places(value, (name,))
+        index.kinds[name] = _kind(value)
 
 
 def _encode_places(value: Any, path: tuple[str, ...]) -> Any:

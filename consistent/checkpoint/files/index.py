@@ -39,7 +39,8 @@ _VERSION = 1
 class Index:
     """What a checkpoint holds.
 
-    ``kinds``: name given to ``save`` -> what it was ("module", "optimizer", "state", "value").
+    ``kinds``: name given to ``save`` -> what it was ("module", "optimizer", "state", "value"; of
+    other formats "tensor" too, which may be a module's).
     ``values``: name -> its value as ``values.encode`` writes it, alike on all ranks; or, for a name
     in ``differing``, a list with one value a rank.
     ``tensors`` has ``storage_data`` too: piece -> ``Where``. ``aliases``: a tensor's other name ->

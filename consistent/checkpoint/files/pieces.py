@@ -47,7 +47,8 @@ class Where:
 def bytes_of(x: torch.Tensor) -> memoryview:
     """The elements of a plain tensor, row by row."""
     flat = x.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy())
+    held: Any = flat.view(torch.uint8).numpy()
+    return memoryview(held)
 
 
 def header_of(pieces: Sequence[tuple[str, torch.dtype, Sequence[int]]]) -> bytes:

@@ -86,11 +86,11 @@ def _enter(job: Job, index: Index, part: Part) -> None:
         return
     file = part["file"]
     path = job.begun.file(file)
-    seen = os.path.getsize(path) if os.path.exists(path) else None
+    seen = os.path.getsize(path) if os.path.exists(path) else -1
     if seen != part["size"]:
         raise OSError(
             f"{path} has {part['size']} bytes where it was written, and rank 0 sees "
-            f"{'no such file' if seen is None else seen}. The folder must be on a file system "
+            f"{'no such file' if seen < 0 else seen}. The folder must be on a file system "
             "that all ranks share."
         )
     index.files[file] = seen

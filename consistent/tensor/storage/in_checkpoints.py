@@ -73,7 +73,7 @@ def chunk_list(x: Any) -> list[Any]:
 
     _check_no_partial(x._spec, "the tensor to load into")
     if x._moved_view:
-        raise ValueError(
+        raise RuntimeError(  # torch would hide a ValueError
             f"checkpoint: the tensor to load into is {x._spec}, a view that boxing had to copy, "
             "and its base would not get the values. Load into the base, or into x.clone()."
         )
@@ -123,7 +123,7 @@ def copy_of_shard(x: Any) -> ShardCopy:
 
 def _check_no_partial(spec: TensorSpec, what: str) -> None:
     if any(entry.is_partial for entry in spec.sbp):
-        raise ValueError(
+        raise RuntimeError(
             f"checkpoint: {what} is {spec}, of which each rank holds an addend, and a file holds "
             "the sum. Reduce it first: x.to_global(sbp=B)."
         )

@@ -1,7 +1,8 @@
 """Copies of global tensors: deepcopy, pickle and ``torch.save``.
 
 A saved global tensor is this rank's shard with its layout. It loads on the rank at the same
-coordinate of the placement; ``x.full()`` is what to save for another placement.
+coordinate of the placement, in a world that has all its ranks; ``x.full()``, or
+``consistent.checkpoint.full_state_dict(module)``, is what to save for another placement.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import torch
+
+from mirrored.transports.default import current
 
 from ...dispatch.plans import gradients
 from ...dispatch.plans.shards import attach, device_of, plain
@@ -68,19 +72,28 @@ def _carry(old: Any, new: Any) -> None:
 
 def _rebuild(local: Any, layout: tuple, saved_at: Any, requires_grad: bool, extra: dict) -> Any:
     grid, sbp, shape, dtype = layout
-    spec = TensorSpec.of(Placement(*grid), sbp, shape, dtype)
+    kind, ranks, axes = grid
+    if np.max(ranks) >= current().size:
+        raise _elsewhere(saved_at, f"ranks {ranks}", f"in a world of {current().size}")
+    spec = TensorSpec.of(Placement(kind, ranks, axes), sbp, shape, dtype)
     at = my_coordinate(spec.placement)
     if at != saved_at:
-        raise RuntimeError(
-            f"load: this is the shard of a global tensor that the rank at {saved_at} of "
-            f"{spec.placement} saved or sent, and this rank is at {at}. Use x.full() to save or "
-            "send the whole tensor, or load on every rank the file that it saved itself."
-        )
+        raise _elsewhere(saved_at, str(spec.placement), f"at {at}")
     if at is None:
         local = torch.empty(spec.local_shape(None), dtype=spec.dtype, device="meta")
     x = attach(local.to(device_of(spec.placement)) if at is not None else local, spec)
     x.__dict__.update(extra)
     return x.requires_grad_() if requires_grad else x
+
+
+def _elsewhere(saved_at: Any, placement: str, here: str) -> RuntimeError:
+    return RuntimeError(
+        f"load: this is the shard of a global tensor that the rank at {saved_at} of {placement} "
+        f"saved or sent, and this rank is {here}. Use x.full() to save or send the whole tensor, "
+        "or load on every rank the file that it saved itself. consistent.checkpoint.save writes "
+        "what any number of ranks loads, and consistent.checkpoint.full_state_dict(module) is a "
+        "whole state dict on one rank."
+    )
 
 
 # torch.load(weights_only=True) calls only functions that are registered here.

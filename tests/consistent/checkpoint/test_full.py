@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, load_model, save_file
+from safetensors.torch import load_file, save_file
 
 import consistent
 from consistent import B, P, Placement, S, checkpoint
 from mirrored.transports.counting import Counting
 from mirrored.transports.default import current, use
-from tests.consistent.checkpoint.training import Net, Training
+from tests.consistent.checkpoint.training import Training
 from tests.ranks import on_ranks
 from tests.twins import assert_same
 
@@ -72,11 +72,10 @@ def test_one_file(rank: int, tmp_path: Path) -> None:
     found = load_file(tmp_path / "a.safetensors")
     assert_same(dict(sorted(found.items())), dict(sorted(tensors.items())))
     assert_same(torch.load(tmp_path / "a.pt"), wanted)
-    load_model(Net().double(), str(tmp_path / "a.safetensors"), strict=False)
     assert sorted(os.listdir(tmp_path)) == ["a.pt", "a.safetensors"]
-    with pytest.raises(checkpoint.CheckpointError, match="No such file or directory"):
+    with pytest.raises(FileNotFoundError, match="on rank 0: .*No such file or directory"):
         checkpoint.save_full(model, tmp_path / "none" / "a.safetensors")
-    with pytest.raises(checkpoint.CheckpointError, match="No such file or directory"):
+    with pytest.raises(FileNotFoundError, match="on rank 0: .*No such file or directory"):
         checkpoint.save_full(model, tmp_path / "none" / "a.pt")
 
 
@@ -107,5 +106,5 @@ def test_save_pretrained_writes_what_others_read(rank: int, tmp_path: Path) -> N
     consistent.parallelize(other, Placement.all("cpu"), {"*embed*": S(1), "*proj.weight": S(1)})
     for p in other.parameters():
         p.data.zero_()
-    checkpoint.load(tmp_path, model=other, strict=False)  # a tied name is not in the file
+    checkpoint.load(tmp_path, model=other)  # a tied name is not in the file
     assert_same({k: x.full() for k, x in other.state_dict().items()}, wanted)

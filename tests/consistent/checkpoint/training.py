@@ -13,7 +13,7 @@ from consistent import B, Placement, S
 from tests.twins import GRIDS
 
 # Number of ranks and layout of the weights, by name; sizes of 5, 7 and 3 do not divide.
-LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+LAYOUTS: dict[str, tuple[int, Any]] = {
     "one": (1, {}),
     "replicated": (2, {}),
     "rows": (2, {"*weight": S(0), "*bias": S(0)}),
@@ -21,6 +21,9 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "three": (3, {"*weight": S(0), "first.bias": S(0)}),
     "twice": (4, {"*weight": (S(0), S(0)), "*bias": (B, S(0))}),
     "grid": (4, {"first.weight": (S(0), S(1)), "last.weight": (S(1), S(0)), "*": (S(0), B)}),
+    "zero1": (3, "zero1"),
+    "zero3": (2, "zero3"),
+    "zero3 and tensor": (4, {"dp": "zero3", "tp": {"first.weight": S(0), "first.bias": S(0)}}),
 }
 
 
@@ -91,7 +94,7 @@ class Training:
         """The whole values of the model and of the optimizer's state."""
         found = {k: x for k, x in self.model.state_dict().items() if isinstance(x, torch.Tensor)}
         for k, (name, p) in enumerate(self.model.named_parameters()):
-            for key, x in self.optimizer.state[p].items():
+            for key, x in self.optimizer.state.get(p, {}).items():
                 found[f"{k} {name} {key}"] = x
         return {k: whole(x).clone() for k, x in found.items()}
 

@@ -94,5 +94,5 @@ def test_values_of_torchs_own_checkpoints(rank: int, tmp_path: Path) -> None:
     dcp.save(given, checkpoint_id=tmp_path)
     assert_same(
         checkpoint.load(tmp_path, t=torch.zeros(3, dtype=torch.int64)),
-        {"n": 3, **{"t": torch.arange(3)}},
+        {"t": torch.arange(3), "n": 3},
     )  # noqa: E501

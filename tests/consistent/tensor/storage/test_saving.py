@@ -16,7 +16,7 @@ from torch import nn
 
 import consistent
 from consistent import B, P, Placement, S
-from tests.ranks import on_ranks, pool
+from tests.ranks import RankError, on_ranks, pool
 from tests.twins import GRIDS, Laid, assert_same, compare, randn
 
 LAYOUTS = [(S(0), B), (S(1), S(0)), (B, B), (P, B)]
@@ -99,3 +99,25 @@ def test_a_tensor_crosses_to_a_process_that_stands_where_this_one_does(rank: int
         x = Laid(Placement("cpu", [0, 1]))(randn(5, 4), sbp)
         y = ForkingPickler.loads(ForkingPickler.dumps(x))
         assert y.sbp == x.sbp and torch.equal(y.full(), x.full())
+
+
+def _save_shard(rank: int, path: str) -> None:
+    model = consistent.parallelize(_module(), Placement("cpu", [0, 1]), {"0.weight": S(0)})
+    if rank == 0:
+        torch.save(model.state_dict(), path)
+
+
+def _load_shard(rank: int, path: str, text: str | None) -> None:
+    if text is None:
+        torch.load(path)
+        return
+    with pytest.raises(RuntimeError, match=text):
+        torch.load(path)
+
+
+def test_a_file_of_one_rank_is_not_taken_for_the_whole_state(tmp_path: Path) -> None:
+    path = str(tmp_path / "model.pt")
+    pool(2).run(_save_shard, path)
+    pool(1).run(_load_shard, path, r"in a world of 1\. Use x\.full\(\) to save .*full_state_dict")
+    with pytest.raises(RankError, match=r"this rank is at \(1,\)"):
+        pool(2).run(_load_shard, path, None)  # fits rank 0 alone

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consistent.checkpoint.contents.values import decode, encode, tensors_in
+from consistent.checkpoint.values import decode, encode, tensors_in
 
 
 def _round(value: Any) -> Any:

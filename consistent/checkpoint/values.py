@@ -84,7 +84,8 @@ def _encode_other(value: Any, path: Trail, inner: Callable[..., Any]) -> Any:
         data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
         tag = "$array" if isinstance(value, np.ndarray) else "$scalar"
         return {tag: [value.dtype.str, list(value.shape), data]}
-    for base in (int, float, str, tuple):  # an enum of ints, a text with methods, a named tuple
+    bases: tuple[Any, ...] = (int, float, str, tuple)
+    for base in bases:  # an enum of ints, a text with methods, a named tuple
         if isinstance(value, base):
             return inner(base(value))
     raise _refused(value, path)
