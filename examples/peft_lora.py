@@ -21,7 +21,8 @@ def build() -> torch.nn.Module:
     ).double()
     for layer in model.model.layers:  # peft starts with B = 0, and nothing would be seen at first
         layer.self_attn.q_proj.weight.data.mul_(3)
-    return get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"]))
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])
+    return get_peft_model(model, config).double()
 
 
 def train(model: torch.nn.Module, spread) -> list[float]:

@@ -221,12 +221,21 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def start_group() -> None:
+    """``init_process_group`` for a program that torchrun may start again. Its store lives on, and
+    in it are addresses of processes that have ended, so each start has a part of its own."""
+    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store, rank, size = next(dist.rendezvous("env://"))
+    store = dist.PrefixStore(f"start-{count}", store)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+
+
 def main() -> None:
     """Train, and draw the curves."""
     args = arguments()
     torch.set_num_threads(1)
     if "RANK" in os.environ:
-        dist.init_process_group("gloo")
+        start_group()
     args.out.mkdir(parents=True, exist_ok=True)
     history = train(args)
     if is_first() and history:

@@ -35,7 +35,8 @@ _FOLDER = pytest.StashKey[str]()
 # What `make test-fast` leaves out: programs that start processes of their own, and proofs that go
 # over all examples, layouts or faults. Paths below tests/.
 SLOW = (
-    "benchmarks", "consistent/autograd", "consistent/boxing/test_exchange.py",
+    "benchmarks", "consistent/autograd", "consistent/boxing/test_exchange.py", "consistent/data",
+    "consistent/integrations",
     "consistent/dispatch/planning", "consistent/dispatch/running",
     "consistent/dispatch/test_hook.py", "consistent/flow", "consistent/forms/random",
     "consistent/forms/native", "consistent/movement", "consistent/nn", "consistent/overlap",

@@ -25,7 +25,7 @@ def name_boxings() -> Iterator[None]:
     """Inside, each boxing leaves an event where it starts. Outside nothing is done for it."""
 
     def mark(src: TensorSpec, dst: TensorSpec, moves: tuple[Step, ...]) -> None:
-        if moves and torch.autograd._profiler_enabled():
+        if moves and torch.autograd._profiler_enabled():  # pyright: ignore[reportPrivateImportUsage]
             text = ", ".join(map(str, moves))
             with torch.profiler.record_function(f"boxing {text}, {plan_bytes(moves)} bytes"):
                 pass

@@ -16,6 +16,7 @@ from tests.launch import launch
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
+CLIENTS = ROOT / "tests" / "consistent" / "integrations"
 RANKS = {"two_axes_2d": 4, "global_tensor_mixed": 4, "global_tensor_basic": 1}  # others run on 2
 
 
@@ -49,8 +50,10 @@ def difference(text: str) -> float:
 
 def test_every_example_is_tested() -> None:
     programs = {path.stem for path in EXAMPLES.glob("*.py")}
-    source = Path(__file__).read_text()
-    assert not {name for name in programs if not re.search(rf'(run|started)\("{name}"', source)}
+    tests = [Path(__file__), Path(__file__).with_name("test_train_gpt.py"), *CLIENTS.glob("*.py")]
+    source = "".join(path.read_text() for path in tests)
+    known = ('run("{}"', 'started("{}"', 'example("{}")', '"{}.py"')
+    assert not {p for p in programs if not any(each.format(p) in source for each in known)}
 
 
 @pytest.mark.parametrize("started", [run, run_as_written])

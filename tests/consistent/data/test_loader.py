@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -409,3 +410,46 @@ def test_nothing_is_sent_where_parts_are_alike_by_their_kind(rank: int) -> None:
             list(loader(DataLoader(data, batch_size=3, sampler=sampler), everywhere(2)))
         # Two batches and the end, 8 bytes each.
         assert [call.bytes for call in counted.calls] == ([8, 8, 8] if sends else [])
+
+
+@on_ranks(2, 3)
+def test_goes_on_between_two_epochs(rank: int) -> None:
+    """The second epoch has the order that it would have had, from whichever generator it is."""
+    place = everywhere(torch.distributed.get_world_size())
+    for given in (False, True):
+
+        def one(given: bool = given) -> DataLoader:
+            generator = torch.Generator().manual_seed(5) if given else None
+            return DataLoader(Rows(9), batch_size=4, shuffle=True, generator=generator)
+
+        torch.manual_seed(6)
+        first = loader(one(), place)
+        list(first)
+        state, rng = first.state_dict(), torch.get_rng_state()
+        wanted = [plain(batch) for batch in first]
+        torch.manual_seed(7)
+        second = loader(one(), place)
+        second.load_state_dict(state)
+        torch.set_rng_state(rng)
+        assert second.epoch == 1
+        compare(second, wanted)
+
+
+@on_ranks(2, 3)
+def test_a_signal_to_one_rank_ends_the_iteration_of_all(rank: int) -> None:
+    place = everywhere(torch.distributed.get_world_size())
+    batches = loader(DataLoader(Rows(12), batch_size=2), place)
+    before = signal.getsignal(signal.SIGUSR2)
+    try:
+        batches.stop_on(signal.SIGUSR2)
+        seen = []
+        for batch in batches:
+            seen.append(plain(batch))
+            if len(seen) == 2 and rank == 1:
+                signal.raise_signal(signal.SIGUSR2)
+        assert batches.stopped and len(seen) == 2
+        rest = [plain(batch) for batch in batches]
+        assert not batches.stopped and batches.epoch == 1
+        compare(seen + rest, DataLoader(Rows(12), batch_size=2))
+    finally:
+        signal.signal(signal.SIGUSR2, before)

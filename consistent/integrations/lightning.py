@@ -1,0 +1,119 @@
+"""lightning: a ``Strategy`` that trains on global tensors.
+
+```
+trainer = lightning.Trainer(accelerator="cpu", strategy=GlobalStrategy(placement, "zero3"))
+trainer.fit(module, DataLoader(...))
+```
+
+To Lightning, each rank is the one process of a job: batch sizes, steps and logged values are those
+of one device, and its checkpoints those of one process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch.utils.data import DataLoader
+
+from mirrored.transports.default import current
+
+from ..data import loader
+from ..dispatch.plans.shards import is_global
+from ..nn.parallelize import parallelize
+from ..spec import Placement, SbpLike
+from .whole import on_first, take_plain_states, whole
+
+
+class GlobalStrategy(SingleDeviceStrategy):
+    """``Trainer(strategy=GlobalStrategy(placement, plan))``.
+
+    Args:
+        placement, plan: as of ``consistent.parallelize``.
+        sbp, whole: as of ``consistent.data.loader``.
+    """
+
+    strategy_name = "consistent"
+
+    def __init__(
+        self,
+        placement: Placement,
+        plan: Any = None,
+        *,
+        sbp: SbpLike | None = None,
+        whole: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(device=placement.type, **options)
+        self._spread = (placement, plan, sbp, whole)
+        self.global_rank = current().rank
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this rank prints and writes."""
+        return current().rank == 0
+
+    def model_to_device(self) -> None:
+        """``consistent.parallelize``, once."""
+        placement, plan, _, _ = self._spread
+        model: Any = self.model
+        if not any(map(is_global, model.parameters())):
+            parallelize(model, placement, plan)
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        """Lightning's own; optimizers then load what one process saved."""
+        super().setup_optimizers(trainer)
+        for optimizer in self.optimizers:
+            take_plain_states(optimizer, self.model)  # type: ignore[arg-type]
+
+    def process_dataloader(self, dataloader: object) -> object:
+        """``consistent.data.loader``."""
+        placement, _, sbp, together = self._spread
+        if not isinstance(dataloader, DataLoader):
+            return dataloader
+        return loader(dataloader, placement, sbp, whole=together)
+
+    def batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
+        """The batch: the loader has laid it out."""
+        return batch
+
+    # -- between ranks -----------------------------------------------------------------------------
+
+    def reduce(self, tensor: Any, *args: Any, **options: Any) -> Any:
+        """The logical value, whole: it is a sum or mean over all ranks already."""
+        return whole(tensor)
+
+    def all_gather(self, tensor: Any, group: Any = None, sync_grads: bool = False) -> Any:
+        """The logical value, whole."""
+        return whole(tensor)
+
+    def barrier(self, *args: Any, **options: Any) -> None:
+        """Wait for all ranks."""
+        on_first("lightning: barrier", lambda: None)
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """What rank ``src`` has."""
+        transport = current()
+        found = transport.gather_objects(
+            obj if transport.rank == src else None, tuple(range(transport.size))
+        )
+        return found[src]
+
+    # -- checkpoints, as one process writes them ---------------------------------------------------
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Whole plain tensors. A collective."""
+        return whole(super().lightning_module_state_dict())
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Whole plain tensors. A collective."""
+        return whole(super().optimizer_state(optimizer))
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
+    ) -> None:
+        """Rank 0 writes; no rank goes on before it is there."""
+        save = super().save_checkpoint
+        plain = whole(checkpoint)  # a callback keeps the best logged value, which is global
+        on_first(f"lightning: save {filepath}", lambda: save(plain, filepath, storage_options))

@@ -1,0 +1,49 @@
+"""Every library's example on two ranks: the losses of one process, and files that go on."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from tests.ranks import on_ranks
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+def example(name: str) -> Any:
+    """The example as a module."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@on_ranks(2, timeout=240)
+def test_trainer_trains_evaluates_saves_resumes_and_loads_the_best(
+    rank: int, tmp_path: Path
+) -> None:
+    assert example("hf_trainer").difference(tmp_path) < 1e-5  # the Trainer adds up losses in f32
+    files = {each.name for each in (tmp_path / "all" / "checkpoint-8").iterdir()}
+    assert {"model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json"} <= files
+
+
+@on_ranks(2, timeout=240)
+def test_accelerate_has_the_losses_of_one_process(rank: int, tmp_path: Path) -> None:
+    assert example("accelerate_loop").difference(tmp_path) < 1e-12
+
+
+@on_ranks(2, timeout=240)
+@pytest.mark.parametrize("plan", ["data", "zero3", "tensor"])
+def test_peft_has_the_losses_of_one_process(rank: int, plan: str) -> None:
+    assert example("peft_lora").difference(plan) < 1e-5  # the loss is computed in f32
+
+
+@on_ranks(2, timeout=240)
+def test_lightning_has_the_losses_of_one_process(rank: int, tmp_path: Path) -> None:
+    assert example("lightning_fit").difference(tmp_path) < 1e-12
+    assert dist.get_world_size() == 2
