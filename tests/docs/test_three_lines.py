@@ -1,4 +1,4 @@
-"""docs/three_lines.md, run as it is written."""
+"""The program of README.md under "Your model in three lines", run as it is written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.ranks import on_ranks
 
-PAGE = Path(__file__).parents[2] / "docs" / "three_lines.md"
+PAGE = Path(__file__).parents[2] / "README.md"
 HEAD = "Your model in three lines"
 
 
