@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...forms.random import generator
+
 
 class RandomState:
     """torch's generators, Python's and numpy's.
@@ -19,8 +21,11 @@ class RandomState:
 
     def state_dict(self) -> dict[str, Any]:
         """The states now."""
+        # The count is put in and taken out here: torch's functions do so only once there is a
+        # global tensor, and a program may load before it makes one.
+        count = generator.count(torch.default_generator)
         found = {
-            "torch": torch.get_rng_state(),
+            "torch": generator.with_count(torch.get_rng_state(), count),
             "python": random.getstate(),
             "numpy": np.random.get_state(),
         }
@@ -31,6 +36,7 @@ class RandomState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from these states; one that is missing stays as it is."""
         torch.set_rng_state(state["torch"])
+        generator.set_count(torch.default_generator, generator.count_in(state["torch"]))
         if "python" in state:
             random.setstate(state["python"])
         if "numpy" in state:
