@@ -65,7 +65,9 @@ def said_at_boxings(program: Callable[[int], Any], ranks: int) -> list[str]:
     return seen
 
 
-@pytest.mark.parametrize(("program", "said"), CASES, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("program", "said"), CASES, ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_the_op_that_boxes_is_named(program: Callable[[], Any], said: str) -> None:
     seen = said_at_boxings(lambda _: program(), 2)
     assert said in seen, seen
