@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..dispatch.plans.shards import HookOff, attach, is_global, plain, take_in
+from ..dispatch.plans.shards import HookOff, adopt, attach, compare, is_global, plain
 from ..forms.native.reduce_shards import ACTIVATIONS
 from ..movement import check_mode
 from ..spec import B, NdSbp, P, Placement, S, Sbp, Split, TensorSpec
@@ -191,9 +191,12 @@ def _operands(
                 "  Move one of them first: t.to_global(placement=...)."
             )
     x, w, bias = (
-        None if t is None else _as_autocast(take_in(t, placement, name), placement) for t in tensors
+        None if t is None else _as_autocast(adopt(t, placement, name), placement) for t in tensors
     )
     _check(name, x, w, bias, activation, chunks)
+    for t in tensors:  # what is refused sends nothing
+        if t is not None:
+            compare(t, placement, name)
     return x, w, bias
 
 

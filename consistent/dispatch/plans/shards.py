@@ -105,9 +105,14 @@ def adopt(x: torch.Tensor, placement: Placement, what: str) -> Any:
 
 def take_in(x: torch.Tensor, placement: Placement, what: str) -> Any:
     """The same where no plan is made: the first times, ranks compare what they give."""
+    compare(x, placement, what)
+    return adopt(x, placement, what)
+
+
+def compare(x: torch.Tensor, placement: Placement, what: str) -> None:
+    """Raise on every rank if the first plain tensors that ``what`` is given differ by rank."""
     if x.__class__ is not _class:
         plain_values.compare(what, [x], placement, (what, x.dtype, x.ndim))
-    return adopt(x, placement, what)
 
 
 def refuse_mirrored(x: Any, what: str) -> None:
