@@ -370,8 +370,11 @@ CHANGED = REGISTERED | {
     "torch.nn.functional.handle_torch_function",
     "torch._tensor.handle_torch_function",
     "torch.autograd.graph.save_on_cpu.__init__",
+    "torch.distributed._state_dict_utils._iterate_state_dict",
     "torch.nn.modules.rnn.RNNBase.flatten_parameters",
     "torch.optim.lbfgs.LBFGS._gather_flat_grad",
+    "torch.utils.checkpoint._CheckpointFrame.get_inputs",
+    "torch.utils.checkpoint._CheckpointFrame.save_inputs",
     "torch.utils.flop_counter.get_shape",
     # Functions of torch.testing, which this imports; without it they are builtins.
     "torch.ScriptMethod.__call__",

@@ -52,6 +52,7 @@ class Numbers:
     places: frozenset[int]
     rest: int | None  # from here on the arguments are sizes, which may come one by one
     names: frozenset[str]
+    tensors: frozenset[int | str]  # parameters that are tensors
 
     def holds(self, place: int | str) -> bool:
         """Whether the argument there, by its place or its name, is one of these."""
@@ -63,10 +64,12 @@ class Numbers:
 def given_as_tensors(name: str, args: tuple, kwargs: dict) -> Numbers | None:
     """The number parameters of the op, where one of them was given a tensor."""
     numbers = number_parameters(name)
-    for place, value in (*enumerate(args), *kwargs.items()):
-        if numbers.holds(place) and _has_tensor(value):
-            return numbers
-    return None
+    given = [place for place, value in (*enumerate(args), *kwargs.items()) if _has_tensor(value)]
+    if not any(map(numbers.holds, given)):
+        return None
+    if numbers.tensors and not numbers.tensors.intersection(given):
+        return None  # x.polygamma(n), which takes them in another order than torch.polygamma(n, x)
+    return numbers
 
 
 def _has_tensor(value: Any) -> bool:
@@ -91,7 +94,7 @@ def number_parameters(name: str) -> Numbers:
     found = numbers - tensors
     places = frozenset(x for x in found if isinstance(x, int))
     names = frozenset(x for x in found if isinstance(x, str))
-    return Numbers(places, rest if 1 in found else None, names)
+    return Numbers(places, rest if 1 in found else None, names, frozenset(tensors))
 
 
 def _last_place(schema: Any) -> int:

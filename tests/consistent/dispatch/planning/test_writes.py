@@ -27,21 +27,28 @@ N = 4  # matrices are N x N, and so is everything else that may be
 NOT_CALLED = frozenset(
     """_native_batch_norm_legit _pdist_backward _weight_norm_interface addbmm bernoulli_ empty
     empty_like empty_permuted empty_strided geometric bernoulli new_empty new_empty_strided
-    rand randint randn randperm""".split()
+    rand randint randn randperm _convert_indices_from_csr_to_coo
+    _sobol_engine_initialize_state_""".split()
 )
+
+
+_OF_LISTS = frozenset("append clear Delete extend insert pop popitem remove reverse update".split())
 
 
 def schemas() -> list[tuple[str, str]]:
     """(op, overload) of every schema that writes to a tensor."""
     found = []
-    for name in dir(torch.ops.aten):
-        packet = getattr(torch.ops.aten, name)
-        if name in NOT_CALLED or not isinstance(packet, torch._ops.OpOverloadPacket):
+    # Not dir(torch.ops.aten), which has those only that somebody has asked for.
+    for schema in torch._C._jit_get_all_schemas():
+        space, _, name = schema.name.partition("::")
+        if space != "aten" or name in NOT_CALLED or not any(map(_written, schema.arguments)):
             continue
-        for overload in packet.overloads():
-            if any(_written(a) for a in getattr(packet, overload)._schema.arguments):
-                found.append((name, overload))
-    return found
+        overload = schema.overload_name or "default"
+        if "Dict" in str(schema) or name in _OF_LISTS:  # of Python's containers
+            continue
+        if hasattr(getattr(torch.ops.aten, name), overload):
+            found.append((name, overload))
+    return sorted(found)
 
 
 def _written(argument: Any) -> bool:
@@ -273,22 +280,38 @@ def _compared(
 
 
 # A global tensor's shape is part of its spec: these are refused, see test_inspection.py.
-REFUSED = frozenset("as_strided_ resize resize_ resize_as resize_as_".split())
+# The last has no form without an output to write into.
+REFUSED = frozenset(
+    "as_strided_ resize resize_ resize_as resize_as_ adaptive_avg_pool3d_backward".split()
+)
 
 CASES = [case for case in schemas() if case[0] not in REFUSED]
 
 # No arguments are made for these: other tests call them (optimizers, scatter_reduce, numbers drawn
 # at random, changes of shape), or nobody does.
 UNDRAWN = frozenset(
-    """_batch_norm_with_update.out _flash_attention_forward_no_dropout_inplace.default
+    """_amp_foreach_non_finite_check_and_unscale.out _amp_update_scale.out
+    _amp_update_scale_.default _batch_norm_with_update.out _coalesced_.default
+    _fill_mem_eff_dropout_mask_.default _flash_attention_forward_no_dropout_inplace.default
+    _foreach_add_.Tensor _foreach_addcdiv_.Tensor _foreach_addcmul_.Tensor
+    _foreach_div_.Tensor _foreach_mul_.Tensor _fused_adagrad.out
+    _fused_adagrad.tensor_lr_out _fused_adagrad_.default _fused_adagrad_.tensor_lr
     _fused_adam.out _fused_adam.tensor_lr_out _fused_adam_.default _fused_adam_.tensor_lr
-    _fused_adamw_.default _fused_adamw_.tensor_lr _fused_moving_avg_obs_fq_helper.default
-    _fused_moving_avg_obs_fq_helper.out _philox_normal_.default _philox_uniform_.default
-    _resize_output_.default addmv_.default bernoulli_.Tensor bernoulli_.float cauchy_.default
-    exponential_.default geometric_.default index_fill_.int_Scalar index_reduce_.default
-    log_normal_.default normal_.default scatter_.reduce scatter_.value_reduce
-    set_.source_Storage_storage_offset set_.default set_.source_Storage sort.Tensor
-    uniform_.default unsqueeze_.default""".split()
+    _fused_adamw.out _fused_adamw.tensor_lr_out _fused_adamw_.default
+    _fused_adamw_.tensor_lr _fused_moving_avg_obs_fq_helper.default
+    _fused_moving_avg_obs_fq_helper.out _fused_sgd.out _fused_sgd.tensor_lr_out
+    _fused_sgd_.default _fused_sgd_.tensor_lr _mkldnn_transpose_.default
+    _no_grad_normal_.default _philox_normal_.default _philox_uniform_.default
+    _resize_output_.default _sobol_engine_scramble_.default addmv_.default addr_.default
+    bernoulli_.Tensor bernoulli_.float cauchy_.default copy_sparse_to_sparse_.default
+    exponential_.default fbgemm_linear_fp16_weight.out
+    fbgemm_linear_fp16_weight_fp32_activation.out fused_moving_avg_obs_fake_quant.default
+    geometric_.default index_fill_.int_Scalar index_reduce_.default log_normal_.default
+    normal_.default random_.default record_stream.default resize_as_sparse_.default
+    retain_grad.default scatter_.reduce scatter_.value_reduce set_.default
+    set_.source_Storage set_.source_Storage_storage_offset sort.Tensor
+    sparse_resize_.default sparse_resize_and_clear_.default squeeze_.dims uniform_.default
+    unsqueeze_.default""".split()
 )
 
 
