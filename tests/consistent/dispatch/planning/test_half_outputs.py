@@ -15,6 +15,7 @@ from consistent import B, Placement, S
 from tests.ranks import ALL, on_ranks
 
 HALVES = (torch.bfloat16, torch.float16)
+KNOWN = ("native_layer_norm", "native_batch_norm")
 
 
 def _given(sample: Any) -> tuple:
@@ -29,7 +30,10 @@ def _outputs(op: Any, given: tuple) -> list[tuple]:
 def _differing() -> list[tuple[str, Any, list[tuple]]]:
     """(name, given, what comes out) of calls whose meta form says something else."""
     found = []
-    for name, op in operators().items():
+    ops = operators()
+    # By default some of all, the ops among them that are known to differ.
+    some = {**dict(list(ops.items())[::4]), **{name: ops[name] for name in KNOWN}}
+    for name, op in (ops if ALL else some).items():
         for dtype in HALVES[: 2 if ALL else 1] if not RANDOM.search(name) else ():
             if dtype in op.dtypes:
                 found += [(name, *one) for one in _differing_of(op, dtype)]
@@ -55,7 +59,7 @@ def _differing_of(op: Any, dtype: torch.dtype) -> list[tuple[Any, list[tuple]]]:
 def test_dtypes_and_sizes_are_those_of_the_kernels(rank: int) -> None:
     warnings.simplefilter("ignore")
     cases, wrong = _differing(), []
-    assert {"native_layer_norm", "native_batch_norm"} <= {name for name, _, _ in cases}
+    assert set(KNOWN) <= {name for name, _, _ in cases}
     for name, given, wanted in cases:
         for ranks, entry in (([0], B), ([1], S(0)), ([0, 1], B), ([1, 0], S(0)), ([0, 1], S(1))):
             placement = Placement("cpu", ranks)
