@@ -28,11 +28,12 @@ from torch.utils.data import DataLoader, IterableDataset
 from mirrored.transports.default import current
 
 from .. import checkpoint
+from ..checkpoint.agreement import from_first
 from ..data import Loader, loader
 from ..dispatch.plans.shards import is_global
 from ..nn.parallelize import parallelize
 from ..spec import Placement, SbpLike
-from .whole import on_first, take_plain_states, whole
+from .whole import take_plain_states, whole
 
 
 def as_one_process() -> PartialState:
@@ -124,7 +125,7 @@ class Accelerator(accelerate.Accelerator):
 
     def wait_for_everyone(self) -> None:
         """Wait for all ranks."""
-        on_first("accelerate: wait_for_everyone", lambda: None)
+        from_first("accelerate: wait_for_everyone", lambda: None)
 
     def get_state_dict(self, model: torch.nn.Module, unwrap: bool = True) -> dict[str, Any]:
         """Whole plain tensors. A collective."""

@@ -19,11 +19,12 @@ from torch.utils.data import DataLoader
 
 from mirrored.transports.default import current
 
+from ..checkpoint.agreement import from_first
 from ..data import loader
 from ..dispatch.plans.shards import is_global
 from ..nn.parallelize import parallelize
 from ..spec import Placement, SbpLike
-from .whole import on_first, take_plain_states, whole
+from .whole import take_plain_states, whole
 
 
 class GlobalStrategy(SingleDeviceStrategy):
@@ -90,7 +91,7 @@ class GlobalStrategy(SingleDeviceStrategy):
 
     def barrier(self, *args: Any, **options: Any) -> None:
         """Wait for all ranks."""
-        on_first("lightning: barrier", lambda: None)
+        from_first("lightning: barrier", lambda: None)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """What rank ``src`` has."""
@@ -116,4 +117,4 @@ class GlobalStrategy(SingleDeviceStrategy):
         """Rank 0 writes; no rank goes on before it is there."""
         save = super().save_checkpoint
         plain = whole(checkpoint)  # a callback keeps the best logged value, which is global
-        on_first(f"lightning: save {filepath}", lambda: save(plain, filepath, storage_options))
+        from_first(f"lightning: save {filepath}", lambda: save(plain, filepath, storage_options))

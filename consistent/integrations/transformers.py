@@ -17,12 +17,13 @@ from typing import Any
 import torch
 import transformers
 
+from ..checkpoint.agreement import from_first
 from ..dispatch.plans.shards import is_global
 from ..nn.parallelize import parallelize
 from ..spec import B, Placement, S, SbpLike, as_nd_sbp
 from ..tensor.making.create import distribute
 from .accelerate import Accelerator, as_one_process
-from .whole import on_first, take_plain_states, whole, whole_on_first
+from .whole import take_plain_states, whole, whole_on_first
 
 
 class GlobalTensors:
@@ -86,7 +87,7 @@ class GlobalTensors:
         model: Any = self.model  # type: ignore[attr-defined]
         found = whole_on_first(model.state_dict() if state_dict is None else state_dict)
         save = super()._save  # type: ignore[misc]
-        on_first("Trainer: save the model", lambda: save(output_dir, state_dict=found))
+        from_first("Trainer: save the model", lambda: save(output_dir, state_dict=found))
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         optimizer: Any = self.optimizer  # type: ignore[attr-defined]
@@ -94,13 +95,13 @@ class GlobalTensors:
         save = super()._save_optimizer_and_scheduler  # type: ignore[misc]
         self.optimizer = holder
         try:
-            on_first("Trainer: save the optimizer", lambda: save(output_dir))
+            from_first("Trainer: save the optimizer", lambda: save(output_dir))
         finally:
             self.optimizer = optimizer
 
     def _save_rng_state(self, output_dir: str) -> None:
         save = super()._save_rng_state  # type: ignore[misc]
-        on_first("Trainer: save random states", lambda: save(output_dir))
+        from_first("Trainer: save random states", lambda: save(output_dir))
 
     def prediction_step(self, *args: Any, **options: Any) -> Any:
         """The Trainer's own; metrics are computed of whole tensors."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +9,6 @@ from torch import Tensor, nn
 
 from mirrored.transports.default import current
 
-from ..checkpoint.agreement import on_every_rank
 from ..data.nested import mapped
 from ..dispatch.plans.shards import is_global
 from ..nn.parallelize import plan_of
@@ -44,12 +42,6 @@ def whole_on_first(x: Any) -> Any:
 
 def _kept(value: Tensor, keep: bool) -> Tensor:
     return value if keep else torch.empty(0)
-
-
-def on_first(what: str, write: Callable[[], Any]) -> None:
-    """Run ``write`` on rank 0. If it raises, every rank raises; no rank goes on before it is
-    done."""
-    on_every_rank(what, lambda: write() if current().rank == 0 else None)
 
 
 def take_plain_states(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:

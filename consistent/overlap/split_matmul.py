@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..dispatch.planning import autocast
 from ..dispatch.plans.shards import HookOff, adopt, attach, compare, is_global, plain
 from ..forms.native.reduce_shards import ACTIVATIONS
 from ..movement import check_mode
@@ -203,7 +204,7 @@ def _operands(
 def _as_autocast(x: Any, placement: Placement) -> Any:
     """``x`` in the dtype in which autocast multiplies."""
     kind = placement.type
-    if torch.is_autocast_enabled(kind) and x.is_floating_point() and x.dtype != torch.float64:
+    if autocast.is_on(kind) and autocast.is_cast(x.dtype):
         return x.to(torch.get_autocast_dtype(kind))
     return x
 

@@ -7,10 +7,7 @@ plans, in float64.
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import torch
 
@@ -19,6 +16,7 @@ from benchmarks.gpt import COLUMNS_AND_ROWS, GPT, batch, stepper
 from consistent.flow.data import Digits, load
 from consistent.spec import B, Placement, S, Sbp
 from tests.gpu.world import World, start
+from tests.scripts import module_of
 
 LENET = Path(__file__).parents[2] / "examples" / "mnist_lenet.py"
 IMAGES, STEPS, LAYERS = 256, 3, 2
@@ -28,15 +26,6 @@ PLANS: dict[str, tuple[dict[str, int], Sbp]] = {
     "batch and parameters split": ({"*": 0}, S(0)),
     "columns and rows split": (COLUMNS_AND_ROWS, B),
 }
-
-
-def module_of(path: Path) -> ModuleType:
-    """A script as a module."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    made = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
 
 
 def compare(world: World, name: str, losses: list[float], alone: list[float]) -> None:

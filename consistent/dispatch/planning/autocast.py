@@ -72,7 +72,7 @@ def dtype_of(call: Call, device: str) -> torch.dtype | None:
         return None  # nothing is multiplied
     if name not in listed(device) or call.inplace or call.kwargs.get("dtype") is not None:
         return None
-    given = [x.spec.dtype for x in call.operands if _is_cast(x.spec.dtype)]
+    given = [x.spec.dtype for x in call.operands if is_cast(x.spec.dtype)]
     if name in _WIDEST[device]:
         wanted = torch.float32 if torch.float32 in given else torch.get_autocast_dtype(device)
     else:
@@ -80,7 +80,8 @@ def dtype_of(call: Call, device: str) -> torch.dtype | None:
     return wanted if any(dtype is not wanted for dtype in given) else None
 
 
-def _is_cast(dtype: torch.dtype) -> bool:
+def is_cast(dtype: torch.dtype) -> bool:
+    """Whether autocast casts tensors of ``dtype``."""
     return dtype.is_floating_point and dtype is not torch.float64
 
 
@@ -102,4 +103,4 @@ def cast_first(
 
 def _cast(tensors: Sequence[Any], dtype: torch.dtype | None) -> Iterator[Any]:
     for x in tensors:
-        yield x.to(dtype) if dtype is not None and _is_cast(x.dtype) else x
+        yield x.to(dtype) if dtype is not None and is_cast(x.dtype) else x

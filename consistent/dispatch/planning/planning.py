@@ -43,10 +43,6 @@ from .writes import written_operands
 
 _Tensor = torch.Tensor
 
-# They return their operand itself or a new tensor, as its strides say, which no key holds: the
-# hook must not conclude from one call what the next one gives.
-_BY_STRIDES = frozenset("contiguous ravel resolve_conj resolve_neg to".split())
-
 
 def make_plan(
     function: TorchFunction, args: tuple, kwargs: dict, by_facts: bool, for_any_size: bool
@@ -220,7 +216,6 @@ class _Planning:
         plan.outs, plan.any_size = layouts, True
         # A plan for whole operands is found without the values of floats, which may be scales.
         plan.known_shapes = not (row.by_value and all_whole(self.specs))
-        plan.known_shapes &= self.call.name not in _BY_STRIDES
         return True
 
     def _localize(self, plan: OnShards, row: table.Row) -> None:

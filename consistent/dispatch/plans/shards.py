@@ -5,7 +5,7 @@ A global tensor is its local shard with another Python class and a spec.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -168,23 +168,28 @@ def retype(out: Any, outs: tuple[TensorSpec, ...]) -> Any:
 def whole_result(out: Any, placement: Placement) -> tuple[Any, tuple[TensorSpec, ...]]:
     """Attach B specs to the tensors that an op made of whole inputs, whatever their shapes turned
     out to be. Returns ``out`` and these specs."""
-    outs: list[TensorSpec] = []
     everywhere = (B,) * placement.ndim
+    found = attach_each(out, lambda _, x: TensorSpec.of(placement, everywhere, x.shape, x.dtype))
+    return out, tuple(found)
 
-    def visit(value: Any) -> Any:
+
+def attach_each(out: Any, spec_of: Callable[[int, torch.Tensor], TensorSpec]) -> list[TensorSpec]:
+    """Attach ``spec_of(position, tensor)`` to each plain tensor in ``out``. Returns the specs."""
+    found: list[TensorSpec] = []
+
+    def visit(value: Any) -> None:
         if value.__class__ is _Tensor:
-            spec = TensorSpec.of(placement, everywhere, value.shape, value.dtype)
-            outs.append(spec)
-            attach(value, spec)
+            found.append(spec_of(len(found), value))
+            attach(value, found[-1])
         elif isinstance(value, tuple | list):
             for item in value:
                 visit(item)
         elif isinstance(value, dict):
             for item in value.values():
                 visit(item)
-        return value
 
-    return visit(out), tuple(outs)
+    visit(out)
+    return found
 
 
 def check_partial(what: str, spec: TensorSpec) -> None:

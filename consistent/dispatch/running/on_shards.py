@@ -16,7 +16,17 @@ from ...rules.signature import Call
 from ...spec import Layout, Placement, TensorSpec
 from ..plans.arguments import fill, replace
 from ..plans.plan import FAST, RUN, OutLayout, Plan, Source, observers
-from ..plans.shards import HookOff, adopt, attach, plain, promote, rebox, retype, whole_result
+from ..plans.shards import (
+    HookOff,
+    adopt,
+    attach,
+    attach_each,
+    plain,
+    promote,
+    rebox,
+    retype,
+    whole_result,
+)
 from . import moved_views
 from .outside_ranks import Follow
 
@@ -233,23 +243,12 @@ def _typed_by_layout(
     out: Any, outs: Sequence[Any], operands: Sequence[TensorSpec]
 ) -> tuple[Any, list[TensorSpec]]:
     """The tensors in ``out`` with specs for the sizes that they turned out to have."""
-    found: list[TensorSpec] = []
 
-    def visit(value: Any) -> None:
-        if value.__class__ is _Tensor:
-            rule: OutLayout = outs[min(len(found), len(outs) - 1)]
-            shape = _whole_shape(value.shape, rule.sources, operands)
-            found.append(TensorSpec.laid(rule.layout, shape, value.dtype))
-            attach(value, found[-1])
-        elif isinstance(value, tuple | list):
-            for item in value:
-                visit(item)
-        elif isinstance(value, dict):
-            for item in value.values():
-                visit(item)
+    def spec_of(position: int, x: torch.Tensor) -> TensorSpec:
+        rule: OutLayout = outs[min(position, len(outs) - 1)]
+        return TensorSpec.laid(rule.layout, _whole_shape(x.shape, rule.sources, operands), x.dtype)
 
-    visit(out)
-    return out, found
+    return out, attach_each(out, spec_of)
 
 
 def _whole_shape(

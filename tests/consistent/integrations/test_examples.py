@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,14 @@ import pytest
 import torch.distributed as dist
 
 from tests.ranks import on_ranks
+from tests.scripts import module_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def example(name: str) -> Any:
     """The example as a module."""
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(EXAMPLES / f"{name}.py")
 
 
 @on_ranks(2, timeout=240)
