@@ -22,10 +22,10 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 .PHONY: test test-fast train lint format bench build clean
 
 test: build
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile $(TESTS) $(TEST_ARGS)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS) $(TEST_ARGS)
 
 test-fast: build
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -m "not slow" $(TESTS) $(TEST_ARGS)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow" $(TESTS) $(TEST_ARGS)
 
 train: build
 	$(BIN)/torchrun --standalone --nproc_per_node $(NPROC) examples/mnist_lenet.py $(TRAIN_ARGS)

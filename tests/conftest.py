@@ -53,6 +53,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(item.path == path or path in item.path.parents for path in slow):
             item.add_marker(pytest.mark.slow)
+    # First, so that no worker is alone with a long file in the end.
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     if torch.cuda.is_available():
         return
     for item in items:

@@ -13,9 +13,9 @@ from consistent import B, P, Placement, S
 
 # Seconds that a rank waits: more where the machine does much else, so that no rank is late by that.
 T = float(os.environ.get("FAULTS_T", 0)) or min(
-    12.0, max(2.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    12.0, max(4.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 )
-ASTRAY = 1.35 * T  # a rank that goes astray for so long has others give up
+ASTRAY = 1.5 * T  # a rank that goes astray for so long has others give up
 
 
 class Setting:

@@ -190,6 +190,11 @@ def test_rank_outside_the_world_is_an_error_with_both_numbers():
 
 
 def bytes_kept(ranks) -> int:
+    """The least of several tries: what other threads allocate meanwhile is counted too."""
+    return min(_bytes_kept(ranks) for _ in range(5))
+
+
+def _bytes_kept(ranks) -> int:
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
