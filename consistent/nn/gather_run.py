@@ -108,7 +108,7 @@ class Run:
     def _enter(self, param: Any, whole: Any, source: GatheredOnce) -> None:
         position = len(self.gathered)
         if self.hooks is not None:
-            self.hooks.add(plain(whole), source)
+            self.hooks.add(whole, source)
             if position in self.unit.opens_backward:
                 source.whole = plain(whole).detach()
         storage = storage_of(plain(whole))

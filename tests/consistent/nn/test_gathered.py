@@ -487,6 +487,45 @@ def test_nothing_gathered_outlives_forward_and_backward(rank: int) -> None:
 
 
 @on_ranks(2)
+def test_copies_that_autocast_makes_do_not_outlive_forward(rank: int) -> None:
+    placement, kept = Placement("cpu", [0, 1]), []
+    model = consistent.parallelize(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)),
+                                   placement, "zero3")  # fmt: skip
+    pack = SavedShards.pack
+
+    def watched(self: SavedShards, x: torch.Tensor) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            if x.dtype is torch.bfloat16 and x.numel() == 64 * 64:
+                kept.append(StorageWeakRef(x.untyped_storage()))
+        return pack(self, x)
+
+    x = consistent.from_local(torch.randn(3, 64), placement, S(0)).requires_grad_()
+    with pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", torch.bfloat16):
+        patch.setattr(SavedShards, "pack", watched)
+        y = model(x)
+    assert y.requires_grad and len(kept) == 2 and all(each.expired() for each in kept)
+    y.sum().backward()
+    assert all(p.grad.dtype is torch.float32 for p in model.parameters())
+
+
+def gradients_under_autocast(at: Laid) -> Any:
+    up = net(at).float().blocks[0].up
+    with torch.no_grad():
+        for p in up.parameters():  # numbers whose sums bfloat16 has
+            p.copy_((p * 8).round() / 8)
+    x = at.leaf((randn(6, 5).float() * 4).round() / 4, S(0))
+    with torch.autocast("cpu", torch.bfloat16):
+        y = up(x)
+    y.float().sum().backward()
+    return y, x.grad, [p.grad for p in up.parameters()]
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_gradients_under_autocast(world: int) -> None:
+    pool(world).run(compare, gradients_under_autocast, GRIDS[world])
+
+
+@on_ranks(2)
 def test_hooks_of_one_level_are_shared(rank: int) -> None:
     placement = Placement("cpu", [0, 1])
     model, tops = net(Laid(placement)), []
