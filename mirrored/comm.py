@@ -12,6 +12,7 @@ Invariants, kept by all transports:
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -165,6 +166,54 @@ class Transport(ABC):
         shapes = [_resized(x.shape, dim, own)] * len(ranks)
         return ordered_reduce(self.all_to_all(x.split(list(sizes), dim), shapes, ranks), op)
 
+    def join_several(
+        self,
+        xs: Sequence[Tensor],
+        dims: Sequence[int],
+        sizes: Sequence[Sequence[int]],
+        ranks: Ranks,
+        out: Sequence[Tensor] | None = None,
+    ) -> list[Tensor]:
+        """`join` of each of `xs`, which have one dtype, by its own dim and sizes; in one message
+        where that is faster. `out` gives contiguous tensors to fill."""
+        parts = [[_resized(x.shape, d, s[k]) for x, d, s in zip(xs, dims, sizes, strict=True)]
+                 for k in range(len(ranks))]  # fmt: skip
+        if len(xs) > 1 and _are_small(xs, parts):
+            flat = torch.cat([x.detach().reshape(-1) for x in xs])
+            counts = [[math.prod(shape) for shape in shapes] for shapes in parts]
+            arrived = self.all_gather(flat, [(sum(each),) for each in counts], ranks)
+            cut = [
+                [part.view(shape) for part, shape in zip(piece.split(each), shapes)]
+                for piece, each, shapes in zip(arrived, counts, parts)
+            ]
+            made = [torch.cat([own[i] for own in cut], dim) for i, dim in enumerate(dims)]
+        else:
+            made = [self.join(x, d, s, ranks) for x, d, s in zip(xs, dims, sizes)]
+        return made if out is None else [place.copy_(x) for place, x in zip(out, made)]
+
+    def reduce_scatter_several(
+        self,
+        xs: Sequence[Tensor],
+        dims: Sequence[int],
+        sizes: Sequence[Sequence[int]],
+        ranks: Ranks,
+        op: str = "sum",
+    ) -> list[Tensor]:
+        """`reduce_scatter` of each of `xs`, which have one dtype, by its own dim and sizes; in one
+        message where that is faster."""
+        if len(xs) < 2 or not _are_small(xs, [[x.shape for x in xs]]):
+            return [
+                self.reduce_scatter(x, d, s, ranks, op)
+                for x, d, s in zip(xs, dims, sizes, strict=True)
+            ]
+        me = check_member("reduce_scatter", self.rank, ranks, *xs)
+        cut = [x.detach().split(list(s), d) for x, d, s in zip(xs, dims, sizes, strict=True)]
+        pieces = [torch.cat([own[k].reshape(-1) for own in cut]) for k in range(len(ranks))]
+        mine = [own[me] for own in cut]
+        arrived = self.all_to_all(pieces, [pieces[me].shape] * len(ranks), ranks)
+        total = ordered_reduce(arrived, op).split([x.numel() for x in mine])
+        return [part.view(x.shape) for part, x in zip(total, mine)]
+
     def turn(
         self,
         x: Tensor,
@@ -233,6 +282,17 @@ def check_op(op: str) -> None:
             f"all_reduce: op={op!r} is not known.\n  Ranks combine by one of {OPS}.\n"
             "  For a mean, sum and then divide."
         )
+
+
+# Several tensors of at most so many bytes together are packed into one message: at 5 GB/s the copy
+# takes less time than gloo's latency.
+PACKED_BYTES = 1 << 20
+
+
+def _are_small(xs: Sequence[Tensor], shapes: Sequence[Sequence[Shape]]) -> bool:
+    """Whether tensors of `shapes`, all like `xs`, are packed; the same on all ranks."""
+    count = sum(math.prod(shape) for own in shapes for shape in own)
+    return count * xs[0].element_size() <= PACKED_BYTES
 
 
 def _resized(shape: Sequence[int], dim: int, size: int) -> list[int]:

@@ -18,10 +18,11 @@ from .saving.background import Background
 from .saving.copies import Copies
 from .saving.folders import Begun
 from .saving.job import Job, complete, write_part
-from .saving.planning import Note, Plan, check_alike, data_of, note_of, plan_of
+from .saving.planning import Note, Plan, Planner, check_alike, data_of
 
 _running: Background | None = None
 _copies = Copies()
+_planner = Planner()
 
 
 def save(
@@ -72,7 +73,7 @@ def save(
     options = (os.fspath(folder), step, keep, wait)
     what = f"checkpoint.save to {options[0]!r}"
     contents, begun, notes = _agree(what, options, objects)
-    job = _job(contents, begun, step, keep, plan_of(notes, current().rank))
+    job = _job(contents, begun, step, keep, _planner.plan_of(notes, current().rank))
     if wait:
         _write_now(what, job)
     else:
@@ -116,7 +117,7 @@ def _agree(
         if keep is not None and keep < 1:
             raise ValueError(f"keep is {keep}, and the new one is kept: give 1 or more, or None.")
         made.append(collect(objects))
-        note = note_of(made[0], options)
+        note = _planner.note_of(made[0], options)
         if current().rank == 0:
             begun.append(folders.begin(folder, step))
         return note, begun[0] if begun else None
@@ -125,6 +126,7 @@ def _agree(
         told = on_every_rank(what, look)
         notes = [note for note, _ in told]
         check_alike(what, notes)
+        _planner.hear(what, made[0], notes)
     except Exception:
         if begun:
             folders.give_up(begun[0])

@@ -23,7 +23,8 @@ from mirrored.transports.default import current, put_around
 from mirrored.transports.ordered import Ordered
 
 from ..movement import check_mode
-from ..movement.run import begin, run_within
+from ..movement.run import begin
+from ..movement.several import run_several
 from ..movement.world import my_coordinate
 from ..spec import Placement, TensorSpec
 
@@ -35,7 +36,8 @@ class _Coming(NamedTuple):
 
     after: Key
     key: Key
-    parts: list[tuple[Tensor, int, TensorSpec, Future[Tensor]]]  # shard, its writes, wanted, whole
+    parts: list[tuple[Tensor, int, TensorSpec]]  # shard, its writes, wanted
+    wholes: Future[list[Tensor]]
 
 
 class Ahead:
@@ -74,20 +76,21 @@ class Ahead:
 
     def submit(self, after: Key, key: Key, wanted: list[tuple]) -> None:
         """Gather each (shard, spec, wanted spec) in the background, for ``key``."""
-        parts = []
-        for local, src, dst in wanted:
-            x, _ = begin(local, src, dst)
-            whole = self._transport.submit(run_within, x, src, dst)
-            parts.append((local, local._version, dst, whole))
-        self._coming = _Coming(after, key, parts)
+        xs = [begin(*each)[0] for each in wanted]
+        routes = [(src, dst) for _, src, dst in wanted]
+        wholes = self._transport.submit(run_several, xs, routes, None, True)
+        parts = [(local, local._version, dst) for local, _, dst in wanted]
+        self._coming = _Coming(after, key, parts, wholes)
 
 
 def find(coming: _Coming | None, local: Tensor, dst: TensorSpec) -> Tensor | None:
     """The gathered values of ``local``, if they are there and it was not written to since."""
-    for shard, writes, wanted, whole in coming.parts if coming is not None else ():
+    if coming is None:
+        return None
+    for i, (shard, writes, wanted) in enumerate(coming.parts):
         same = torch._C._is_alias_of(shard, local)  # type: ignore[attr-defined]
         if same and wanted is dst and writes == local._version:
-            return whole.result()
+            return coming.wholes.result()[i]
     return None
 
 

@@ -16,29 +16,16 @@ reads a parameter elsewhere finds the global tensor that lies as S, with the sam
 from __future__ import annotations
 
 import copy
-import threading
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from ..dispatch.plans.shards import HookOff, attach, is_global, plain, rebox
-from ..movement.differentiable import box
-from ..movement.run import run
-from ..spec import NdSbp, TensorSpec
-from ..tensor.storage import memory
-from . import saved_shards
-from .gather_ahead import Orders, find, orders_on
+from ..dispatch.plans.shards import is_global, plain
+from ..spec import TensorSpec
+from .gather_ahead import Orders, orders_on
+from .gather_run import Run, Slot
+from .module_calls import undo_on_raise
 from .plan import Plan
-from .saved_shards import GatheredOnce, SavedShards, storage_of
-
-
-class _Slot(NamedTuple):
-    """A parameter's place in a module, and the layout that forward sees it in."""
-
-    owner: nn.Module
-    key: str
-    use: NdSbp
 
 
 def install_use(module: nn.Module, plan: Plan) -> None:
@@ -52,7 +39,7 @@ def install_use(module: nn.Module, plan: Plan) -> None:
         plan: says by ``use`` in which SBPs forward and backward see each parameter. Those that are
             used as they lie are left alone.
     """
-    units: dict[nn.Module, list[_Slot]] = {}
+    units: dict[nn.Module, list[Slot]] = {}
     for places in _places(module, plan):
         runner = _runner(module, [name for name, _ in places])
         units.setdefault(runner, []).extend(slot for _, slot in places)
@@ -66,14 +53,14 @@ def install_use(module: nn.Module, plan: Plan) -> None:
         _install(runner, slots, orders)
 
 
-def _places(module: nn.Module, plan: Plan) -> list[list[tuple[str, _Slot]]]:
+def _places(module: nn.Module, plan: Plan) -> list[list[tuple[str, Slot]]]:
     """The named places of each parameter that is used in another layout than it lies in."""
-    found: dict[int, list[tuple[str, _Slot]]] = {}
+    found: dict[int, list[tuple[str, Slot]]] = {}
     for name, param in module.named_parameters(remove_duplicate=False):
         layouts = plan.layouts(name)
         if is_global(param) and layouts is not None and layouts.use != param._spec.sbp:  # type: ignore[attr-defined]
             path, _, key = name.rpartition(".")
-            slot = _Slot(module.get_submodule(path), key, layouts.use)
+            slot = Slot(module.get_submodule(path), key, layouts.use)
             found.setdefault(id(param), []).append((name, slot))
     return list(found.values())
 
@@ -99,31 +86,29 @@ def _has_forward(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward
 
 
-def _install(runner: nn.Module, slots: list[_Slot], orders: Orders | None) -> None:
+def _install(runner: nn.Module, slots: list[Slot], orders: Orders | None) -> None:
     for hook in runner._forward_pre_hooks.values():
         if isinstance(found := getattr(hook, "__self__", None), GatheredParameters):
             found.slots = tuple(dict.fromkeys([*found.slots, *slots]))
             return
     gathered = GatheredParameters(tuple(slots), orders)
     runner.register_forward_pre_hook(gathered.before_forward)
-    runner.register_forward_hook(gathered.after_forward, always_call=True)
+    runner.register_forward_hook(gathered.after_forward)
+    undo_on_raise(runner)
 
 
 class GatheredParameters:
     """The parameters that are gathered while one module runs."""
 
-    def __init__(self, slots: tuple[_Slot, ...], orders: Orders | None) -> None:
+    def __init__(self, slots: tuple[Slot, ...], orders: Orders | None) -> None:
         self.slots, self.orders = slots, orders
-        self._running: list[_Run] = []  # more than one where the module calls itself
         # The positions of parameters that backward began with. They are kept from forward until
         # then: letting them go would save nothing, for backward gathers them before all else.
         self.opens_backward: set[int] = set()
 
     def before_forward(self, module: nn.Module, args: Any) -> None:
         """Gather."""
-        run = _Run(self)
-        self._running.append(run)
-        run.begin()
+        Run(self).begin()
 
     def parts(self) -> list[tuple[Tensor, TensorSpec, TensorSpec]]:
         """What is to be gathered: each (shard, its spec, the wanted spec)."""
@@ -135,134 +120,10 @@ class GatheredParameters:
         return list(found.values())
 
     def after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Let go. Forward may have raised, also before it began."""
-        if self._running:
-            self._running.pop().end()
+        """Let go."""
+        Run.end_of(self)
 
     def __deepcopy__(self, memo: dict) -> GatheredParameters:
         memo[id(self)] = new = GatheredParameters((), self.orders)
         new.slots = copy.deepcopy(self.slots, memo)
         return new
-
-    def __getstate__(self) -> dict:
-        return {**self.__dict__, "_running": []}
-
-
-class _Gathered(NamedTuple):
-    """A parameter, its gathered values as forward sees them, and what was written into these."""
-
-    param: Any
-    whole: Any
-    source: GatheredOnce
-    version: int
-    aliases: list[Any]
-    storage: int
-
-
-class _Run:
-    """One run of a module's forward."""
-
-    def __init__(self, unit: GatheredParameters) -> None:
-        self.unit = unit
-        self.hooks: SavedShards | None = None
-        self.gathered: dict[int, _Gathered] = {}
-        self.put: list[tuple[dict, str, Any, bool, Any]] = []
-
-    def begin(self) -> None:
-        if torch.is_grad_enabled():
-            self.hooks = saved_shards.enter()
-        order = None if self.unit.orders is None else self.unit.orders.in_forward()
-        coming = None if order is None else order.arrived(self.unit)
-        owners: dict[nn.Module, None] = {}
-        for owner, key, use in self.unit.slots:
-            param: Any = owner._parameters.get(key)
-            if is_global(param) and param._spec.sbp != use:
-                found = self.gathered.get(id(param)) or self._gather(param, use, coming)
-                self._put(owner, key, found.whole)
-                owners[owner] = None
-        for owner in owners:
-            if isinstance(owner, nn.RNNBase):
-                weights = [getattr(owner, name, None) for name in owner._flat_weights_names]
-                self._put(owner, "_flat_weights", weights)
-        following = None if order is None else order.expected(self.unit)
-        if order is not None and following is not None:
-            order.submit(self.unit, following, following.parts())
-
-    def _gather(self, param: Any, use: NdSbp, coming: Any) -> _Gathered:
-        target: TensorSpec = param._spec.with_sbp(use)
-        position = len(self.gathered)
-        source = GatheredOnce(param, target, self.unit.orders, (self.unit, position))
-        whole = _boxed(param, target, find(coming, source.local, target))
-        if self.hooks is not None:
-            self.hooks.add(plain(whole), source)
-            if position in self.unit.opens_backward:
-                source.whole = plain(whole).detach()
-        storage = storage_of(plain(whole))
-        made = _Gathered(param, whole, source, whole._version, [], storage)
-        self.gathered[id(param)] = made
-        _thread.aliases[storage] = made.aliases
-        return made
-
-    def _put(self, owner: nn.Module, key: str, value: Any) -> None:
-        attributes = owner.__dict__
-        self.put.append((attributes, key, value, key in attributes, attributes.get(key)))
-        attributes[key] = value
-
-    def end(self) -> None:
-        for attributes, key, value, had, before in reversed(self.put):
-            if attributes.get(key) is value:
-                if had:
-                    attributes[key] = before
-                else:
-                    del attributes[key]
-        for each in self.gathered.values():
-            _thread.aliases.pop(each.storage, None)
-            if self.hooks is not None:
-                self.hooks.drop(each.storage)
-        if self.hooks is not None:
-            saved_shards.leave(self.hooks)
-        gathered, self.put, self.gathered = self.gathered, [], {}
-        for each in gathered.values():
-            _land(each)
-
-
-def _boxed(param: Any, target: TensorSpec, arrived: Tensor | None) -> Any:
-    if arrived is not None:
-        return attach(box(param, param._spec, target, arrived=arrived), target)
-    if torch.is_inference_mode_enabled():  # a tensor made there does not count writes into it
-        with torch.inference_mode(False), torch.no_grad():
-            return rebox(param, target, "the use of a gathered parameter")
-    return rebox(param, target, "the use of a gathered parameter")
-
-
-def _land(gathered: _Gathered) -> None:
-    """What forward has written into the gathered values is written into the parameter: each rank
-    keeps its part, and nothing is sent."""
-    param, whole, source, version, aliases, _ = gathered
-    if whole._version == version and not any(alias._version for alias in aliases):
-        return
-    with torch.no_grad(), HookOff():
-        mine = run(plain(whole).detach(), whole._spec, param._spec)
-        plain(param).detach().copy_(mine)
-    source.wrote(whole._version)
-
-
-class _Thread(threading.local):
-    """By storage of the gathered values: what `.data` made of them, which counts writes by
-    itself."""
-
-    def __init__(self) -> None:
-        self.aliases: dict[int, list[Any]] = {}
-
-
-_thread = _Thread()
-
-
-def _watch(alias: Any) -> None:
-    if _thread.aliases:
-        found = _thread.aliases.get(storage_of(plain(alias)))
-        if found is not None:
-            found.append(alias)
-
-
-memory.watchers.append(_watch)

@@ -5,12 +5,16 @@ forward    shard -gather-> whole   an op saves a view of it: kept as (shard, siz
 backward   shard -gather-> whole   the view is taken again; the last one that is taken lets it go
 ```
 
+A copy of the whole parameter in another dtype, as autocast makes it, is kept in the same way, and
+cast again. That it is one is read from the graph, so that of a frozen parameter is kept itself.
+
 Torch calls only the innermost pair of hooks for saved tensors, so tensors that are no views of a
 gathered parameter are passed on to the hooks below: those of a checkpoint around the module, say.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections.abc import Callable
@@ -22,10 +26,14 @@ from torch.autograd import Variable
 
 from ..dispatch.plans.shards import HookOff, attach, is_global
 from ..movement.run import run
+from ..movement.world import my_coordinate
 from ..spec import TensorSpec
 from .gather_ahead import Orders, find
 
 _autograd: Any = getattr(torch._C, "_autograd")  # noqa: B009  (not in torch's stubs)
+
+# Nodes of views, which leave each number where it is in memory.
+_VIEWS = frozenset(f"{name}Backward0" for name in ("T", "Transpose", "Permute", "View", "Alias"))
 
 _Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
 
@@ -80,6 +88,11 @@ class GatheredOnce:
             order.submit(self.key, following, unit.parts()[position : position + 1])
         return whole
 
+    def dst_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of the gathered values in ``dtype``."""
+        at = my_coordinate(self.dst.placement)
+        return math.prod(self.dst.local_shape(at)) * dtype.itemsize
+
     def wrote(self, writes: int) -> None:
         """Forward has written into the gathered values, ``writes`` times as torch counts, and then
         these were written into the shard."""
@@ -92,17 +105,20 @@ class GatheredOnce:
 
 
 class _View(NamedTuple):
-    """A saved tensor that is a view of a gathered parameter; ``spec`` if it was seen as global."""
+    """A saved tensor that is a view of a gathered parameter, or of a copy of it in ``dtype``;
+    ``spec`` if it was seen as global."""
 
     source: GatheredOnce
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
+    dtype: torch.dtype
     spec: TensorSpec | None
 
     def taken(self) -> Tensor:
         with torch.no_grad(), HookOff():
-            view = self.source.take().as_strided(self.size, self.stride, self.offset)
+            whole = self.source.take().to(self.dtype)
+            view = whole.as_strided(self.size, self.stride, self.offset)
             return view if self.spec is None else attach(view, self.spec)
 
 
@@ -132,15 +148,22 @@ class SavedShards:
         self.below = below
         self.depth = 0
         self.known: dict[int, GatheredOnce] = {}  # by the storage of the gathered values
+        self.made: dict[tuple[Any, int], GatheredOnce] = {}  # by the graph's node, and its output
 
     def add(self, whole: Tensor, source: GatheredOnce) -> None:
         """From now on, save views of ``whole`` by ``source``."""
-        if whole.numel() and not whole.is_meta:
+        with HookOff():
+            if not whole.numel() or whole.is_meta:
+                return
             self.known[storage_of(whole)] = source
+            if whole.grad_fn is not None:
+                self.made[whole.grad_fn, whole.output_nr] = source
 
     def drop(self, storage: int) -> None:
         """This memory may become that of another tensor."""
-        self.known.pop(storage, None)
+        source = self.known.pop(storage, None)
+        for key in [key for key, each in self.made.items() if each is source]:
+            del self.made[key]
 
     def pack(self, x: Tensor) -> Any:
         with HookOff():
@@ -148,13 +171,28 @@ class SavedShards:
             if x.layout is torch.strided and not x.is_meta:
                 source = self.known.get(storage_of(x))
                 if source is not None and x.dtype is source.dst.dtype and not _is_lazy(x):
-                    source.views += 1
                     source.oldest = x._version if source.oldest is None else source.oldest
+                else:
+                    source = self._cast(x)
+                if source is not None:
+                    source.views += 1
                     size, stride = tuple(x.size()), x.stride()
-                    return _View(source, size, stride, int(x.storage_offset()), spec)
+                    return _View(source, size, stride, int(x.storage_offset()), x.dtype, spec)
             if self.below is None:
                 return _Alias(x.detach(), x._version, spec)
         return self.below[0](x)
+
+    def _cast(self, x: Tensor) -> GatheredOnce | None:
+        """The gathered parameter of which ``x`` is a copy in another dtype, or a view of one."""
+        node = x.grad_fn
+        while node is not None and node.name() in _VIEWS:
+            node = node.next_functions[0][0]
+        if node is None or node.name() != "ToCopyBackward0" or x._version or _is_lazy(x):
+            return None
+        source = self.made.get(node.next_functions[0])
+        if source is None or x.untyped_storage().nbytes() != source.dst_bytes(x.dtype):
+            return None
+        return source
 
     def unpack(self, kept: Any) -> Tensor:
         if kept.__class__ is _View or kept.__class__ is _Alias:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache, lru_cache, wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from ..dispatch import _C
 from ..dispatch.plans import gradients
 from ..dispatch.plans.shards import HookOff, attach, is_global, lay_anew, plain, rebox
 from ..movement.run import run
+from ..movement.several import run_several
 from ..movement.world import my_coordinate
 from ..spec import NdSbp, TensorSpec, as_nd_sbp
 from ..tensor.storage import memory
@@ -121,11 +122,21 @@ def enter(optimizer: Any) -> None:
 
 @torch.no_grad()
 def leave(optimizer: Any) -> None:
-    """Undo ``enter``, keeping the new values."""
-    for param in _of(optimizer):
-        inside = param.__dict__.pop("_in_step", None)
-        if inside is not None:
-            inside.leave(param)
+    """Undo ``enter``, keeping the new values, which are gathered in as few messages as can be."""
+    found = [(param, param.__dict__.pop("_in_step", None)) for param in _of(optimizer)]
+    inside = [(param, each) for param, each in found if each is not None]
+    gather_into([coming for param, each in inside for coming in each.coming(param)])
+    for param, each in inside:
+        each.leave(param)
+
+
+class _Coming(NamedTuple):
+    """A shard ``value`` that is to be boxed from ``src`` to ``dst``, into ``out``."""
+
+    out: Tensor
+    value: Tensor
+    src: TensorSpec
+    dst: TensorSpec
 
 
 class _InStep:
@@ -160,11 +171,21 @@ class _InStep:
         self.version = seen._version
         return seen
 
+    def coming(self, param: Any) -> list[_Coming]:
+        """What is to be gathered: the updated pieces of all ranks, into the memory that the
+        parameter had."""
+        if param._spec is not self.target or self.target is self.spec:
+            return []
+        value, laid = plain(param).detach(), self.target.with_dtype(self.spec.dtype)
+        if value.dtype is not self.spec.dtype:
+            self.part.copy_(value)
+            value = self.part
+        return [] if laid is self.spec else [_Coming(self.whole, value, laid, self.spec)]
+
     def leave(self, param: Any) -> None:
         if param._spec is not self.target:  # somebody has laid it anew meanwhile
             return
         if self.target is not self.spec:
-            self._gather(plain(param).detach())
             memory.take_over(param, attach(self.whole, self.spec))
         if self.masters is not None:
             self.masters.keep(param)
@@ -174,19 +195,18 @@ class _InStep:
                 gradients.set_raw_grad(param, self.grad)
         _C.watch_if_leaf(param)
 
-    def _gather(self, value: Tensor) -> None:
-        """Write the updated pieces of all ranks into the memory that the parameter had."""
-        laid = self.target.with_dtype(self.spec.dtype)
-        if value.dtype is not self.spec.dtype:
-            self.part.copy_(value)
-            value = self.part
-        if laid is not self.spec:
-            gather_into(self.whole, value, laid, self.spec)
 
-
-def gather_into(out: Tensor, value: Tensor, src: TensorSpec, dst: TensorSpec) -> None:
-    """Box the shard ``value`` from ``src`` to ``dst``, into ``out``."""
-    out.copy_(run(value, src, dst))
+def gather_into(coming: list[_Coming]) -> None:
+    """Box each shard into its place."""
+    alone = [each for each in coming if each.out.is_meta or not each.out.is_contiguous()]
+    together = [each for each in coming if not each.out.is_meta and each.out.is_contiguous()]
+    routes = [(each.src, each.dst) for each in together]
+    with HookOff():
+        run_several([each.value for each in together], routes, [each.out for each in together])
+        for each in together:  # a transport writes past torch, which counts writes
+            torch.autograd.graph.increment_version(each.out)
+        for each in alone:
+            each.out.copy_(run(each.value, each.src, each.dst))
 
 
 def step_spec(param: Any) -> TensorSpec:

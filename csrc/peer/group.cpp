@@ -16,9 +16,10 @@ size_t slots_at(int members) {
   return headers_at(members) + aligned(2 * size_t(members) * Header::bytes(members));
 }
 
-std::vector<int64_t> sizes_of(const std::vector<Rows>& boxes) {
+template <typename Box>
+std::vector<int64_t> sizes_of(const std::vector<Box>& boxes) {
   std::vector<int64_t> sizes;
-  for (const Rows& box : boxes) sizes.push_back(box.bytes());
+  for (const Box& box : boxes) sizes.push_back(box.bytes());
   return sizes;
 }
 
@@ -99,7 +100,7 @@ int64_t Group::longest_between() const {
   return longest;
 }
 
-void Group::all_gather(const Call& call, const Rows& mine, const std::vector<Rows>& outs) {
+void Group::all_gather(const Call& call, const Chain& mine, const std::vector<Chain>& outs) {
   const Lock lock = begin(call, std::vector<int64_t>(size(), mine.bytes()), sizes_of(outs));
   int64_t count = 1;
   for (int64_t r = 0; r < count; ++r) {

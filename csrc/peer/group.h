@@ -35,10 +35,12 @@ class Group {
 
   // out = x op x' op ... over the members, in their order. `out` may be `x`.
   void all_reduce(const Call& call, const void* x, void* out, int64_t elements, Type type, Op op);
-  // Member k combines part k of every member's x, their `ins[k]`, into its `out`.
-  void reduce_scatter(const Call& call, const std::vector<Rows>& ins, void* out, Type type, Op op);
+  // Member k combines part k of every member's x, their `ins[k]`, into its `outs`, one for each box
+  // of `ins[k]`.
+  void reduce_scatter(const Call& call, const std::vector<Chain>& ins,
+                      const std::vector<void*>& outs, Type type, Op op);
   // The `mine` of member k goes to `outs[k]` of every member.
-  void all_gather(const Call& call, const Rows& mine, const std::vector<Rows>& outs);
+  void all_gather(const Call& call, const Chain& mine, const std::vector<Chain>& outs);
   // The `mine` of every member, in their order. Members need not know each other's sizes.
   std::vector<std::string> gather_objects(const std::string& mine);
   // `ins[k]` goes to member k, `outs[k]` comes from it.

@@ -31,13 +31,13 @@ void combine(char* out, const std::vector<const char*>& shared, int me, const Ro
 
 }  // namespace
 
-void Group::reduce_scatter(const Call& call, const std::vector<Rows>& ins, void* out, Type type,
-                           Op op) {
-  const Rows& own = ins[me()];
+void Group::reduce_scatter(const Call& call, const std::vector<Chain>& ins,
+                           const std::vector<void*>& outs, Type type, Op op) {
+  const Chain& own = ins[me()];
   std::vector<int64_t> sent;
-  for (const Rows& in : ins) sent.push_back(in.bytes());
+  for (const Chain& in : ins) sent.push_back(in.bytes());
   const Lock lock = begin(call, sent, std::vector<int64_t>(size(), own.bytes()));
-  std::vector<const char*> shared(size());
+  std::vector<const char*> shared(size()), places(size());
   int64_t count = 1;
   for (int64_t r = 0; r < count; ++r) {
     const uint64_t step = next_step();
@@ -45,13 +45,17 @@ void Group::reduce_scatter(const Call& call, const std::vector<Rows>& ins, void*
     for (int k = 0; k < size(); ++k) {
       if (k == me()) continue;
       pack(slot(me(), step) + part(me(), k), ins[k], begin, std::min(end, ins[k].bytes()));
-      shared[k] = slot(k, step) + part(k, me());
+      places[k] = slot(k, step) + part(k, me());
     }
     arrive();
     wait();  // without it the others' parts are added before they are written
     if (r == 0) count = (std::max<int64_t>(1, longest_between()) + part_bytes() - 1) / part_bytes();
-    const int64_t stop = std::min(end, own.bytes());
-    if (begin < stop) combine(static_cast<char*>(out), shared, me(), own, begin, stop, type, op);
+    each_box(own, begin, end, [&](size_t i, int64_t first, int64_t last, int64_t offset) {
+      for (int k = 0; k < size(); ++k) {
+        if (k != me()) shared[k] = places[k] + offset;
+      }
+      combine(static_cast<char*>(outs[i]), shared, me(), own.boxes[i], first, last, type, op);
+    });
   }
 }
 

@@ -9,6 +9,7 @@ namespace {
 const char* const kNames[] = {
     "all_reduce", "reduce_scatter", "all_gather",     "all_to_all",
     "broadcast",  "exchange",       "gather_objects", "peers",
+    "reduce_scatter", "all_gather",
 };
 const char* const kOps[] = {"sum", "max", "min"};
 
@@ -16,7 +17,8 @@ std::string rank(int r) { return "rank " + std::to_string(r); }
 
 bool same(const Call& a, const Call& b) {
   const bool fixed = a.kind == b.kind && a.op == b.op && a.source == b.source && a.dim == b.dim &&
-                     a.split == b.split && a.ndim == b.ndim &&
+                     a.split == b.split && a.ndim == b.ndim && a.several == b.several &&
+                     a.hash == b.hash &&
                      strncmp(a.dtype, b.dtype, sizeof a.dtype) == 0;
   if (!fixed) return false;
   for (int d = 0; d < std::min(a.ndim, kMaxDims); ++d) {
@@ -47,6 +49,10 @@ std::string Call::text() const {
   std::string text = kNames[int(kind)];
   if (op >= 0) text += std::string("(") + kOps[op] + ")";
   if (dtype[0] != 0) text += std::string(" of ") + dtype;
+  if (several >= 0) {
+    text += ", " + std::to_string(several) + " tensors whose sizes have the hash " +
+            std::to_string(hash);
+  }
   if (ndim >= 0) {
     text += "[";
     for (int d = 0; d < std::min(ndim, kMaxDims); ++d) {

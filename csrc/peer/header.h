@@ -20,6 +20,8 @@ enum class Kind : int32_t {
   exchange,
   objects,
   peers,
+  reduce_scatter_several,
+  all_gather_several,
 };
 
 constexpr int kMaxDims = 12;  // dims of a shape in a header; later ones are not compared
@@ -36,6 +38,8 @@ struct Call {
   int32_t ndim = -1;    // -1: the shapes are not compared
   char dtype[20] = {};
   int64_t shape[kMaxDims] = {};
+  int32_t several = -1;  // the number of tensors, where they are several
+  uint64_t hash = 0;     // of what all members know of these
 
   std::string text() const;  // for example: all_gather of float32[2, 3] along dim 0
 };

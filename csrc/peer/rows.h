@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 namespace consistent::peer {
 
@@ -113,6 +114,49 @@ inline void copy(const Rows& to, const Rows& from, int64_t begin, int64_t end) {
     pack(block, from, begin, stop);
     unpack(to, begin, stop, block);
   }
+}
+
+// Boxes one after the other, counted as one run of bytes: what several tensors give to one move.
+struct Chain {
+  std::vector<Rows> boxes;
+
+  Chain() = default;
+  Chain(const Rows& box) : boxes{box} {}  // one box is the common case
+
+  int64_t bytes() const {
+    int64_t sum = 0;
+    for (const Rows& box : boxes) sum += box.bytes();
+    return sum;
+  }
+};
+
+inline std::vector<Chain> chains(const std::vector<Rows>& boxes) {
+  return std::vector<Chain>(boxes.begin(), boxes.end());
+}
+
+// Calls body(index of a box, its own [first, last), offset in [begin, end)) for each box that has
+// some of bytes [begin, end) of the chain.
+template <typename Body>
+void each_box(const Chain& chain, int64_t begin, int64_t end, Body body) {
+  int64_t start = 0;
+  for (size_t i = 0; i < chain.boxes.size() && start < end; ++i) {
+    const int64_t bytes = chain.boxes[i].bytes();
+    const int64_t first = std::max<int64_t>(begin - start, 0), last = std::min(end - start, bytes);
+    if (first < last) body(i, first, last, start + first - begin);
+    start += bytes;
+  }
+}
+
+inline void pack(char* to, const Chain& from, int64_t begin, int64_t end) {
+  each_box(from, begin, end, [&](size_t i, int64_t first, int64_t last, int64_t offset) {
+    pack(to + offset, from.boxes[i], first, last);
+  });
+}
+
+inline void unpack(const Chain& to, int64_t begin, int64_t end, const char* from) {
+  each_box(to, begin, end, [&](size_t i, int64_t first, int64_t last, int64_t offset) {
+    unpack(to.boxes[i], first, last, from + offset);
+  });
 }
 
 }  // namespace consistent::peer

@@ -85,8 +85,8 @@ void test_reduce_scatter(Group& g, int64_t outer, const std::vector<int64_t>& si
   std::vector<float> x = filled<float>(g.me(), outer * dim * inner);
   const int64_t own = sizes[g.me()];
   std::vector<float> out(outer * own * inner);
-  g.reduce_scatter({Kind::reduce_scatter, 0}, cuts(x.data(), outer, sizes, inner * 4), out.data(),
-                   Type::float32, Op::sum);
+  g.reduce_scatter({Kind::reduce_scatter, 0}, chains(cuts(x.data(), outer, sizes, inner * 4)),
+                   {out.data()}, Type::float32, Op::sum);
   int64_t before = 0;
   for (int k = 0; k < g.me(); ++k) before += sizes[k];
   for (int64_t i = 0; i < int64_t(out.size()); ++i) {
@@ -104,7 +104,7 @@ void test_all_gather(Group& g, int64_t outer, const std::vector<int64_t>& sizes,
   std::vector<int16_t> x = filled<int16_t>(g.me(), outer * sizes[g.me()] * inner);
   std::vector<int16_t> out(outer * dim * inner);
   g.all_gather({Kind::all_gather}, joined(x.data(), int64_t(x.size()) * 2),
-               cuts(out.data(), outer, sizes, inner * 2));
+               chains(cuts(out.data(), outer, sizes, inner * 2)));
   int64_t before = 0;
   for (int k = 0; k < g.size(); before += sizes[k++]) {
     for (int64_t i = 0; i < outer * sizes[k] * inner; ++i) {
@@ -168,7 +168,7 @@ void test_faults(Group& g) {
   std::string said;
   try {
     if (g.me() == 1) {
-      g.all_gather(call, joined(x, 8), std::vector<Rows>(g.size(), joined(out, 8)));
+      g.all_gather(call, joined(x, 8), std::vector<Chain>(g.size(), joined(out, 8)));
     } else {
       g.all_reduce(call, x, out, 8, Type::float32, Op::sum);
     }
@@ -178,7 +178,7 @@ void test_faults(Group& g) {
   check(said.find("rank 10 calls all_reduce(sum) while rank 11 calls all_gather") == 0, "calls");
   said.clear();
   try {
-    std::vector<Rows> outs(g.size(), joined(out, 8));
+    std::vector<Chain> outs(g.size(), joined(out, 8));
     g.all_gather({Kind::all_gather}, joined(x, g.me() == 0 ? 12 : 8), outs);
   } catch (const std::runtime_error& error) {
     said = error.what();

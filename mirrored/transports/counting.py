@@ -101,6 +101,19 @@ def _parts_for_others(dim_name: str, sizes_name: str) -> _Sent:
     return sent
 
 
+def _parts_of_several(rank: int, given: dict[str, Any]) -> int:
+    sent = _parts_for_others("dim", "sizes")
+    each = zip(given["xs"], given["dims"], given["sizes"], strict=True)
+    return sum(
+        sent(rank, {"x": x, "dim": dim, "sizes": sizes, "ranks": given["ranks"]})
+        for x, dim, sizes in each
+    )
+
+
+def _several_to_all_others(rank: int, given: dict[str, Any]) -> int:
+    return sum(x.nbytes for x in given["xs"]) * (len(given["ranks"]) - 1)
+
+
 def _pickled(rank: int, given: dict[str, Any]) -> int:
     return len(pickle.dumps(given["obj"])) * (len(given["ranks"]) - 1)
 
@@ -113,6 +126,8 @@ COUNTED: dict[str, tuple[str, _Sent]] = {
     "join": ("all_gather", _to_all_others),
     "peers": ("all_gather", _to_all_others),
     "all_to_all": ("all_to_all", _pieces_for_others),
+    "join_several": ("all_gather", _several_to_all_others),
+    "reduce_scatter_several": ("all_to_all", _parts_of_several),
     "turn": ("all_to_all", _parts_for_others("split_dim", "split_sizes")),
     "reduce_scatter": ("all_to_all", _parts_for_others("dim", "sizes")),
     "addends": ("all_to_all", _parts_for_others("dim", "sizes")),

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 import mirrored
+from mirrored.transports.counting import counting
 from mirrored.transports.default import current, use
 from mirrored.transports.in_process import InProcess, World
 from tests.mirrored.kinds import SIZES, everywhere, run
-from tests.ranks import simulate
+from tests.ranks import pool, simulate
 
 
 def ring(rank: int, n: int) -> list[Tensor]:
@@ -48,6 +49,59 @@ def objects(rank: int, ranks: tuple[int, ...]) -> Any:
 def test_gather_objects_keeps_the_order_of_ranks(where: str) -> None:
     expected = [{"rank": 2}, {"rank": 0}]
     assert run(where, objects, 3, (2, 0)) == [expected, None, expected]
+
+
+def several(rank: int, n: int, dtype: torch.dtype, long: int) -> None:
+    t, ranks = current(), tuple(range(n))
+    generator = torch.Generator().manual_seed(0)
+    shapes, dims = [(7 * long, 3), (5,), (2, 4, 3), (0, 2)], [0, 0, -2, 1]
+    wholes = [torch.randint(9, s, generator=generator).to(dtype) for s in shapes]
+    cuts = [
+        [len(part) for part in torch.arange(x.shape[d]).tensor_split(n)]
+        for x, d in zip(wholes, dims, strict=True)
+    ]
+    mine = [x.split(cut, d)[rank] for x, d, cut in zip(wholes, dims, cuts, strict=True)]
+    with counting() as log:
+        logged = log.join_several(mine, dims, cuts, ranks)
+        log.reduce_scatter_several(wholes, dims, cuts, ranks)
+    joined = t.join_several(mine, dims, cuts, ranks)
+    one_by_one = sum(x.nbytes for x in mine) * (n - 1)
+    rest = sum(x.nbytes for x in wholes) - sum(x.nbytes for x in mine)
+    assert log.names == ["all_gather", "all_to_all"][: 2 * (n > 1)]
+    assert log.bytes == (one_by_one + rest if n > 1 else 0)
+    into = [torch.empty_like(x) for x in wholes]
+    t.join_several(mine, dims, cuts, ranks, into)
+    for got in (joined, logged, into):
+        assert all(torch.equal(a, b) for a, b in zip(got, wholes, strict=True))
+    addends = [x * (rank + 1) for x in wholes]
+    sums = t.reduce_scatter_several(addends, dims, cuts, ranks)
+    for x, d, cut, got in zip(addends, dims, cuts, sums, strict=True):
+        assert torch.equal(got, t.reduce_scatter(x, d, cut, ranks)) and got.is_contiguous()
+
+
+@everywhere
+@pytest.mark.parametrize("long", [1, 30_000])
+@pytest.mark.parametrize("n", SIZES)
+def test_several_tensors_move_as_each_alone(where: str, n: int, long: int) -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.complex64):
+        run(where, several, n, n, dtype, long)
+
+
+def not_fitting(rank: int) -> str:
+    t, ranks = current(), (0, 1)
+    x = torch.ones(2 + 2 * rank, 2)
+    try:
+        # As many bytes from each rank in all, but other tensors.
+        t.join_several([x, torch.ones(4 - 2 * rank, 2)], [0, 0], [[2, 2], [4, 4]], ranks)
+        return "nothing was said"
+    except (RuntimeError, ValueError) as error:
+        assert t.all_reduce(torch.ones(60), ranks).sum() == 120, "the next call works"
+        return str(error)
+
+
+def test_several_tensors_that_do_not_fit_raise_on_all_ranks() -> None:
+    said = pool(2).run(not_fitting)
+    assert said[0] == said[1] and "all_gather of float32, 2 tensors" in said[0]
 
 
 def overlapped(rank: int) -> list[float]:

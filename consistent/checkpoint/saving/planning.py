@@ -3,11 +3,16 @@
 Each rank says which pieces it has. What several ranks have is written by the one with the fewest
 bytes so far, so that replicated tensors are spread evenly. All ranks work this out by themselves
 from what all have said.
+
+A training saves the same tensors again and again, and stands still meanwhile. So ranks say what
+pieces they have only where it is not what all of them heard the last time.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import pickle
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,18 +26,24 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.checkpoint.utils import find_state_dict_object
 
+from mirrored.transports.default import current
+
 from ...dispatch.plans.shards import is_global
 from ...tensor.storage.in_checkpoints import items_of
-from ..agreement import CheckpointError
+from ..agreement import CheckpointError, on_every_rank
 from ..contents.collect import Contents, digests
 from ..contents.stored import on_rank, without_rank
 
 
 @dataclass(frozen=True)
 class Note:
-    """What a rank tells the others before a save."""
+    """What a rank tells the others before a save.
 
-    pieces: list[WriteItem]
+    ``unchanged`` stands for the pieces of all ranks in the last save, if this rank has the same
+    ones now.
+    """
+
+    unchanged: bytes | None
     digests: dict[str, int]
     kinds: dict[str, str]
     aliases: dict[str, str]
@@ -54,8 +65,50 @@ class Plan:
     differing: list[str]
 
 
-def note_of(contents: Contents, options: tuple[Any, ...]) -> Note:
-    """What this rank has. Nothing is sent."""
+class Planner:
+    """Makes plans, and keeps the last one."""
+
+    def __init__(self) -> None:
+        self._now: list[tuple] = []  # what this rank saves
+        self._then: list[tuple] = []  # what it saved when all ranks were last heard
+        self._heard: list[list[WriteItem]] = []  # the pieces of each rank
+        self._stands_for_heard: bytes | None = None
+        self._last: tuple[list[str], Plan] | None = None
+
+    def note_of(self, contents: Contents, options: tuple[Any, ...]) -> Note:
+        """What this rank has. Nothing is sent."""
+        transport = current()
+        tensors = [_kind_of(name, x) for name, x in contents.tensors.items()]
+        self._now = [(transport.rank, transport.size), *tensors]
+        unchanged = self._stands_for_heard if self._now == self._then else None
+        return Note(unchanged, digests(contents), contents.kinds, contents.aliases, options)
+
+    def hear(self, what: str, contents: Contents, notes: list[Note]) -> None:
+        """Learn the pieces of all ranks. A collective, if those of any have changed."""
+        said = {note.unchanged for note in notes}
+        if len(said) == 1 and None not in said:
+            return
+        self._stands_for_heard = self._last = None
+        texts = on_every_rank(what, lambda: pickle.dumps(_pieces_of(contents)))
+        self._heard = [pickle.loads(text) for text in texts]
+        self._then, self._stands_for_heard = self._now, hashlib.sha256(b"".join(texts)).digest()
+
+    def plan_of(self, notes: list[Note], rank: int) -> Plan:
+        """What is written by whom. The same on every rank but for ``mine``."""
+        first = notes[0].digests
+        differing = [k for k in first if any(note.digests[k] != first[k] for note in notes)]
+        if self._last is None or self._last[0] != differing:
+            self._last = differing, _planned(self._heard, differing, rank)
+        return self._last[1]
+
+
+def _kind_of(name: str, x: torch.Tensor) -> tuple:
+    if is_global(x):
+        return name, x._spec  # type: ignore[attr-defined]
+    return name, x.shape, x.dtype, x.device
+
+
+def _pieces_of(contents: Contents) -> list[WriteItem]:
     pieces: list[WriteItem] = []
     for name, x in contents.tensors.items():
         if is_global(x):
@@ -63,7 +116,7 @@ def note_of(contents: Contents, options: tuple[Any, ...]) -> Note:
             pieces += items_of(spec.settled, name)
         else:
             pieces += create_default_local_save_plan({name: x.detach()}, False).items
-    return Note(pieces, digests(contents), contents.kinds, contents.aliases, options)
+    return pieces
 
 
 def check_alike(call: str, notes: list[Note]) -> None:
@@ -84,14 +137,11 @@ def check_alike(call: str, notes: list[Note]) -> None:
                 )
 
 
-def plan_of(notes: list[Note], rank: int) -> Plan:
-    """What is written by whom. The same on every rank but for ``mine``."""
-    first = notes[0].digests
-    differing = [k for k in first if any(note.digests[k] != first[k] for note in notes)]
+def _planned(pieces: list[list[WriteItem]], differing: list[str], rank: int) -> Plan:
     tensors = {k.removeprefix("tensor ") for k in differing if k.startswith("tensor ")}
     plans = [
-        SavePlan([_of_rank(item, r) if item.index.fqn in tensors else item for item in note.pieces])
-        for r, note in enumerate(notes)
+        SavePlan([_of_rank(item, r) if item.index.fqn in tensors else item for item in own])
+        for r, own in enumerate(pieces)
     ]
     plans, metadata = create_default_global_save_plan(dedup_save_plans(plans))
     names = [k.partition(" ")[2] for k in differing]

@@ -83,6 +83,16 @@ std::vector<Tensor> tensors(PyObject* list, const Group& group) {
   return values;
 }
 
+std::vector<Tensor> alike(PyObject* list) {
+  need(PyList_Check(list) && PyList_GET_SIZE(list) > 0, "a list of tensors is needed");
+  std::vector<Tensor> values;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
+    values.push_back(plain(PyList_GET_ITEM(list, i)));
+    need(values[i].scalar_type() == values[0].scalar_type(), "tensors of one dtype are needed");
+  }
+  return values;
+}
+
 at::ScalarType dtype(PyObject* object) {
   need(THPDtype_Check(object), "a dtype is needed");
   return reinterpret_cast<THPDtype*>(object)->scalar_type;
@@ -183,6 +193,14 @@ Call call_all_to_all(const Tensor& x, int split, int dim) {
   Call call = call_of(Kind::all_to_all, x);
   call.split = split;
   call.dim = call.free = dim;
+  return call;
+}
+
+Call call_several(Kind kind, const std::vector<Tensor>& xs, const Sizes& numbers) {
+  Call call = call_of(kind, xs[0], false);
+  call.several = int32_t(xs.size());
+  call.hash = 14695981039346656037u;  // FNV-1a
+  for (const int64_t number : numbers) call.hash = (call.hash ^ uint64_t(number)) * 1099511628211u;
   return call;
 }
 

@@ -21,6 +21,8 @@ void need(bool fact, const char* text);  // throws std::invalid_argument
 Tensor tensor(PyObject* object);
 // A CPU tensor as plain contiguous memory that autograd does not watch.
 Tensor plain(PyObject* object);
+// Plain tensors of one dtype, at least one.
+std::vector<Tensor> alike(PyObject* list);
 // A plain tensor for each rank.
 std::vector<Tensor> tensors(PyObject* list, const Group& group);
 at::ScalarType dtype(PyObject* object);
@@ -50,6 +52,8 @@ Call call_all_reduce(const Tensor& x, Op op);
 Call call_reduce_scatter(const Tensor& x, int dim, Op op);
 Call call_all_gather(const Tensor& x, int dim);
 Call call_all_to_all(const Tensor& x, int split, int dim);
+// Of several tensors of one dtype; `numbers` are what all ranks know of their shapes.
+Call call_several(Kind kind, const std::vector<Tensor>& xs, const Sizes& numbers);
 Call call_broadcast(const Tensor& x, int source, const Group& group);
 
 }  // namespace consistent::peer

@@ -8,11 +8,18 @@
 
 namespace consistent::peer {
 
+// A new CPU tensor; where it is large it asks for huge pages.
+Tensor empty(at::IntArrayRef shape, at::ScalarType type);
+// The parts of contiguous `x` that `sizes` cut along `dim`.
+std::vector<Rows> parts(const Tensor& x, int dim, const Sizes& sizes);
+
 // The moves; moves.cpp describes each.
 PyObject* all_reduce(Group& group, Arguments arguments);
 PyObject* reduce_scatter(Group& group, Arguments arguments);
 PyObject* all_gather(Group& group, Arguments arguments);
 PyObject* all_to_all(Group& group, Arguments arguments);
+PyObject* reduce_scatter_several(Group& group, Arguments arguments);  // several.cpp
+PyObject* all_gather_several(Group& group, Arguments arguments);
 PyObject* gather_into(Group& group, Arguments arguments);
 PyObject* trade_into(Group& group, Arguments arguments);
 PyObject* broadcast(Group& group, Arguments arguments);

@@ -74,6 +74,8 @@ PyMethodDef methods[] = {
     METHOD(reduce_scatter, 4),
     METHOD(all_gather, 3),
     METHOD(all_to_all, 5),
+    METHOD(reduce_scatter_several, 4),
+    METHOD(all_gather_several, 4),
     METHOD(gather_into, 2),
     METHOD(trade_into, 3),
     METHOD(broadcast, 4),

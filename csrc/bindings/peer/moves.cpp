@@ -12,7 +12,6 @@
 #include "methods.h"
 
 namespace consistent::peer {
-namespace {
 
 constexpr size_t kHuge = size_t(2) << 20;  // bytes of a huge page
 
@@ -28,13 +27,6 @@ Tensor empty(at::IntArrayRef shape, at::ScalarType type) {
   return x;
 }
 
-Tensor empty_with(const Tensor& x, int dim, int64_t size) {
-  Sizes shape = x.sizes().vec();
-  shape[dim] = size;
-  return empty(shape, x.scalar_type());
-}
-
-// The parts of contiguous `x` that `sizes` cut along `dim`.
 std::vector<Rows> parts(const Tensor& x, int dim, const Sizes& sizes) {
   int64_t outer = 1, inner = x.element_size(), start = 0;
   for (int d = 0; d < dim; ++d) outer *= x.size(d);
@@ -45,6 +37,14 @@ std::vector<Rows> parts(const Tensor& x, int dim, const Sizes& sizes) {
     start += size;
   }
   return cuts;
+}
+
+namespace {
+
+Tensor empty_with(const Tensor& x, int dim, int64_t size) {
+  Sizes shape = x.sizes().vec();
+  shape[dim] = size;
+  return empty(shape, x.scalar_type());
 }
 
 Rows whole(const Tensor& x) { return joined(x.data_ptr(), int64_t(x.nbytes())); }
@@ -98,7 +98,7 @@ PyObject* reduce_scatter(Group& group, Arguments arguments) {
   check_cut(group, call, x, dim, sizes);
   {
     const pybind11::gil_scoped_release free;
-    group.reduce_scatter(call, parts(x, dim, sizes), out.data_ptr(), type, op);
+    group.reduce_scatter(call, chains(parts(x, dim, sizes)), {out.data_ptr()}, type, op);
   }
   return given(out);
 }
@@ -112,7 +112,7 @@ PyObject* all_gather(Group& group, Arguments arguments) {
   const Call call = call_all_gather(x, dim);
   {
     const pybind11::gil_scoped_release free;
-    group.all_gather(call, whole(x), parts(out, dim, sizes));
+    group.all_gather(call, whole(x), chains(parts(out, dim, sizes)));
   }
   return given(out);
 }
@@ -141,7 +141,7 @@ PyObject* gather_into(Group& group, Arguments arguments) {
   const Tensor x = plain(arguments[0]);
   const std::vector<Tensor> outs = tensors(arguments[1], group);
   const pybind11::gil_scoped_release free;
-  group.all_gather(call_of(Kind::all_gather, x, false), whole(x), wholes(outs));
+  group.all_gather(call_of(Kind::all_gather, x, false), whole(x), chains(wholes(outs)));
   return Py_None;
 }
 

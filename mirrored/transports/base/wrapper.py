@@ -53,6 +53,8 @@ class Wrapper(Transport):
     gather_objects = _passed_on(Transport.gather_objects)
     join = _passed_on(Transport.join)
     reduce_scatter = _passed_on(Transport.reduce_scatter)
+    join_several = _passed_on(Transport.join_several)
+    reduce_scatter_several = _passed_on(Transport.reduce_scatter_several)
     turn = _passed_on(Transport.turn)
     peers = _passed_on(Transport.peers)
     addends = _passed_on(Transport.addends)

@@ -179,6 +179,44 @@ class SharedMemory(Wrapper):
                 return self.inner.join(x, dim, sizes, ranks)
         return group.all_gather(x, dim, sizes)
 
+    def join_several(
+        self,
+        xs: Sequence[Tensor],
+        dims: Sequence[int],
+        sizes: Sequence[Sequence[int]],
+        ranks: Ranks,
+        out: Sequence[Tensor] | None = None,
+    ) -> list[Tensor]:
+        group = self.group(ranks) if all(x.is_cpu for x in xs) else None
+        if group is None:
+            return self.inner.join_several(xs, dims, sizes, ranks, out)
+        if self._messages:
+            whole = [bytes_with(x, {d: sum(s)}) for x, d, s in zip(xs, dims, sizes, strict=True)]
+            if any(self._by_messages("join", xs[0].dtype, nbytes, ranks) for nbytes in whole):
+                return super(Wrapper, self).join_several(xs, dims, sizes, ranks, out)
+        places = None if out is None else list(out)
+        return group.all_gather_several(list(xs), list(dims), list(sizes), places)
+
+    def reduce_scatter_several(
+        self,
+        xs: Sequence[Tensor],
+        dims: Sequence[int],
+        sizes: Sequence[Sequence[int]],
+        ranks: Ranks,
+        op: str = "sum",
+    ) -> list[Tensor]:
+        group = self.group(ranks) if all(x.is_cpu for x in xs) else None
+        if group is None:
+            return self.inner.reduce_scatter_several(xs, dims, sizes, ranks, op)
+        check_op(op)
+        dtype = xs[0].dtype
+        alone = dtype not in (SUMMED if op == "sum" else REDUCED) or any(
+            self._by_messages("reduce_scatter", dtype, x.nbytes, ranks) for x in xs
+        )
+        if alone:
+            return super(Wrapper, self).reduce_scatter_several(xs, dims, sizes, ranks, op)
+        return group.reduce_scatter_several(list(xs), list(dims), list(sizes), op)
+
     def turn(
         self,
         x: Tensor,

@@ -187,6 +187,30 @@ class SymmetricMemory(Wrapper):
             return self.inner.join(x, dim, sizes, ranks)
         return group.join(x, dim, sizes)
 
+    def join_several(
+        self,
+        xs: Sequence[Tensor],
+        dims: Sequence[int],
+        sizes: Sequence[Sequence[int]],
+        ranks: Ranks,
+        out: Sequence[Tensor] | None = None,
+    ) -> list[Tensor]:
+        if self._group(xs[0].device, ranks) is None:
+            return self.inner.join_several(xs, dims, sizes, ranks, out)
+        return super(Wrapper, self).join_several(xs, dims, sizes, ranks, out)
+
+    def reduce_scatter_several(
+        self,
+        xs: Sequence[Tensor],
+        dims: Sequence[int],
+        sizes: Sequence[Sequence[int]],
+        ranks: Ranks,
+        op: str = "sum",
+    ) -> list[Tensor]:
+        if self._group(xs[0].device, ranks) is None:
+            return self.inner.reduce_scatter_several(xs, dims, sizes, ranks, op)
+        return super(Wrapper, self).reduce_scatter_several(xs, dims, sizes, ranks, op)
+
     def turn(
         self,
         x: Tensor,

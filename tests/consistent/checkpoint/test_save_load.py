@@ -277,6 +277,34 @@ def test_the_last_few_are_kept_in_the_order_of_saving(rank: int, tmp_path: Path)
 
 
 @on_ranks(2)
+def test_pieces_are_told_once_and_again_when_they_change(rank: int, tmp_path: Path) -> None:
+    """Between the saves tensors change their layout, their names, and one fails on one rank."""
+    placement = Placement("cpu", [0, 1])
+    x = torch.arange(12.0).view(4, 3)
+    states = [
+        {"x": consistent.distribute(x, placement, S(0))},
+        {"x": consistent.distribute(x + 1, placement, S(0))},
+        {"x": consistent.distribute(x + 2, placement, S(1))},
+        {"x": x + rank},
+        {"x": torch.zeros(2)},
+        {"y": consistent.distribute(x + 3, placement, B)},
+        {"y": consistent.distribute(x + 4, placement, B)},
+    ]
+    for i, state in enumerate(states):
+        if i in (2, 5):
+            with pytest.raises(checkpoint.CheckpointError):  # the ranks' names differ
+                checkpoint.save(tmp_path, state={f"{rank}": x}, random=False)
+        for wait in (True, False):
+            checkpoint.save(tmp_path, state=state, random=False, wait=wait, keep=1)
+            checkpoint.wait()
+            found = checkpoint.load(tmp_path)["state"]
+            assert list(found) == list(state)
+            for name, value in state.items():
+                wanted = value.full() if isinstance(value, consistent.GlobalTensor) else value
+                assert torch.equal(found[name], wanted)
+
+
+@on_ranks(2)
 def test_a_value_that_differs_between_ranks_comes_back_to_each(rank: int, tmp_path: Path) -> None:
     checkpoint.save(tmp_path, mine={"position": rank, "at": torch.tensor([rank])}, all=3)
     assert checkpoint.load(tmp_path) == {"mine": {"position": rank, "at": torch.tensor([rank])},

@@ -86,6 +86,6 @@ def test_all_but_the_first_is_gathered_ahead_once_the_order_is_known(rank: int) 
             sent.append((len(counted.calls), counted.bytes, len(submitted)))
     calls, bytes_, first = sent[0]
     assert first == 0 and sent[1] == sent[2]
-    # Weights and biases of three layers in forward, weights of three in backward. The last layer's
+    # Three layers in forward, the weights of three in backward. The last layer's
     # weight is kept for backward, which begins with it.
-    assert sent[1] == (calls - 1, bytes_ - 8 * 8 * 4 // 2, 3 * 2 + 3)
+    assert sent[1] == (calls - 1, bytes_ - 8 * 8 * 4 // 2, 3 + 3)

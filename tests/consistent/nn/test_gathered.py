@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 import consistent
-from consistent import B, GlobalTensor, Placement, S
+from consistent import B, GlobalTensor, P, Placement, S
 from consistent.dispatch.plans.shards import plain
 from consistent.nn import Layouts, Plan
 from consistent.nn.saved_shards import SavedShards
@@ -138,6 +138,31 @@ def accumulated(at: Laid) -> Any:
     return result(model)
 
 
+def accumulated_on_a_sum(at: Laid) -> Any:
+    """Between synchronised ones, with the gradient read, and asked for without accumulation."""
+    model = net(at)
+    loss_of(at, model).backward()
+    with consistent.no_sync():
+        loss_of(at, model).backward()
+        loss_of(at, model).backward()
+        between = [p.grad.clone() for p in model.parameters() if p.requires_grad]
+        found = torch.autograd.grad(loss_of(at, model), [model.position])
+    loss_of(at, model).backward()
+    loss_of(at, model).backward()
+    return result(model, between, found)
+
+
+def accumulated_and_left(at: Laid) -> Any:
+    model = net(at)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for _ in range(2):
+        with consistent.no_sync():
+            loss_of(at, model).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+    return result(model)
+
+
 def twice_through_one_graph(at: Laid) -> Any:
     model = net(at)
     loss = loss_of(at, model)
@@ -216,6 +241,28 @@ def after_an_exception(at: Laid) -> Any:
     return result(model)
 
 
+class Stop(BaseException):
+    """What Ctrl-C raises is no Exception either."""
+
+
+def after_ctrl_c(at: Laid) -> Any:
+    model = net(at)
+    places = [model.blocks[1].down, model.blocks[0].norm, model]
+    for place in places:
+        for register in (place.register_forward_pre_hook, place.register_forward_hook):
+            handle = register(_stop)
+            with pytest.raises(Stop):
+                model(at(IDS, S(0)))
+            handle.remove()
+            result(model)
+    loss_of(at, model).backward()
+    return result(model)
+
+
+def _stop(*args: Any) -> None:
+    raise Stop
+
+
 def converted(at: Laid) -> Any:
     model = net(at).float().double()
     model.requires_grad_(True)
@@ -246,6 +293,8 @@ def stepping_within_backward(at: Laid) -> Any:
     "case",
     [
         accumulated,
+        accumulated_on_a_sum,
+        accumulated_and_left,
         twice_through_one_graph,
         gradients_of_gradients,
         under_autocast,
@@ -254,6 +303,7 @@ def stepping_within_backward(at: Laid) -> Any:
         part_of_the_gradients,
         copied,
         after_an_exception,
+        after_ctrl_c,
         converted,
         stepping_within_backward,
     ],
@@ -390,6 +440,38 @@ def test_it_is_gathered_twice_and_reduced_once(rank: int) -> None:
 
 
 @on_ranks(2)
+def test_a_module_gathers_and_reduces_in_one_message(rank: int) -> None:
+    placement = Placement("cpu", [0, 1])
+    model = consistent.parallelize(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)),
+                                   placement, "zero3")  # fmt: skip
+    x = consistent.from_local(torch.randn(3, 8), placement, S(0))
+    with counting() as sent:
+        y = model(x)
+    assert sent.names == ["all_gather"] * 2
+    with counting() as sent:
+        y.sum().backward()
+    # The first weight's values are not needed in backward, since x asks for no gradient.
+    assert sorted(sent.names) == ["all_gather", "all_to_all", "all_to_all"]
+
+
+@on_ranks(2)
+def test_inside_no_sync_gradients_are_not_reduced(rank: int) -> None:
+    placement = Placement("cpu", [0, 1])
+    model = consistent.parallelize(nn.Linear(8, 8), placement, "zero3")
+    x = consistent.from_local(torch.randn(3, 8), placement, S(0))
+    for _ in range(2):
+        with consistent.no_sync(), counting() as sent:
+            y = model(x).sum()
+            sent.clear()
+            y.backward()
+        assert sent.names == [] and model.weight.grad.sbp == (P,)
+    y = model(x).sum()
+    with counting() as sent:
+        y.backward()
+    assert sent.names == ["all_to_all"] and model.weight.grad.sbp == (S(0),)
+
+
+@on_ranks(2)
 def test_nothing_gathered_outlives_forward_and_backward(rank: int) -> None:
     placement, kept = Placement("cpu", [0, 1]), []
     model = consistent.parallelize(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)),
@@ -402,6 +484,45 @@ def test_nothing_gathered_outlives_forward_and_backward(rank: int) -> None:
         layer.register_forward_pre_hook(keep)
     y = model(consistent.from_local(torch.randn(3, 64), placement, S(0)))
     assert y.requires_grad and len(kept) == 2 and all(each.expired() for each in kept)
+
+
+@on_ranks(2)
+def test_copies_that_autocast_makes_do_not_outlive_forward(rank: int) -> None:
+    placement, kept = Placement("cpu", [0, 1]), []
+    model = consistent.parallelize(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)),
+                                   placement, "zero3")  # fmt: skip
+    pack = SavedShards.pack
+
+    def watched(self: SavedShards, x: torch.Tensor) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            if x.dtype is torch.bfloat16 and x.numel() == 64 * 64:
+                kept.append(StorageWeakRef(x.untyped_storage()))
+        return pack(self, x)
+
+    x = consistent.from_local(torch.randn(3, 64), placement, S(0)).requires_grad_()
+    with pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", torch.bfloat16):
+        patch.setattr(SavedShards, "pack", watched)
+        y = model(x)
+    assert y.requires_grad and len(kept) == 2 and all(each.expired() for each in kept)
+    y.sum().backward()
+    assert all(p.grad.dtype is torch.float32 for p in model.parameters())
+
+
+def gradients_under_autocast(at: Laid) -> Any:
+    up = net(at).float().blocks[0].up
+    with torch.no_grad():
+        for p in up.parameters():  # numbers whose sums bfloat16 has
+            p.copy_((p * 8).round() / 8)
+    x = at.leaf((randn(6, 5).float() * 4).round() / 4, S(0))
+    with torch.autocast("cpu", torch.bfloat16):
+        y = up(x)
+    y.float().sum().backward()
+    return y, x.grad, [p.grad for p in up.parameters()]
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_gradients_under_autocast(world: int) -> None:
+    pool(world).run(compare, gradients_under_autocast, GRIDS[world])
 
 
 @on_ranks(2)

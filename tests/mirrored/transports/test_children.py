@@ -39,6 +39,10 @@ CALLS: dict[str, Callable[[Transport, tuple[int, ...]], Any]] = {
     ),
     "gather_objects": lambda t, ranks: t.gather_objects("x", ranks),
     "join": lambda t, ranks: t.join(X, 0, [4] * len(ranks), ranks),
+    "join_several": lambda t, ranks: t.join_several([X, X], [0, 0], [[4] * len(ranks)] * 2, ranks),
+    "reduce_scatter_several": lambda t, ranks: t.reduce_scatter_several(
+        [X, X], [0, 0], [_cut(4, ranks)] * 2, ranks
+    ),
     "reduce_scatter": lambda t, ranks: t.reduce_scatter(X, 0, _cut(4, ranks), ranks),
     "turn": lambda t, ranks: t.turn(X, 1, _cut(2, ranks), 0, [4] * len(ranks), ranks),
     "peers": lambda t, ranks: _entered(t.peers(X, ranks)),

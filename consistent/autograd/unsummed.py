@@ -1,0 +1,84 @@
+"""Gradients of leaves that lie split and are gathered for their use, inside ``no_sync()``: nothing
+is sent, and ``.grad`` is P, on each rank as large as the gathered leaf.
+
+```
+inside     .grad: P + this rank's addend              nothing is sent
+after it   .grad: P + this rank's addend -> S(0)      one reduce-scatter of all that was added
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..dispatch import _C
+from ..dispatch.plans.gradients import set_raw_grad
+from ..dispatch.plans.shards import HookOff, attach, plain
+from ..movement.run import run
+from ..movement.world import my_coordinate
+from ..spec import TensorSpec
+from .leaves import watch_leaf
+
+
+def arriving(
+    nodes: Sequence[Any], grads: Sequence[Tensor | None], specs: Sequence[TensorSpec]
+) -> list[Tensor | None]:
+    """What is left to be boxed of gradients on their way to leaves that lie split.
+
+    Inside ``no_sync()`` nothing is: they are added to ``.grad``. After it they are given together
+    with what was so added.
+
+    Args:
+        nodes: where each goes in the graph.
+        grads: this rank's shards of them.
+        specs: theirs.
+    """
+    left = list(grads)
+    for i, (node, grad, spec) in enumerate(zip(nodes, grads, specs, strict=True)):
+        leaf = getattr(node, "variable", None)
+        if leaf is None or grad is None or my_coordinate(spec.placement) is None:
+            continue
+        if not _is_accumulated(node):
+            continue
+        spec = spec.with_dtype(grad.dtype)
+        held = _C.held_gradient(leaf)
+        if _C.is_synced():
+            if held is not None and held._spec is spec:
+                left[i] = _add(plain(held), grad)
+                set_raw_grad(leaf, None)
+                watch_leaf(leaf)
+        elif not leaf._backward_hooks:  # a hook is shown each gradient as the leaf lies
+            _keep(leaf, held, grad, spec)
+            left[i] = None
+    return left
+
+
+def _keep(leaf: Any, held: Any, grad: Tensor, spec: TensorSpec) -> None:
+    """Add a gradient to that of ``leaf``, which is P from now on."""
+    if held is not None and held._spec is spec:
+        _add(plain(held), grad)
+    else:
+        before = None if held is None else run(plain(held).detach(), held._spec, spec)
+        total = grad.detach().clone() if before is None else _add(before, grad)
+        set_raw_grad(leaf, attach(total, spec))
+        watch_leaf(leaf)
+    for hook in tuple((leaf._post_accumulate_grad_hooks or {}).values()):
+        hook(leaf)
+
+
+def _add(total: Tensor, grad: Tensor) -> Tensor:
+    with HookOff():
+        return total.add_(grad)
+
+
+def _is_accumulated(node: Any) -> bool:
+    """Whether the backward that runs adds to the leaf's gradient; ``torch.autograd.grad`` does
+    not."""
+    try:
+        return torch._C._will_engine_execute_node(node)  # type: ignore[attr-defined]
+    except RuntimeError:  # the gradient is asked for, and not accumulated
+        return False

@@ -1,0 +1,163 @@
+"""Boxing several tensors at once: those that are gathered, or reduced and scattered, over the same
+ranks go in one message.
+
+    forward     srcs ------> dsts               one gather
+    backward    duals of srcs <------ duals of dsts     one reduce-scatter
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mirrored.transports.default import current
+
+from ..boxing.plan import plan
+from ..boxing.steps import Move
+from ..spec import Split, TensorSpec, piece
+from .differentiable import _apply, _HookOff, _tracks
+from .run import begin, run, run_within
+from .world import my_coordinate
+
+Route = tuple[TensorSpec, TensorSpec]
+# (nodes of the graph that the gradients go to, gradients, their specs) -> those that still go there
+Arriving = Callable[
+    [Sequence[Any], Sequence[Tensor | None], Sequence[TensorSpec]], Sequence[Tensor | None]
+]
+
+
+class _Cut(NamedTuple):
+    """One collective: its kind, its ranks, and how these cut the tensor."""
+
+    kind: str
+    ranks: tuple[int, ...]
+    dim: int
+    sizes: tuple[int, ...]
+
+
+def run_several(
+    locals_: Sequence[Tensor],
+    routes: Sequence[Route],
+    into: Sequence[Tensor] | None = None,
+    begun: bool = False,
+) -> list[Tensor]:
+    """``run`` of each shard along its route, in as few messages as possible.
+
+    Args:
+        locals_: this rank's shards.
+        routes: (src, dst) of each, which differ.
+        into: contiguous tensors that get the results, which are returned.
+        begun: ``begin`` was called for each, and all stay on their placements.
+    """
+    out: list[Any] = [None] * len(locals_)
+    together: dict[tuple, list[int]] = {}
+    for i, (x, route) in enumerate(zip(locals_, routes, strict=True)):
+        cut = _one_move(*route) if x.layout is torch.strided else None
+        if cut is None:
+            out[i] = _put((run_within if begun else run)(x, *route), into, i)
+        else:
+            together.setdefault((cut.kind, cut.ranks, x.dtype, x.device), []).append(i)
+    for (kind, ranks, _, _), at in together.items():
+        cuts: list[Any] = [_one_move(*routes[i]) for i in at]
+        xs = [locals_[i] if begun else begin(locals_[i], *routes[i])[0] for i in at]
+        dims, sizes = [cut.dim for cut in cuts], [cut.sizes for cut in cuts]
+        if kind == "all_gather":
+            places = None if into is None else [into[i] for i in at]
+            made = current().join_several(xs, dims, sizes, ranks, places)
+        else:
+            made = current().reduce_scatter_several(xs, dims, sizes, ranks)
+            made = [_put(x, into, i) for i, x in zip(at, made, strict=True)]
+        for i, x in zip(at, made, strict=True):
+            out[i] = x
+    return out
+
+
+def _put(x: Tensor, into: Sequence[Tensor] | None, i: int) -> Tensor:
+    return x if into is None else into[i].copy_(x)
+
+
+@lru_cache(maxsize=1 << 11)
+def _one_move(src: TensorSpec, dst: TensorSpec) -> _Cut | None:
+    """The one gather, or sum that is scattered, by which ``src`` becomes ``dst``; None if it takes
+    other moves or none."""
+    at = my_coordinate(src.placement)
+    moves = plan(src, dst)
+    if at is None or src.placement != dst.placement or len(moves) != 1:
+        return None
+    (move,) = moves
+    if not isinstance(move, Move) or src.placement.shape[move.axis] == 1:
+        return None
+    parts = src.placement.shape[move.axis]
+    if move.kind == "all_gather":
+        split, sizes_of = move.src, dst.local_shape(at)
+    elif move.kind == "reduce_scatter" and not move.src.is_extreme:
+        split, sizes_of = move.dst, src.local_shape(at)
+    else:
+        return None
+    assert isinstance(split, Split)
+    sizes = tuple(piece(sizes_of[split.dim], parts, k)[1] for k in range(parts))
+    return _Cut(move.kind, src.placement.axis_ranks(move.axis, at), split.dim, sizes)
+
+
+def box_several(
+    locals_: Sequence[Tensor],
+    routes: Sequence[Route],
+    arrived: Sequence[Tensor] | None = None,
+    arriving: Arriving | None = None,
+) -> list[Tensor]:
+    """``box`` of each shard along its route; differentiable.
+
+    Args:
+        locals_: this rank's shards.
+        routes: (src, dst) of each, which differ.
+        arrived: the results, where they were made in advance.
+        arriving: in backward it sees the gradients before they are boxed, and returns those that
+            are left to be; not where backward is itself differentiated.
+    """
+    with _HookOff():
+        if any(_tracks(x) for x in locals_):
+            given = None if arrived is None else tuple(arrived)
+            return list(_apply(_BoxSeveral, tuple(routes), (given,), arriving, *locals_))
+        return list(arrived) if arrived is not None else run_several(locals_, routes)
+
+
+class _BoxSeveral(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        routes: tuple[Route, ...],
+        arrived: tuple[tuple[Tensor, ...] | None],
+        arriving: Arriving | None,
+        *locals_: Tensor,
+    ) -> tuple[Tensor, ...]:
+        ctx.routes, ctx.arriving = routes, arriving
+        ctx.set_materialize_grads(False)
+        (made,) = arrived
+        if made is None:
+            with _HookOff():
+                made = tuple(run_several([torch.Tensor.detach(x) for x in locals_], routes))
+        frozen = [x for x, local in zip(made, locals_, strict=True) if not local.requires_grad]
+        ctx.mark_non_differentiable(*frozen)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        left: Sequence[Tensor | None] = grads
+        if ctx.arriving is not None and not torch.is_grad_enabled():
+            nodes = [node for node, _ in ctx.next_functions]
+            left = ctx.arriving(nodes, grads, [dst.dual for _, dst in ctx.routes])
+        at = [i for i, x in enumerate(left) if x is not None and ctx.needs_input_grad[3 + i]]
+        routes = [(ctx.routes[i][1].dual, ctx.routes[i][0].dual) for i in at]
+        given = [left[i] for i in at]
+        made = iter(box_several(given, routes))  # type: ignore[arg-type]
+        out = [next(made) if i in at else None for i in range(len(grads))]
+        return (None, None, None, *out)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        routes = zip(tangents[3:], ctx.routes, strict=True)
+        return tuple(None if t is None else box_several([t], [route])[0] for t, route in routes)

@@ -1,0 +1,187 @@
+"""One run of a module's forward on gathered parameters."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import nn
+
+from ..autograd.unsummed import arriving
+from ..dispatch.plans.shards import HookOff, attach, is_global, plain
+from ..movement import check_mode
+from ..movement.run import run
+from ..movement.several import box_several, run_several
+from ..spec import NdSbp, TensorSpec
+from ..tensor.storage import memory
+from . import saved_shards
+from .gather_ahead import Orders, find
+from .module_calls import under_way
+from .saved_shards import GatheredOnce, SavedShards, storage_of
+
+
+class Slot(NamedTuple):
+    """A parameter's place in a module, and the layout that forward sees it in."""
+
+    owner: nn.Module
+    key: str
+    use: NdSbp
+
+
+class Unit(Protocol):
+    """The parameters that are gathered while one module runs, and its place in the orders."""
+
+    slots: tuple[Slot, ...]
+    orders: Orders | None
+    opens_backward: set[int]
+
+    def parts(self) -> list[tuple[Any, TensorSpec, TensorSpec]]: ...
+
+
+class _Gathered(NamedTuple):
+    """A parameter, its gathered values as forward sees them, and what was written into these."""
+
+    param: Any
+    whole: Any
+    source: GatheredOnce
+    version: int
+    aliases: list[Any]
+    storage: int
+
+
+class Run:
+    """One run of a module's forward, from ``begin`` to ``end``."""
+
+    def __init__(self, unit: Unit) -> None:
+        self.unit = unit
+        self.hooks: SavedShards | None = None
+        self.gathered: dict[int, _Gathered] = {}
+        self.put: list[tuple[dict, str, Any, bool, Any]] = []
+
+    @staticmethod
+    def end_of(unit: Unit) -> None:
+        """End the innermost run of ``unit``."""
+        found = under_way()
+        if found and found[-1].unit is unit:
+            found.pop().end()
+
+    def begin(self) -> None:
+        """Gather, and show forward what was gathered."""
+        under_way().append(self)  # first, so that it is ended wherever this raises
+        if torch.is_grad_enabled():
+            self.hooks = saved_shards.enter()
+        order = None if self.unit.orders is None else self.unit.orders.in_forward()
+        self._gather(None if order is None else order.arrived(self.unit))
+        owners: dict[nn.Module, None] = {}
+        for owner, key, _ in self.unit.slots:
+            found = self.gathered.get(id(owner._parameters.get(key)))
+            if found is not None:
+                self._put(owner, key, found.whole)
+                owners[owner] = None
+        for owner in owners:
+            if isinstance(owner, nn.RNNBase):
+                weights = [getattr(owner, name, None) for name in owner._flat_weights_names]
+                self._put(owner, "_flat_weights", weights)
+        following = None if order is None else order.expected(self.unit)
+        if order is not None and following is not None:
+            order.submit(self.unit, following, following.parts())
+
+    def _gather(self, coming: Any) -> None:
+        found: dict[int, tuple[Any, TensorSpec]] = {}
+        for owner, key, use in self.unit.slots:
+            param: Any = owner._parameters.get(key)
+            if is_global(param) and param._spec.sbp != use:
+                found.setdefault(id(param), (param, param._spec.with_sbp(use)))
+        if not found:
+            return
+        params, targets = zip(*found.values(), strict=True)
+        sources = [
+            GatheredOnce(param, target, self.unit.orders, (self.unit, position))
+            for position, (param, target) in enumerate(found.values())
+        ]
+        arrived = [find(coming, x.local, target) for x, target in zip(sources, targets)]
+        wholes = _boxed(params, targets, arrived if all(x is not None for x in arrived) else None)
+        for param, whole, source in zip(params, wholes, sources, strict=True):
+            self._enter(param, whole, source)
+
+    def _enter(self, param: Any, whole: Any, source: GatheredOnce) -> None:
+        position = len(self.gathered)
+        if self.hooks is not None:
+            self.hooks.add(whole, source)
+            if position in self.unit.opens_backward:
+                source.whole = plain(whole).detach()
+        storage = storage_of(plain(whole))
+        made = _Gathered(param, whole, source, whole._version, [], storage)
+        self.gathered[id(param)] = made
+        _thread.aliases[storage] = made.aliases
+
+    def _put(self, owner: nn.Module, key: str, value: Any) -> None:
+        attributes = owner.__dict__
+        self.put.append((attributes, key, value, key in attributes, attributes.get(key)))
+        attributes[key] = value
+
+    def end(self) -> None:
+        """Let go. Forward may have raised, and so may ``begin``."""
+        for attributes, key, value, had, before in reversed(self.put):
+            if attributes.get(key) is value:
+                if had:
+                    attributes[key] = before
+                else:
+                    del attributes[key]
+        for each in self.gathered.values():
+            _thread.aliases.pop(each.storage, None)
+            if self.hooks is not None:
+                self.hooks.drop(each.storage)
+        hooks, self.hooks = self.hooks, None
+        if hooks is not None:
+            saved_shards.leave(hooks)
+        gathered, self.put, self.gathered = self.gathered, [], {}
+        for each in gathered.values():
+            _land(each)
+
+
+def _boxed(params: Any, targets: Any, arrived: Any) -> list[Any]:
+    """``params`` as global tensors with the specs ``targets``, of which ``arrived`` may be the
+    values."""
+    check_mode.calling("the use of a gathered parameter")
+    routes = [(param._spec, target) for param, target in zip(params, targets, strict=True)]
+    if torch.is_inference_mode_enabled():  # a tensor made there does not count writes into it
+        with torch.inference_mode(False), torch.no_grad(), HookOff():
+            made = arrived or run_several([torch.Tensor.detach(x) for x in params], routes)
+    else:
+        made = box_several(params, routes, arrived, arriving)
+    return [attach(x, target) for x, target in zip(made, targets, strict=True)]
+
+
+def _land(gathered: _Gathered) -> None:
+    """What forward has written into the gathered values is written into the parameter: each rank
+    keeps its part, and nothing is sent."""
+    param, whole, source, version, aliases, _ = gathered
+    if whole._version == version and not any(alias._version for alias in aliases):
+        return
+    with torch.no_grad(), HookOff():
+        mine = run(plain(whole).detach(), whole._spec, param._spec)
+        plain(param).detach().copy_(mine)
+    source.wrote(whole._version)
+
+
+class _Thread(threading.local):
+    """By storage of the gathered values: what `.data` made of them, which counts writes by
+    itself."""
+
+    def __init__(self) -> None:
+        self.aliases: dict[int, list[Any]] = {}
+
+
+_thread = _Thread()
+
+
+def _watch(alias: Any) -> None:
+    if _thread.aliases:
+        found = _thread.aliases.get(storage_of(plain(alias)))
+        if found is not None:
+            found.append(alias)
+
+
+memory.watchers.append(_watch)

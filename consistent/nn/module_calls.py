@@ -1,0 +1,54 @@
+"""What is under way in calls of modules, and is undone where one of them raises.
+
+Torch runs no hook after a module that was stopped by Ctrl-C, or whose hooks raised. So the call
+itself is watched: Python looks for ``_call_impl``, by which torch calls a module, in the module's
+``__dict__`` first.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Protocol
+
+from torch import nn
+
+
+class UnderWay(Protocol):
+    """Something that began in a call of a module and ends with it."""
+
+    def end(self) -> None: ...
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.under_way: list[Any] = []
+
+
+_thread = _Thread()
+
+
+def under_way() -> list[Any]:
+    """What this thread has begun and not ended, the innermost last."""
+    return _thread.under_way
+
+
+def undo_on_raise(module: nn.Module) -> None:
+    """From now on, end what a call of ``module`` has begun if that call raises anything."""
+    module.__dict__["_call_impl"] = _Watched(module)
+
+
+class _Watched:
+    """The call of a module. A class, so that a module that has it can be copied and pickled."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        found = _thread.under_way
+        before = len(found)
+        try:
+            return type(self.module)._call_impl(self.module, *args, **kwargs)
+        except BaseException:
+            while len(found) > before:
+                found.pop().end()
+            raise
