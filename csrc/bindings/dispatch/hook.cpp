@@ -376,7 +376,7 @@ PyObject* Call::run_any_size(const Entry& entry, PyObject* local_sizes, const Si
   // An op that returned its operand itself (x.contiguous()) may give a new tensor the next time,
   // and there is no spec yet for that one.
   const bool all_new = !specs.found.empty() && specs.complete;
-  if (out != nullptr && !found_exactly && entry.known_shapes && all_new) {
+  if (out != nullptr && !found_exactly && entry.kept && entry.known_shapes && all_new) {
     remember(entry, specs, local_sizes);
   }
   return out;
