@@ -113,6 +113,7 @@ def set_up(
     moved_views: list,
     freshened: Callable[[tuple, dict], tuple | None],
     forward_ad: Any,
+    check_mode: Any,
     /,
 ) -> None:
     """What the hook calls when the hot path is not enough."""

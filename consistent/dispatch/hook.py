@@ -23,6 +23,7 @@ from torch.autograd import forward_ad
 from mirrored.mirrored_tensor import MirroredTensor
 from mirrored.transports.faults.place import enter_description
 
+from ..movement import check_mode
 from ..rules import table
 from ..spec import Layout, TensorSpec
 from . import _C
@@ -62,7 +63,7 @@ def set_class(cls: Any) -> None:
     shards.set_class(cls)
     _C.set_up(
         cls, MirroredTensor, TensorSpec, Layout, resolve, make_plan, moved_view_error, observers,
-        alive, freshened, forward_ad,
+        alive, freshened, forward_ad, check_mode,
     )  # fmt: skip
     _C.use(plans)
     enter_description(current_op)

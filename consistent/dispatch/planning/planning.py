@@ -24,6 +24,7 @@ from ..plans.arguments import replace, tensors_of
 from ..plans.plan import Answer, ByFacts, OtherCall, OutLayout, Plan, list_ops, watchers
 from ..plans.shards import common_placement, is_global, refuse_mirrored
 from ..running import outside_ranks
+from ..running.empty_shards import same_graph
 from ..running.on_shards import ByForm, InPlaceOnCopy, OnShards
 from . import autocast
 from .any_size import all_whole, out_layouts
@@ -258,7 +259,8 @@ class _Planning:
     # -- parts -------------------------------------------------------------------------------------
 
     def _new(self, kind: type[OnShards]) -> OnShards:
-        plan = kind(self.function.name, self.function.run, self.call, self.placement)
+        run = same_graph(self.function.name, self.function.run)
+        plan = kind(self.function.name, run, self.call, self.placement)
         plan.adopt = tuple(i for i, t in enumerate(self.tensors) if not is_global(t))
         plan.outside = self.outside
         return plan

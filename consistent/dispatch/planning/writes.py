@@ -46,10 +46,17 @@ def written_arguments(function: Callable[..., Any]) -> tuple[tuple[int, str], ..
     found: dict[tuple[int, str], None] = {}
     for schema in _schemas(function):
         for position, argument in enumerate(schema.arguments):
-            writes = argument.alias_info is not None and argument.alias_info.is_write
-            if writes and not argument.is_out:
+            if _writes(argument) and not argument.is_out:
                 found[(position, argument.name)] = None
     return tuple(found)
+
+
+def _writes(argument: Any) -> bool:
+    """Whether the op writes to the tensor, or to those in the list. Some schemas write to a list
+    itself: ``aten::sort.Tensor`` is Python's ``list.sort``, and not ``torch.sort``."""
+    alias = argument.alias_info
+    is_list = str(argument.type).startswith("List[")
+    return alias is not None and alias.is_write and not (is_list and alias.before_set)
 
 
 def reshapes_in_place(function: Callable[..., Any]) -> bool:

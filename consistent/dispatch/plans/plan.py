@@ -52,6 +52,7 @@ class Plan:
     any_size: bool = False
     known_shapes: bool = False  # equal specs and arguments give equal shapes
     inplace: bool = False
+    adopts: bool = False  # some tensors of the call are plain, and count as broadcast
     kept: bool = True  # the key finds it again
     constant: Any = None
     is_whole: bool = False  # every rank computes all of it

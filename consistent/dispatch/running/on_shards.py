@@ -58,14 +58,17 @@ class OnShards(Plan):
         return self.choice is None
 
     @property
-    def is_simple(self) -> bool:
-        """Whether there is nothing to do but to call the function and to type its outputs."""
-        simple = not (self.adopt or self.boxes or self.outside or self.follow)
-        return simple and (self.template is None or self.sizes is not None)
+    def is_one_call(self) -> bool:
+        """Whether there is nothing to do but to call the function, with plain tensors as they are,
+        and to type its outputs."""
+        if self.boxes or self.outside or self.follow or (self.inplace and 0 in self.adopt):
+            return False
+        return self.template is None or self.sizes is not None
 
     def settle(self) -> OnShards:
         """Say how the hook runs this plan, once it is complete."""
-        self.way = FAST if self.is_simple else RUN
+        self.adopts = bool(self.adopt)
+        self.way = FAST if self.is_one_call else RUN
         return self
 
     def run(self, args: tuple, kwargs: dict, tensors: list) -> Any:
@@ -113,7 +116,7 @@ class OnShards(Plan):
             if self.template is not None:
                 args, kwargs = self.template
                 return self.function(*fill(args, tensors), **fill(kwargs, tensors))
-            if not self.is_simple:
+            if self.adopt or not self.is_one_call:
                 source = iter(tensors)
                 args, kwargs = replace(args, source), replace(kwargs, source)
             return self.function(*args, **kwargs)
@@ -164,7 +167,7 @@ class ByForm(OnShards):
         self.data_dependent = False  # the form gives (result, logical shapes of its tensors)
 
     @property
-    def is_simple(self) -> bool:
+    def is_one_call(self) -> bool:
         return False
 
     @property
@@ -207,7 +210,7 @@ class InPlaceOnCopy(OnShards):
     kind = "whole"
 
     @property
-    def is_simple(self) -> bool:
+    def is_one_call(self) -> bool:
         return False
 
     def run(self, args: tuple, kwargs: dict, tensors: list) -> Any:

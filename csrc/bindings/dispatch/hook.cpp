@@ -16,6 +16,7 @@
 #include "lookup/plans.h"
 #include "lookup/sizes.h"
 #include "lookup/spec.h"
+#include "plain_operands.h"
 
 namespace consistent::dispatch {
 
@@ -123,11 +124,39 @@ bool check_not_moved(const Entry& entry, PyObject* target) {
   return false;
 }
 
+PyObject* as_list(const Key& key) {
+  const auto count = static_cast<Py_ssize_t>(key.tensors.size());
+  PyObject* list = PyList_New(count);
+  for (Py_ssize_t i = 0; list != nullptr && i < count; ++i) {
+    PyList_SET_ITEM(list, i, Py_NewRef(key.tensors[i]));
+  }
+  return list;
+}
+
+// plan.run(args, kwargs, tensors)
+PyObject* run_in_python(const Entry& entry, const Key& key, const Arguments& given) {
+  static PyObject* const run = PyUnicode_InternFromString("run");
+  PyObject *args = nullptr, *kwargs = nullptr;
+  if (!given.as_tuple_and_dict(&args, &kwargs)) return nullptr;
+  PyObject* tensors = as_list(key);
+  PyObject* out = tensors == nullptr
+                      ? nullptr
+                      : PyObject_CallMethodObjArgs(entry.plan, run, args, kwargs, tensors, nullptr);
+  Py_XDECREF(tensors);
+  Py_DECREF(args);
+  Py_DECREF(kwargs);
+  return out;
+}
+
 // Runs a plan that is one torch call on the shards as they are.
-PyObject* run_fast(const Entry& entry, const Arguments& given) {
+PyObject* run_fast(const Entry& entry, const Key& key, const Arguments& given) {
   if (entry.inplace && !check_not_moved(entry, given.values[0])) return nullptr;
   PyObject* out = run_on_shards(entry, entry.sizes, given);
   if (out == nullptr) return nullptr;
+  if (entry.adopts && returns_plain_operand(out, key)) {
+    Py_DECREF(out);
+    return run_in_python(entry, key, given);
+  }
   if (is_exactly(out, THPVariableClass) ? retype_one(out, entry, 0)
                                         : entry.inplace || retype(out, entry)) {
     return out;
@@ -154,6 +183,10 @@ PyObject* run_fast_any_size(const Entry& entry, PyObject* local_sizes, const Siz
   if (entry.inplace && !check_not_moved(entry, given.values[0])) return nullptr;
   PyObject* out = run_on_shards(entry, local_sizes, given);
   if (out == nullptr || entry.inplace) return out;
+  if (entry.adopts && returns_plain_operand(out, key)) {
+    Py_DECREF(out);
+    return run_in_python(entry, key, given);
+  }
   size_t position = 0;
   const bool done = each_output(out, &position, [&](PyObject* tensor, size_t at) {
     const Out& rule = entry.outs[std::min(at, entry.outs.size() - 1)];
@@ -166,30 +199,6 @@ PyObject* run_fast_any_size(const Entry& entry, PyObject* local_sizes, const Siz
   if (done) return out;
   Py_DECREF(out);
   return nullptr;
-}
-
-PyObject* as_list(const Key& key) {
-  const auto count = static_cast<Py_ssize_t>(key.tensors.size());
-  PyObject* list = PyList_New(count);
-  for (Py_ssize_t i = 0; list != nullptr && i < count; ++i) {
-    PyList_SET_ITEM(list, i, Py_NewRef(key.tensors[i]));
-  }
-  return list;
-}
-
-// plan.run(args, kwargs, tensors)
-PyObject* run_in_python(const Entry& entry, const Key& key, const Arguments& given) {
-  static PyObject* const run = PyUnicode_InternFromString("run");
-  PyObject *args = nullptr, *kwargs = nullptr;
-  if (!given.as_tuple_and_dict(&args, &kwargs)) return nullptr;
-  PyObject* tensors = as_list(key);
-  PyObject* out = tensors == nullptr
-                      ? nullptr
-                      : PyObject_CallMethodObjArgs(entry.plan, run, args, kwargs, tensors, nullptr);
-  Py_XDECREF(tensors);
-  Py_DECREF(args);
-  Py_DECREF(kwargs);
-  return out;
 }
 
 // Plans a call that is met for the first time. With `for_any_size` the plan serves all sizes, if
@@ -233,6 +242,7 @@ struct Call {
   Entry* find_any_size(const Key& general, bool* failed);
   Entry* make(Key& general, bool by_facts);
   PyObject* run(const Entry& entry);
+  PyObject* run_beside_plain(const Entry& entry);
   PyObject* run_this_size();
   PyObject* run_copy(const Entry& entry);
   PyObject* run_any_size(const Entry& entry, PyObject* local_sizes, const Sizes* whole);
@@ -308,12 +318,13 @@ PyObject* Call::run(const Entry& entry) {
   if (entry.way == Way::kCall) return given.pass_to(entry.function);
   const bool watched = PyList_GET_SIZE(python.observers) != 0;
   const bool fast = entry.way == Way::kFast && !watched && !key.moved;
+  if (fast && entry.adopts) return run_beside_plain(entry);
   const bool sized = entry.any_size && function.sizing != Sizing::kNone && !entry.outs.empty() &&
                      !entry.outs[0].sources.empty();
   if (!sized) {
     if (!fast && entry.is_copy && entry.sizes != nullptr) return run_copy(entry);
     if (!fast) return run_in_python(entry, key, given);
-    return entry.any_size ? run_any_size(entry, nullptr, nullptr) : run_fast(entry, given);
+    return entry.any_size ? run_any_size(entry, nullptr, nullptr) : run_fast(entry, key, given);
   }
   SizeArguments sizes;
   if (!fast || !read_sizes(function.sizing, entry.outs[0], key, given, &sizes)) {
@@ -324,6 +335,14 @@ PyObject* Call::run(const Entry& entry) {
   PyObject* out = run_any_size(entry, local_sizes, &sizes.whole);
   Py_DECREF(local_sizes);
   return out;
+}
+
+// Runs a plan that is one torch call on shards and plain tensors.
+PyObject* Call::run_beside_plain(const Entry& entry) {
+  const int may = may_stay_plain(key);
+  if (may < 0) return nullptr;
+  if (may == 0) return run_in_python(entry, key, given);
+  return entry.any_size ? run_any_size(entry, nullptr, nullptr) : run_fast(entry, key, given);
 }
 
 // Runs the call by a plan made for its sizes.
@@ -357,7 +376,7 @@ PyObject* Call::run_any_size(const Entry& entry, PyObject* local_sizes, const Si
   // An op that returned its operand itself (x.contiguous()) may give a new tensor the next time,
   // and there is no spec yet for that one.
   const bool all_new = !specs.found.empty() && specs.complete;
-  if (out != nullptr && !found_exactly && entry.known_shapes && all_new) {
+  if (out != nullptr && !found_exactly && entry.kept && entry.known_shapes && all_new) {
     remember(entry, specs, local_sizes);
   }
   return out;

@@ -18,6 +18,7 @@ struct Python {
   PyObject* moved_views = nullptr;  // a list: while it is not empty, operands may be moved views
   PyObject* freshened = nullptr;    // (args, kwargs) -> the same of fresh views, or None
   PyObject* forward_ad = nullptr;   // torch.autograd.forward_ad
+  PyObject* check_mode = nullptr;   // the module, whose `enabled` says whether ranks compare notes
 };
 extern Python python;
 

@@ -5,6 +5,9 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
+#include <atomic>
+
 #include "../hook.h"
 #include "../lookup/key.h"
 
@@ -49,7 +52,9 @@ void LeafHook::enter(const at::Tensor& leaf, int64_t bucket, int64_t nbytes) {
     before->bucket = bucket, before->nbytes = nbytes;
     return;
   }
-  auto made = std::make_unique<LeafHook>(leaf.unsafeGetTensorImpl(), bucket, nbytes);
+  static std::atomic<int64_t> entered{0};  // ranks watch their leaves in the same order
+  const int64_t number = before != nullptr ? before->number : entered++;
+  auto made = std::make_unique<LeafHook>(leaf.unsafeGetTensorImpl(), bucket, nbytes, number);
   made->partial = before != nullptr && before->partial;
   remove(leaf);
   hooks.push_back(std::move(made));
@@ -84,7 +89,7 @@ variable_list LeafHook::operator()(const variable_list& grads) {
   if (is_simple(leaf, grads[0], run)) {
     partial = !run.sync;
     if (!run.sync || bucket < 0) return grads;
-    run.add(leaf, grads[0], bucket, nbytes, false);
+    run.add(leaf, grads[0], *this, false);
     return {at::Tensor()};
   }
   PyObject* unshared = nobody_else_holds(grads[0]) ? Py_True : Py_False;

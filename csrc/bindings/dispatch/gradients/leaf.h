@@ -19,8 +19,8 @@
 namespace consistent::dispatch {
 
 struct LeafHook : torch::autograd::FunctionPreHook {
-  LeafHook(c10::TensorImpl* leaf, int64_t bucket, int64_t nbytes)
-      : bucket(bucket), nbytes(nbytes), leaf_(leaf) {}
+  LeafHook(c10::TensorImpl* leaf, int64_t bucket, int64_t nbytes, int64_t number)
+      : bucket(bucket), nbytes(nbytes), number(number), leaf_(leaf) {}
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override;
 
   // The hook of `leaf`; nullptr if it has none.
@@ -31,6 +31,7 @@ struct LeafHook : torch::autograd::FunctionPreHook {
 
   int64_t bucket;        // one for leaves summed over the same ranks; -1 outside the placement
   int64_t nbytes;        // bytes of the largest piece, so that all ranks count the same
+  int64_t number;        // leaves of one bucket are in the same order by it on all ranks
   bool partial = false;  // whether a gradient that has no spec yet is an addend
 
  private:

@@ -122,7 +122,7 @@ PyObject* wait(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "OOp", &leaf, &addend, &replaces)) return nullptr;
   const LeafHook* hook = LeafHook::of(unpack(leaf));
   TORCH_CHECK(hook != nullptr && hook->bucket >= 0, "wait: this leaf is not summed over ranks");
-  Backward::current().add(unpack(leaf), unpack(addend), hook->bucket, hook->nbytes, replaces != 0);
+  Backward::current().add(unpack(leaf), unpack(addend), *hook, replaces != 0);
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }

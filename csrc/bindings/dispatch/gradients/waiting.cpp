@@ -9,6 +9,10 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
+
+#include "leaf.h"
+
 namespace consistent::dispatch {
 
 Leaves leaves;
@@ -64,14 +68,15 @@ void Backward::begin() {
   if (task != -1) torch::autograd::Engine::get_default_engine().queue_callback(finish);
 }
 
-void Backward::add(const at::Tensor& leaf, const at::Tensor& addend, int64_t bucket, int64_t nbytes,
+void Backward::add(const at::Tensor& leaf, const at::Tensor& addend, const LeafHook& hook,
                    bool replaces) {
+  const int64_t bucket = hook.bucket;
   if (static_cast<int64_t>(buckets_.size()) <= bucket) buckets_.resize(bucket + 1);
   // A tensor that autograd knows to be zero has no memory to send.
   const at::Tensor filled = addend._is_zerotensor() ? addend.clone() : addend;
-  waiting_.push_back({leaf, filled, bucket, replaces});
+  waiting_.push_back({leaf, filled, bucket, hook.number, replaces});
   Bucket& into = buckets_[bucket];
-  into.nbytes += nbytes;
+  into.nbytes += hook.nbytes;
   if (into.nbytes < (into.launched ? later_ : first_)) return;
   const pybind11::gil_scoped_acquire gil;
   launch(bucket);
@@ -79,11 +84,19 @@ void Backward::add(const at::Tensor& leaf, const at::Tensor& addend, int64_t buc
 
 void Backward::launch(int64_t bucket) {
   const at::NoGradGuard no_grad;
+  std::vector<size_t> order;
+  for (size_t i = 0; i < waiting_.size(); ++i) {
+    if (waiting_[i].bucket == bucket && !waiting_[i].launched) order.push_back(i);
+  }
+  // Gradients of one op may come in another order on a rank whose shard is empty, since torch may
+  // answer such a call by other ops.
+  std::stable_sort(order.begin(), order.end(), [this](size_t one, size_t other) {
+    return waiting_[one].number < waiting_[other].number;
+  });
   std::vector<at::Tensor> addends;
   THPObjectPtr positions = checked(PyList_New(0)), owners = checked(PyList_New(0));
-  for (size_t i = 0; i < waiting_.size(); ++i) {
+  for (const size_t i : order) {
     Waiting& each = waiting_[i];
-    if (each.bucket != bucket || each.launched) continue;
     each.launched = true;
     addends.push_back(each.addend.reshape(-1));
     append(positions, checked(PyLong_FromSize_t(i)));

@@ -25,9 +25,12 @@ struct Leaves {
 };
 extern Leaves leaves;
 
+struct LeafHook;
+
 struct Waiting {
   at::Tensor leaf, addend;
   int64_t bucket;
+  int64_t number;         // of the leaf
   bool replaces;          // the addend includes what the leaf held
   bool launched = false;  // its bucket is on the way
   bool dropped = false;   // the user has set another gradient meanwhile
@@ -41,10 +44,8 @@ class Backward {
 
   // Before the first gradient of a graph task: reads the limits, and asks for `finish` at its end.
   void begin();
-  // Puts the addend into its bucket, which is launched when it is full. `nbytes` is the same on all
-  // ranks.
-  void add(const at::Tensor& leaf, const at::Tensor& addend, int64_t bucket, int64_t nbytes,
-           bool replaces);
+  // Puts the addend into the bucket of its leaf, which is launched when it is full.
+  void add(const at::Tensor& leaf, const at::Tensor& addend, const LeafHook& hook, bool replaces);
   // Under the GIL: passes what is not launched yet to Python, one flat tensor for each bucket.
   void launch_all();
   // Under the GIL: adds the sums of `positions`, which lie one after the other in `flat`, to the

@@ -72,9 +72,10 @@ bool Entry::read(PyObject* from) {
       read_int(from, "way", &number) && read_bool(from, "any_size", &any_size) &&
       read_bool(from, "inplace", &inplace) && read_bool(from, "kept", &kept) &&
       read_bool(from, "by_value", &by_value) && read_bool(from, "by_grad", &by_grad) &&
-      read_bool(from, "known_shapes", &known_shapes) && read_object(from, "function", &function) &&
-      read_object(from, "sizes", &sizes) && read_object(from, "constant", &constant) &&
-      read_object(from, "outs", &given) && read_outs(given);
+      read_bool(from, "known_shapes", &known_shapes) && read_bool(from, "adopts", &adopts) &&
+      read_object(from, "function", &function) && read_object(from, "sizes", &sizes) &&
+      read_object(from, "constant", &constant) && read_object(from, "outs", &given) &&
+      read_outs(given);
   Py_XDECREF(given);
   way = static_cast<Way>(number);
   if (done && sizes == Py_None) Py_CLEAR(sizes);
@@ -94,6 +95,7 @@ Entry* Entry::with(const std::vector<PyObject*>& specs, PyObject* local_sizes) c
   made->sizes = Py_XNewRef(local_sizes);
   made->way = way;
   made->inplace = inplace;
+  made->adopts = adopts;
   made->is_copy = true;
   for (PyObject* spec : specs) {
     made->outs.emplace_back();

@@ -46,6 +46,7 @@ struct Entry {
   std::vector<Out> outs;  // in a plan for all sizes the last one serves all further outputs
   Way way = Way::kRun;
   bool any_size = false, inplace = false, kept = true, by_value = false, by_grad = false;
+  bool adopts = false;             // some tensors of the call are plain
   bool known_shapes = false;       // equal keys give equal shapes, whatever the data
   bool is_copy = false;            // a copy, for some sizes, of a plan that serves all sizes
   mutable Entry* exact = nullptr;  // in a copy: a plan for its sizes only, which Python can run

@@ -16,9 +16,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import consistent
 from consistent import B, P, S
+from consistent.dispatch.planning.writes import written_arguments
 from consistent.dispatch.plans.shards import plain
 from consistent.spec import Placement, Sbp, TensorSpec, may_be
-from tests.ranks import pool
+from tests.ranks import on_ranks, pool
 from tests.reference import scatter
 
 N = 4  # matrices are N x N, and so is everything else that may be
@@ -313,6 +314,26 @@ UNDRAWN = frozenset(
     sparse_resize_.default sparse_resize_and_clear_.default squeeze_.dims uniform_.default
     unsqueeze_.default""".split()
 )
+
+
+def test_an_op_named_like_a_function_of_lists_writes_nothing() -> None:
+    for name in ("sort", "remove", "index", "count", "copy"):
+        for space in (torch, torch.Tensor, torch.ops.aten):
+            if hasattr(space, name):
+                assert written_arguments(getattr(space, name)) == (), (space, name)
+    assert written_arguments(torch._foreach_add_) == ((0, "self"),)
+
+
+@on_ranks(2)
+def test_sorting_a_leaf_leaves_it_as_it_was(rank: int) -> None:
+    for shape in ((1, 1), (3, 2), (4, 4)):
+        x = consistent.distribute(
+            torch.rand(shape), Placement("cpu", [0, 1]), S(1)
+        ).requires_grad_()
+        y = x.sin()
+        torch.sort(x, 1)
+        assert x._version == 0
+        y.sum().backward()
 
 
 @pytest.mark.parametrize("part", range(4))

@@ -1,0 +1,98 @@
+"""Gradients of leaves are summed in one order on all ranks, whatever their shards hold: parameters
+of one shape would be added to each other otherwise, without an error."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import consistent
+from benchmarks import suite_cases
+from consistent import B, Placement, S
+from consistent.autograd import buckets
+from tests.ranks import ALL, pool
+
+SAMPLES = None if ALL else 2  # of each module
+
+
+def _samples(rank: int, ranks: int, most: int | None) -> list[str]:
+    """The modules whose gradients are wrong where each is summed as it comes."""
+    warnings.simplefilter("ignore")
+    placement, before = Placement("cpu", range(ranks)), buckets.AT_ONCE_BYTES
+    buckets.AT_ONCE_BYTES, wrong = 1, []
+    layouts, suite_cases.LAYOUTS = suite_cases.LAYOUTS, ((B, S(0)),)
+    try:
+        for name in suite_cases.names("modules"):
+            count = suite_cases.count("modules", name)
+            for index in range(0, count, 1 if most is None else -(-count // most)):
+                for outcome, why in suite_cases._outcomes("modules", name, index, placement):
+                    if outcome in ("wrong", "raises"):
+                        case = suite_cases.describe("modules", name, index)
+                        wrong.append(f"{case}: {outcome} {why}")
+    finally:
+        buckets.AT_ONCE_BYTES, suite_cases.LAYOUTS = before, layouts
+    return wrong
+
+
+def test_torchs_modules_with_each_gradient_summed_as_it_comes() -> None:
+    for wrong in pool(4).run(_samples, 4, SAMPLES, timeout=1200):
+        assert not wrong, "\n".join(wrong)
+
+
+LAYERS: dict[str, Any] = {
+    "BatchNorm1d": (lambda: nn.BatchNorm1d(6).eval(), (1, 6, 4), 0),
+    "InstanceNorm1d": (lambda: nn.InstanceNorm1d(6, affine=True), (1, 6, 4), 0),
+    "GroupNorm": (lambda: nn.GroupNorm(2, 6), (1, 6, 4), 0),
+    "LayerNorm": (lambda: nn.LayerNorm(6), (1, 4, 6), 0),
+    "LSTM": (lambda: nn.LSTM(6, 6, 2), (3, 1, 6), 1),
+    "GRU": (lambda: nn.GRU(6, 6, 2), (3, 1, 6), 1),
+    "RNN": (lambda: nn.RNN(6, 6, 2), (3, 1, 6), 1),
+    "MultiheadAttention": (lambda: _SelfAttention(), (3, 1, 6), 1),
+    "TransformerEncoderLayer": (lambda: nn.TransformerEncoderLayer(6, 2, 6, 0.0), (3, 1, 6), 1),
+    "Conv1d": (lambda: nn.Conv1d(6, 6, 1), (1, 6, 4), 0),
+    "two layers": (lambda: nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)), (1, 6), 0),
+}
+
+
+class _SelfAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(6, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attention(x, x, x)[0]
+
+
+def _one_row(rank: int, name: str, at_once: int) -> list[tuple[str, float]]:
+    """The largest error of each parameter's gradient, where one rank has all of the batch."""
+    make, shape, dim = LAYERS[name]
+    torch.manual_seed(0)
+    plain, x = make(), torch.randn(shape)
+    ours = make()
+    ours.load_state_dict(plain.state_dict())
+    _loss(plain(x)).backward()
+    placement = Placement("cpu", [0, 1])
+    consistent.parallelize(ours, placement, "data")
+    before, buckets.AT_ONCE_BYTES = buckets.AT_ONCE_BYTES, at_once
+    try:
+        _loss(ours(consistent.distribute(x, placement, S(dim)))).backward()
+    finally:
+        buckets.AT_ONCE_BYTES = before
+    pairs = zip(plain.named_parameters(), ours.parameters(), strict=True)
+    return [(key, float((a.grad - b.grad.full()).abs().max())) for (key, a), b in pairs]  # type: ignore
+
+
+def _loss(out: Any) -> torch.Tensor:
+    y = out[0] if isinstance(out, tuple) else out
+    return (y * torch.linspace(0.5, 1.5, y.numel()).reshape(y.shape)).square().sum()
+
+
+@pytest.mark.parametrize("at_once", [1, 1 << 30], ids=["at once", "in buckets"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_rank_without_rows_adds_to_the_right_parameters(name: str, at_once: int) -> None:
+    for errors in pool(2).run(_one_row, name, at_once):
+        assert all(error < 1e-4 for _, error in errors), errors
