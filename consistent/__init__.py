@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import data
+from . import data, nn, step
 from .autograd.leaves import no_sync
 from .movement.check_mode import check_mode
 from .movement.plain_values import plain_may_differ
@@ -43,6 +43,8 @@ placement = Placement
 
 install_with_first_tensor()
 
+nn.Graph, nn.graph = step.Graph, step
+
 _LATER = ("checkpoint",)  # packages that import much of torch; imported when they are asked for
 
 
@@ -79,6 +81,7 @@ __all__ = [
     "master_weights",
     "matmul_all_reduce",
     "matmul_reduce_scatter",
+    "nn",
     "no_sync",
     "normal",
     "ones",

@@ -123,6 +123,22 @@ class Transport(ABC):
         """
 
     @abstractmethod
+    def send(self, x: Tensor, to: int, label: str) -> Handle:
+        """Start sending `x` to rank `to`, which receives it under the same `label`. `wait()`
+        returns once `x` may be written to again; nobody has to call it for the message to go."""
+
+    @abstractmethod
+    def receive(
+        self, shape: Shape, dtype: torch.dtype, source: int, label: str, device: torch.device | str
+    ) -> Handle:
+        """Start receiving what `source` sends under `label`; `wait()` gives the tensor.
+
+        Messages between two ranks match by label, dtype and size, and in order where these are
+        equal. So no order of sends and receives can deadlock, as long as nobody waits for a message
+        before its sender has had what it needs to send it.
+        """
+
+    @abstractmethod
     def gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]:
         """Every rank's `obj`, which must be picklable, in the order of `ranks`. For small metadata
         and checks."""

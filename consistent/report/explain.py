@@ -137,6 +137,8 @@ class _Outside(CheckedTransport):
     _all_to_all: Any = _refuse
     _broadcast: Any = _refuse
     _exchange: Any = _refuse
+    _send: Any = _refuse
+    _receive: Any = _refuse
     _gather_objects: Any = _refuse
 
 

@@ -163,14 +163,12 @@ SHAPES = {
     "sbp.split(dim=0))\nw": 2,
     "sbp.split(dim=1))\nout": 2,
     "Place the first": 2,
-    "# Graph\n": 0,
+    "# Graph\n": 4,
     "x)\n": 4,
 }
 
 
 def ranks_of(block: Block) -> int:
-    if "nn.Graph" in block.code:
-        return 0  # comes with stages
     found = [
         int(rank)
         for text in re.findall(r"ranks=\[([\d, ]+)\]", block.code)

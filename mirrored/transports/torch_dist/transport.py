@@ -167,6 +167,12 @@ class TorchDist(CheckedTransport):
             for x, part in zip(place, piece.split([x.numel() for x in place]), strict=True):
                 x.copy_(part)
 
+    def _send(self, x: Tensor, to: int, label: str) -> Handle:
+        return messages.sending(label, x, to)
+
+    def _receive(self, out: Tensor, source: int, label: str) -> Handle:
+        return messages.receiving(label, out, source)
+
     def _broadcast(self, x: Tensor, source: int, ranks: Ranks) -> None:
         if not _by_nccl(x.device):
             wire = x.cpu()
