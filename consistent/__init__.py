@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import data, nn, step
+from . import pipeline as pipelines
 from .autograd.leaves import no_sync
 from .movement.check_mode import check_mode
 from .movement.plain_values import plain_may_differ
@@ -43,7 +44,7 @@ placement = Placement
 
 install_with_first_tensor()
 
-nn.Graph, nn.graph = step.Graph, step
+nn.Graph, nn.graph, nn.pipeline = step.Graph, step, pipelines.pipeline
 
 _LATER = ("checkpoint",)  # packages that import much of torch; imported when they are asked for
 

@@ -153,6 +153,11 @@ class Transport(ABC):
         it is not known. No rank waits for another."""
         return None
 
+    def abandon(self, why: str) -> bool:
+        """Make every other rank raise, because this one cannot go on in what they do together.
+        False where there is nobody to tell: simulated ranks end with the first that raises."""
+        return False
+
     # ---- built on those above; a transport may do them faster -----------------------------------
 
     def all_reduce(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:

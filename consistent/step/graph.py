@@ -17,6 +17,7 @@ from .backward_calls import taken
 from .config import GraphConfig
 from .graph_module import recomputing
 from .optimizers import Optimizers
+from .pipelined import Pipelined
 
 
 class Graph:
@@ -89,6 +90,11 @@ class Graph:
         """
         set_stage(module, index, placement)
 
+    @property
+    def trains(self) -> bool:
+        """Whether an optimizer was added."""
+        return bool(self._optimizers)
+
     # -- its modules -------------------------------------------------------------------------------
 
     def modules(self) -> Iterator[torch.nn.Module]:
@@ -148,8 +154,6 @@ class Graph:
         """What runs ``build`` on a whole batch, backward included. A recorded program would stand
         here, too."""
         if self.config.micro_batches > 1 and len(stages) > 1:
-            from .pipelined import Pipelined
-
             if self._pipeline is None or not self._pipeline.fits(stages, self.config):
                 self._pipeline = Pipelined(self, stages, self.config)
             return self._pipeline.run

@@ -14,6 +14,9 @@ class Optimizers:
         self.scaler: Any = None
         self._pairs: list[tuple[torch.optim.Optimizer, Any]] = []
 
+    def __len__(self) -> int:
+        return len(self._pairs)
+
     def add(self, optimizer: Any, schedule: Any) -> None:
         """Raises TypeError if ``optimizer`` is none."""
         if not isinstance(optimizer, torch.optim.Optimizer):

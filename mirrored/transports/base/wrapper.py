@@ -60,3 +60,4 @@ class Wrapper(Transport):
     addends = _passed_on(Transport.addends)
     shares = _passed_on(Transport.shares)
     link = _passed_on(Transport.link)
+    abandon = _passed_on(Transport.abandon)

@@ -77,6 +77,12 @@ class TorchDist(CheckedTransport):
         world().check_reachable(ranks)
         return False
 
+    def abandon(self, why: str) -> bool:
+        watch = world().watch
+        if watch is not None:
+            watch.give_up(why)
+        return watch is not None
+
     # ---- reductions -----------------------------------------------------------------------------
 
     def all_reduce(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
