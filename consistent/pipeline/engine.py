@@ -51,7 +51,7 @@ class Engine:
     schedule: str
     moves: bool
     _programs: dict[Any, Program] = field(default_factory=dict)
-    _graded: dict[int, list[bool]] = field(default_factory=dict)
+    _graded: dict[int, list[NdSbp | None]] = field(default_factory=dict)
 
     def table(self, count: int) -> Schedule:
         """The table for so many micro-batches.
@@ -168,18 +168,16 @@ class Engine:
         params: list[Any] = list(
             dict.fromkeys(p for m in self.modules() for p in m.parameters(recurse=False))
         )
-        mine = [p.grad is not None for p in params]
         if id(program) not in self._graded:
             transport = current()
+            mine = [None if p.grad is None or not is_global(p) else p.grad.sbp for p in params]
             told = transport.gather_objects(mine, tuple(range(transport.size)))
-            first = [
-                p._spec.placement.first_rank if is_global(p) else transport.rank for p in params
-            ]
+            first = [p.placement.first_rank if is_global(p) else transport.rank for p in params]
             self._graded[id(program)] = [told[r][k] for k, r in enumerate(first)]
-        for p, has in zip(params, self._graded[id(program)], strict=True):
-            outside = is_global(p) and my_coordinate(p._spec.placement) is None
-            if outside and has and p.grad is None:
-                spec = p._spec.settled
+        for p, sbp in zip(params, self._graded[id(program)], strict=True):
+            outside = is_global(p) and my_coordinate(p.placement) is None
+            if outside and sbp is not None and p.grad is None:
+                spec = p._spec.with_sbp(sbp)
                 shape = spec.local_shape(None)
                 local = torch.empty(shape, dtype=spec.dtype, device="meta")
                 set_raw_grad(p, attach(local, spec))
