@@ -189,12 +189,13 @@ class Engine:
         transport = current()
         if transport.size == 1:
             return
-        note = (count, _shown((args, kwargs)), user_line())
+        tensors = ", ".join(_tensors((args, kwargs)))
+        note = (count, _shown((args, kwargs)), tensors, user_line())
         notes = transport.gather_objects(note, tuple(range(transport.size)))
         if any(other[:2] != notes[0][:2] for other in notes):
             said = "".join(
                 f"    rank {r}: {n} micro-batches of {batch}, at {line}\n"
-                for r, (n, batch, line) in enumerate(notes)
+                for r, (n, _, batch, line) in enumerate(notes)
             )
             raise RuntimeError(
                 f"{self.name}: ranks are about to run different batches.\n{said}"
@@ -210,11 +211,17 @@ def _share(scale: Callable[[Any], Any], share: float) -> Callable[[Any], Any]:
 
 def _shown(given: Any) -> str:
     """Shapes and dtypes of tensors, and what else is given."""
+    return repr(map_tensors(given, _text))
 
-    def text(x: torch.Tensor) -> str:
-        return str(x._spec) if is_global(x) else f"{x.dtype}{list(x.shape)}"  # type: ignore[attr-defined]
 
-    return repr(map_tensors(given, text)).replace("torch.", "")
+def _tensors(given: Any) -> list[str]:
+    found: list[str] = []
+    map_tensors(given, lambda x: (found.append(_text(x)), x)[1])
+    return found
+
+
+def _text(x: Any) -> str:
+    return str(x._spec) if is_global(x) else f"{x.dtype}{list(x.shape)}".removeprefix("torch.")
 
 
 def _cast() -> tuple:

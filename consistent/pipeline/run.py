@@ -216,7 +216,7 @@ def run_all(run: Run) -> None:
     try:
         run.all()
     except Exception as error:
-        said = f"{type(error).__name__}: {error}".partition("\n")[0]
+        said = f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(".")
         at = "" if run.doing is None else f" in {run.doing}"
         error.add_note(f"  rank {current().rank}{at}")
         if "every rank stops" not in str(error):

@@ -69,8 +69,8 @@ def test_halves_of_global_tensors(rank: int, plan: str) -> None:
     (plain(leaf) - y).square().mean().backward()
     given = distribute(x, world, B if plan == "tensor" else S(0))
     local = given.to_local().detach().requires_grad_()
-    from consistent.pipeline.cell import _Arrive
     from consistent.dispatch.plans.shards import attach
+    from consistent.pipeline.cell import _Arrive
 
     entered = attach(_Arrive.apply(local, (local.detach(),)), given._spec)
     loss = (halves(entered) - y).square().mean()
