@@ -335,6 +335,14 @@ class _Recorder(TorchFunctionMode):
     def _own(self, x: torch.Tensor) -> Any:
         """``x`` if it is known, else a stand-in for a tensor that was there before."""
         if id(x) in self._known:
+            known = self.program.values[self._known[id(x)]].spec
+            if known is not (x._spec if is_global(x) else None):  # type: ignore[attr-defined]
+                raise RuntimeError(
+                    f"{self.program.name}: at {self.line} a global tensor is used that was made, "
+                    "or laid out anew, in the program itself.\n"
+                    "  What makes global tensors is not recorded.\n"
+                    "  Make it before, and pass it as an argument, or let a stage's module make it."
+                )
             return x
         if id(x) in self.places:
             owner, key = self.places[id(x)]
@@ -344,8 +352,10 @@ class _Recorder(TorchFunctionMode):
             return x
         if x.is_meta and not is_global(x):
             raise RuntimeError(
-                f"{self.program.name}: at {self.line} a tensor is used that a part of the program "
-                "made which was not recorded. Make it where it is used."
+                f"{self.program.name}: at {self.line} a tensor's values or its shard are asked "
+                "for, or a tensor is used that something made which is not recorded.\n"
+                "  What lies between the modules of stages is recorded once, without values.\n"
+                "  Do it inside a stage's module, or before the step."
             )
         made = self._known_real(x)
         return made

@@ -93,9 +93,12 @@ class Engine:
         parts = cuts(self.name, rows, count)
         table = self.table(count)
         batch, draws = [], generator.get_state().counter
+        programs: dict[int, Program] = {}  # by rows
         for start, size in parts:
             given = cut((args, kwargs), rows, start, size)
-            program = self._program(step, given[0], given[1], size, scale is not None)
+            if size not in programs:
+                programs[size] = self._program(step, given[0], given[1], size, scale is not None)
+            program = programs[size]
             inputs: list[Any] = []
             map_tensors(given, lambda x: (inputs.append(x), x)[1])  # noqa: B023
             share = None if scale is None else _share(scale, size / rows)
