@@ -276,8 +276,7 @@ def be_rank(rank: int, ranks: int, path: str, what: str, rounds: int, answers: A
     warnings.filterwarnings("ignore")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
-    store = dist.FileStore(path, ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=ranks)
     found = {"bubbles": bubbles, "times": times}[what](rank, rounds)
     if rank == 0:
         answers.put(found)
@@ -301,7 +300,7 @@ def on_ranks(ranks: int, what: str, rounds: int) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="Pipelines.")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", choices=["bubbles", "times"])
     options = parser.parse_args()

@@ -86,6 +86,7 @@ class Line:
     mode: tuple[bool, tuple] | None = None
     draws: tuple[int, int] = (0, 0)
     where: str = ""  # the user's file and line
+    writes: bool = False  # into one of its arguments
 
 
 @dataclass(slots=True)

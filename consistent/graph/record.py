@@ -92,6 +92,9 @@ class _Recorder(TorchFunctionMode):
         self._alive: list[Any] = []
         self._moved: dict[tuple[int, int, Any], Any] = {}
         self._entered: dict[tuple[int, int], Any] = {}
+        # Plain tensors that follow from sizes alone: the values of a stand-in, and the way back.
+        self._constants: dict[int, torch.Tensor] = {}
+        self._stand_ins: dict[int, Any] = {}
         self._passing = 0
         self._drawn = generator.get_state().counter
         self._around = self._mode()
@@ -159,17 +162,24 @@ class _Recorder(TorchFunctionMode):
         self.line = user_line()
         given = map_each((args, kwargs), torch.Tensor, self._own)
         stage = self._latest(given)
+        name = getattr(func, "__name__", repr(func))
         if stage is not None:
-            given = map_tensors(given, lambda x: self._at(x, stage, getattr(func, "__name__", "")))
-        return self._run(getattr(func, "__name__", repr(func)), func, given, stage)
+            if _writes(name, given[1]):
+                self._check_target(name, given, stage)
+            given = map_tensors(given, lambda x: self._at(x, stage, name))
+        return self._run(name, func, given, stage)
 
     # -- lines -------------------------------------------------------------------------------------
 
     def _run(
         self, name: str, func: Any, given: tuple, stage: int | None, module: bool = False
     ) -> Any:
-        args, kwargs = given
-        before = self.draws()
+        before, writes = self.draws(), _writes(name, given[1])
+        values = None if module else self._values_of(given)
+        if values is None and stage is None:  # stand-ins of plain tensors stay on meta
+            args, kwargs = map_each(given, torch.device, lambda _: _META)
+        else:
+            args, kwargs = given if values is None else values
         with self.quiet():
             out = func(*args, **kwargs)
         inputs: dict[int, int] = {}
@@ -177,28 +187,39 @@ class _Recorder(TorchFunctionMode):
         outs: list[int] = []
 
         def result(x: torch.Tensor) -> Any:
+            x = self._stand_ins.get(id(x), x)
             if id(x) in inputs:  # written in place, or handed through
                 outs.append(inputs[id(x)])
                 return x
-            x = x if x.is_meta or is_global(x) else stand_in(x)
-            outs.append(self._value(x, stage if is_global(x) else None))
-            return x
+            made = x if x.is_meta or is_global(x) else stand_in(x)
+            if values is not None and made is not x:
+                self._constants[id(made)] = x
+                self._stand_ins[id(x)] = made
+            outs.append(self._value(made, stage if is_global(made) else None))
+            return made
 
         out = map_tensors(out, result)
-        writes = (
-            name.endswith("_") and not name.endswith("__") or name in ("__setitem__", "__set__")
-        )
-        if outs or writes or "out" in kwargs:
-            self._check_written(name, given, outs, stage, inputs)
+        if outs or writes:
+            self._check_written(name, outs, stage, inputs)
             noted = map_tensors(given, lambda x: Ref(self._known[id(x)]))
             noted = map_each(noted, torch.device, lambda d: HERE if d == _META else d)
             mode = self._mode()
             line = Line(name, func, noted[0], noted[1], tuple(outs), stage, module)
             line.mode = None if mode == self._around else mode
             line.draws = before, self.draws() - before
-            line.where = self.line
+            line.writes, line.where = writes, self.line
             self.program.lines.append(line)
         return out
+
+    def _values_of(self, given: tuple) -> tuple | None:
+        """The arguments with values, where they follow from sizes and numbers alone: what depends
+        on those may decide what the program does."""
+        found: list[torch.Tensor] = []
+        map_tensors(given, lambda x: (found.append(x), x)[1])
+        if any(id(x) not in self._constants for x in found):
+            return None
+        made = map_tensors(given, lambda x: self._constants[id(x)])
+        return map_each(made, torch.device, lambda d: torch.device("cpu") if d == _META else d)
 
     def _module(self, module: Any, call: Any, stage: int, args: tuple, kwargs: dict) -> Any:
         self.line = user_line()
@@ -410,12 +431,28 @@ class _Recorder(TorchFunctionMode):
         map_tensors(given, look)
         return max(found, default=None)
 
+    def _check_target(self, name: str, given: tuple, stage: int) -> None:
+        """Raise if a tensor of an earlier stage is written to: later lines would read the old
+        values there."""
+
+        def look(x: torch.Tensor) -> torch.Tensor:
+            made = self.program.values[self._known[id(x)]].stage
+            if is_global(x) and made != stage:
+                raise RuntimeError(
+                    f"{self.program.name}: {name} at {self.line} writes into a tensor of stage "
+                    f"{made} what stage {stage} has made.\n"
+                    "  A stage hands on what it has made when it ends.\n  Write into a copy."
+                )
+            return x
+
+        map_tensors((given[0][:1], given[1].get("out")), look)
+
     def _check_written(
-        self, name: str, given: Any, outs: list[int], stage: int | None, inputs: dict[int, int]
+        self, name: str, outs: list[int], stage: int | None, inputs: dict[int, int]
     ) -> None:
         for index in set(outs) & set(inputs.values()):
             sent = [m for m in self.program.moves if m.source == index and m.src == stage]
-            if sent and name != "requires_grad_":
+            if sent and name.endswith("_") and name != "requires_grad_":
                 raise RuntimeError(
                     f"{self.program.name}: {name} at {self.line} writes into a tensor that stage "
                     f"{sent[0].dst} was given before, at {sent[0].where}.\n"
@@ -427,6 +464,14 @@ class _Recorder(TorchFunctionMode):
         kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
         cast = tuple((k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds)
         return torch.is_grad_enabled(), cast
+
+
+def _writes(name: str, kwargs: dict[str, Any]) -> bool:
+    """Whether a function writes into its first argument, or into ``out``."""
+    if name == "requires_grad_":
+        return False
+    ends = name.endswith("_") and not name.endswith("__")
+    return ends or name in ("__setitem__", "__set__") or "out" in kwargs
 
 
 def entered(x: torch.Tensor, spec: TensorSpec) -> Any:

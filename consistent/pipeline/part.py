@@ -41,7 +41,8 @@ def part_of(program: Program, stage: int | None) -> Part:
     needed = {*part.leaving, *part.losses, *part.results}
     for line in reversed(program.lines):
         mine = line.stage == stage and stage is not None
-        if mine or (line.stage is None and needed & set(line.outs)):
+        # What is written into a plain tensor may be read through another one of the same memory.
+        if mine or (line.stage is None and (line.writes or needed & set(line.outs))):
             part.lines.append(line)
             needed |= set(refs((line.args, line.kwargs)))
     part.lines.reverse()

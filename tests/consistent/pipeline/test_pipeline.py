@@ -162,3 +162,41 @@ def test_auto_measures_a_sample(rank: int) -> None:
     pipe = pipeline(GPT(), one_each(), loss=loss_of, micro_batches=2, sample=batch(0)[0])
     assert 1 <= sum(name.startswith("blocks") for name in pipe.parts(0)) <= 5
     same(pipe, GPT())
+
+
+class Masked(GPT):
+    """Writes into plain tensors, and decides by what follows from sizes, between its parts."""
+
+    def forward(self, ids: Any) -> Any:
+        places = torch.arange(ids.shape[1], device=ids.device)
+        keep = torch.ones(ids.shape[1], dtype=torch.float64)
+        part = keep[1:]
+        part[2] = 0.5
+        part.mul_(2)
+        x = self.words(ids) * keep[:, None] + self.places(places)
+        if (torch.diff(places) == 1).all():
+            x = x + 1
+        for block in self.blocks:
+            x = block(x) * keep[:, None]
+        return self.head(self.norm(x))
+
+
+@on_ranks(2)
+def test_what_a_forward_does_to_plain_tensors_between_its_parts(rank: int) -> None:
+    same(pipeline(Masked(), one_each(), loss=loss_of, micro_batches=3), Masked())
+
+
+class Writes(GPT):
+    def forward(self, ids: Any) -> Any:
+        x = first = self.words(ids)
+        for block in self.blocks:
+            x = block(x)
+        first.add_(x)
+        return self.head(self.norm(first))
+
+
+@on_ranks(2)
+def test_writing_into_what_an_earlier_stage_made_is_an_error(rank: int) -> None:
+    pipe = pipeline(Writes(), one_each(), loss=loss_of, micro_batches=2)
+    with pytest.raises(RuntimeError, match="add_ at .* writes into a tensor of stage 0 what stage"):
+        pipe.step(*batch(0))
