@@ -3,7 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import data
+from . import data, nn, step
+from . import pipeline as pipelines
 from .autograd.leaves import no_sync
 from .movement.check_mode import check_mode
 from .movement.plain_values import plain_may_differ
@@ -43,6 +44,8 @@ placement = Placement
 
 install_with_first_tensor()
 
+nn.Graph, nn.graph, nn.pipeline = step.Graph, step, pipelines.pipeline
+
 _LATER = ("checkpoint",)  # packages that import much of torch; imported when they are asked for
 
 
@@ -79,6 +82,7 @@ __all__ = [
     "master_weights",
     "matmul_all_reduce",
     "matmul_reduce_scatter",
+    "nn",
     "no_sync",
     "normal",
     "ones",

@@ -124,6 +124,22 @@ class Transport(ABC):
         """
 
     @abstractmethod
+    def send(self, x: Tensor, to: int, label: str) -> Handle:
+        """Start sending `x` to rank `to`, which receives it under the same `label`. `wait()`
+        returns once `x` may be written to again; nobody has to call it for the message to go."""
+
+    @abstractmethod
+    def receive(
+        self, shape: Shape, dtype: torch.dtype, source: int, label: str, device: torch.device | str
+    ) -> Handle:
+        """Start receiving what `source` sends under `label`; `wait()` gives the tensor.
+
+        Messages between two ranks match by label, dtype and size, and in order where these are
+        equal. So no order of sends and receives can deadlock, as long as nobody waits for a message
+        before its sender has had what it needs to send it.
+        """
+
+    @abstractmethod
     def gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]:
         """Every rank's `obj`, which must be picklable, in the order of `ranks`. For small metadata
         and checks."""
@@ -137,6 +153,11 @@ class Transport(ABC):
         """What messages between ranks on devices of this kind cost, the same on every rank; None if
         it is not known. No rank waits for another."""
         return None
+
+    def abandon(self, why: str) -> bool:
+        """Make every other rank raise, because this one cannot go on in what they do together.
+        False where there is nobody to tell: simulated ranks end with the first that raises."""
+        return False
 
     # ---- built on those above; a transport may do them faster -----------------------------------
 

@@ -32,6 +32,7 @@ FLOORS = {
     "consistent.checkpoint": 6,
     "consistent.graph": 7,
     "consistent.pipeline": 8,
+    "consistent.step": 8.5,
     "consistent.auto": 8,
     "consistent.report": 8,
     "consistent.flow": 9,

@@ -11,7 +11,9 @@ from torch.nn import Module, Parameter
 
 from mirrored.mirrored_tensor import MirroredTensor
 
+from .. import step as graph
 from ..spec import S
+from ..step import Graph
 from .ops.micro_batches import op
 from .ops.padding import pair, same
 
@@ -20,6 +22,7 @@ __all__ = [
     "Module",
     "Parameter",
     "dropout",
+    "graph",
     "max_pool2d",
     "relu",
     "softmax",
@@ -73,18 +76,6 @@ def sparse_softmax_cross_entropy_with_logits(
 ) -> Any:
     """The loss of each sample: ``n, nc -> n``."""
     return F.cross_entropy(logits, labels.long(), reduction="none")
-
-
-class Graph:
-    """Stands for the static graph, which is not implemented yet."""
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        raise NotImplementedError(
-            "nn.Graph: graphs and their stages are not there yet.\n"
-            "  A program over several placements runs eagerly, its backward pass included.\n"
-            "  Call the module itself, and move its tensors with x.to_global(placement=..., "
-            "sbp=...)."
-        )
 
 
 def __getattr__(name: str) -> Any:

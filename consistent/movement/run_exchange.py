@@ -47,6 +47,27 @@ def run_exchange(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
     return _assemble(pieces, "sum" if kind is None else kind.op, dst, orders.to)
 
 
+def departing(local: Tensor, src: TensorSpec, dst: TensorSpec) -> list[tuple[int, Tensor]]:
+    """What a rank of ``src`` sends, (to, part), for placements without common ranks."""
+    orders = _orders(src, dst, current().rank)
+    origin, wire = src.region(orders.at)[0], _wire(src, dst)
+    return [(t.target, _cut(local, t, origin).to(wire)) for t in orders.going]
+
+
+def arriving(src: TensorSpec, dst: TensorSpec) -> list[tuple[int, tuple[int, ...], torch.device]]:
+    """What a rank of ``dst`` receives, (from, shape, device), in the order of ``departing``."""
+    orders = _orders(src, dst, current().rank)
+    return [(t.source, t.sizes, _wire(src, dst)) for t in orders.arriving]
+
+
+def assembled(received: Sequence[Tensor], src: TensorSpec, dst: TensorSpec) -> Tensor:
+    """This rank's shard under ``dst`` of the parts that ``arriving`` lists."""
+    orders, kind = _orders(src, dst, current().rank), partial_of(src.sbp)
+    assert orders.to is not None
+    pieces = list(zip(orders.arriving, received, strict=True))
+    return _assemble(pieces, "sum" if kind is None else kind.op, dst, orders.to)
+
+
 @lru_cache(maxsize=1 << 11)
 def _orders(src: TensorSpec, dst: TensorSpec, rank: int) -> _Orders:
     transfers = exchange(src, dst).transfers
@@ -75,9 +96,7 @@ def _messages(
     """The parts that come from other ranks, in the order of ``orders.arriving``."""
     if not orders.members:
         return []
-    # Between device types everything passes through the host.
-    same = src.placement.type == dst.placement.type
-    wire = _device(src.placement) if same else torch.device("cpu")
+    wire = _wire(src, dst)
     sends = [(t.target, _cut(local, t, origin).to(wire)) for t in orders.going]
     receives = [(t.source, t.sizes, src.dtype) for t in orders.arriving if t.source != rank]
     return current().exchange(sends, receives, orders.members, wire)
@@ -115,6 +134,12 @@ def _cut(x: Tensor, t: Transfer, origin: Sequence[int]) -> Tensor:
     for dim, (start, size, first) in enumerate(zip(t.starts, t.sizes, origin)):
         x = x.narrow(dim, start - first, size)
     return x
+
+
+def _wire(src: TensorSpec, dst: TensorSpec) -> torch.device:
+    """Where messages lie; between device types everything passes through the host."""
+    same = src.placement.type == dst.placement.type
+    return _device(src.placement) if same else torch.device("cpu")
 
 
 def _device(placement: Placement) -> torch.device:

@@ -12,18 +12,27 @@ import torch
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     """``value`` with each tensor in it changed; a container in which nothing changes is itself."""
-    if isinstance(value, torch.Tensor):
+    return map_each(value, torch.Tensor, change)
+
+
+def map_each(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """The same for each ``kind`` in ``value``; slices are looked into, too."""
+    if isinstance(value, kind):
         return change(value)
     if isinstance(value, Mapping):
-        return _mapping(value, {key: map_tensors(x, change) for key, x in value.items()})
+        return _mapping(value, {key: map_each(x, kind, change) for key, x in value.items()})
     if isinstance(value, list | tuple):
-        made = [map_tensors(x, change) for x in value]
+        made = [map_each(x, kind, change) for x in value]
         if all(a is b for a, b in zip(made, value)):
             return value
         return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if isinstance(value, slice):
+        ends = (value.start, value.stop, value.step)
+        made = [map_each(x, kind, change) for x in ends]
+        return value if all(a is b for a, b in zip(made, ends)) else slice(*made)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type | kind):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        return _fields(value, {key: map_tensors(x, change) for key, x in fields.items()})
+        return _fields(value, {key: map_each(x, kind, change) for key, x in fields.items()})
     return value
 
 

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from mirrored.comm import Transport
-from mirrored.transports.base.checked import CheckedTransport
 from mirrored.transports.default import current, use
+from mirrored.transports.outside import Outside
 
 from ..boxing.plan import boxing_bytes
 from ..dispatch import _C
@@ -30,6 +29,8 @@ from ..rules.candidates import candidates
 from ..rules.choose import cut_elsewhere, seconds
 from ..rules.signature import Signature
 from ..spec import TensorSpec
+
+_WHY = "explain sends nothing, and here a value is needed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,27 +120,6 @@ def explain(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanati
     return Explanation([op for op in ops if op is not None], stopped)
 
 
-class _Outside(CheckedTransport):
-    """The transport of a rank that is in no placement and never communicates."""
-
-    rank: Any = -1
-    size: Any = 1
-
-    def __init__(self, inside: Transport) -> None:
-        # Messages are priced as they are for the ranks inside, so that the choices are theirs.
-        self.link: Any = inside.link
-
-    def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise RuntimeError("explain sends nothing, and here a value is needed")
-
-    _reduce: Any = _refuse
-    _all_gather: Any = _refuse
-    _all_to_all: Any = _refuse
-    _broadcast: Any = _refuse
-    _exchange: Any = _refuse
-    _gather_objects: Any = _refuse
-
-
 @contextmanager
 def _outside() -> Iterator[list[Plan]]:
     """Plans made inside are for a rank outside all placements, and are forgotten after."""
@@ -147,7 +127,7 @@ def _outside() -> Iterator[list[Plan]]:
     others = _C.use(_C.PlanTable(True))
     watchers.append(met.append)
     try:
-        with use(_Outside(current())), generator.separate(generator.get_state()):
+        with use(Outside(current(), _WHY)), generator.separate(generator.get_state()):
             yield met
     finally:
         watchers.remove(met.append)

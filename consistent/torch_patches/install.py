@@ -25,6 +25,7 @@ from . import (
     refusals,
     saved_on_cpu,
     staging,
+    views_of_modules,
 )
 
 THEMES = (
@@ -42,6 +43,7 @@ THEMES = (
     numbers.install,
     refusals.install,
     overrides.install,
+    views_of_modules.install,
 )
 
 

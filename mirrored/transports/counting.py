@@ -30,8 +30,8 @@ class Counting(Wrapper):
 
     Bytes are those that this rank sends under the usual algorithm, with n ranks and x its own
     tensor: all_reduce ceil(2 (n-1)/n |x|) (a ring), all_gather (n-1) |x|, all_to_all and exchange
-    the pieces for others, broadcast (n-1) |x| at the source and 0 elsewhere. A reduce-scatter
-    counts as the all-to-all of its parts.
+    the pieces for others, send |x|, broadcast (n-1) |x| at the source and 0 elsewhere. A
+    reduce-scatter counts as the all-to-all of its parts.
     """
 
     def __init__(self, inner: Transport) -> None:
@@ -55,7 +55,7 @@ class Counting(Wrapper):
     def pass_on(self, name: str, *args: Any, **kwargs: Any) -> Any:
         if name in COUNTED:
             given = _SIGNATURES[name].bind(self, *args, **kwargs).arguments
-            ranks = tuple(given["ranks"])
+            ranks = tuple(given["ranks"]) if "ranks" in given else (self.rank, given["to"])
             if len(ranks) > 1:
                 counted_as, sent = COUNTED[name]
                 self.calls.append(Call(counted_as, sent(self.rank, given), ranks))
@@ -87,6 +87,10 @@ def _pieces_for_others(rank: int, given: dict[str, Any]) -> int:
 
 def _messages_to_others(rank: int, given: dict[str, Any]) -> int:
     return sum(x.nbytes for to, x in given["sends"] if to != rank)
+
+
+def _all_of_it(rank: int, given: dict[str, Any]) -> int:
+    return given["x"].nbytes
 
 
 def _parts_for_others(dim_name: str, sizes_name: str) -> _Sent:
@@ -133,6 +137,7 @@ COUNTED: dict[str, tuple[str, _Sent]] = {
     "addends": ("all_to_all", _parts_for_others("dim", "sizes")),
     "broadcast": ("broadcast", _from_the_source),
     "exchange": ("exchange", _messages_to_others),
+    "send": ("send", _all_of_it),
     "gather_objects": ("gather_objects", _pickled),
 }
 _SIGNATURES = {name: inspect.signature(getattr(Transport, name)) for name in COUNTED}

@@ -40,7 +40,8 @@ class World:
         self.queues: dict[tuple[int, int], deque[tuple[str, Any]]] = {
             (a, b): deque() for a in range(size) for b in range(size)
         }
-        self.waiting: dict[int, tuple[int, str]] = {}
+        self.labelled: dict[tuple[int, int, str], deque[Any]] = {}
+        self.waiting: dict[int, tuple[int, str, deque[Any]]] = {}
         self.threads: dict[int, int] = {}
         self.finished: set[int] = set()
         self.failure: BaseException | None = None
@@ -52,16 +53,8 @@ class World:
 
     def receive(self, source: int, to: int, what: str) -> Any:
         """The next message from `source`, which must be part of the same call `what`."""
-        queue = self.queues[source, to]
         with self.changed:
-            self.waiting[to] = (source, what)
-            while not queue and self.failure is None:
-                self._check_progress()
-                self.changed.wait()
-            del self.waiting[to]
-            if self.failure is not None:
-                raise RankAborted(f"rank {to}: ended in {what}, for another rank failed")
-            sent, message = queue.popleft()
+            sent, message = self._next(self.queues[source, to], source, to, what)
         if sent != what:
             raise RuntimeError(
                 f"rank {to} calls {what} while rank {source} calls {sent}.\n"
@@ -71,9 +64,34 @@ class World:
             )
         return message
 
+    def post(self, source: int, to: int, label: str, message: Any) -> None:
+        with self.changed:
+            self.labelled.setdefault((source, to, label), deque()).append(message)
+            self.changed.notify_all()
+
+    def fetch(self, source: int, to: int, label: str) -> Any:
+        """The next message from `source` under `label`."""
+        with self.changed:
+            queue = self.labelled.setdefault((source, to, label), deque())
+            message = self._next(queue, source, to, label)
+            if not queue:
+                del self.labelled[source, to, label]
+        return message
+
+    def _next(self, queue: deque[Any], source: int, to: int, what: str) -> Any:
+        """Wait for a message in `queue`. Called with the lock held."""
+        self.waiting[to] = (source, what, queue)
+        while not queue and self.failure is None:
+            self._check_progress()
+            self.changed.wait()
+        del self.waiting[to]
+        if self.failure is not None:
+            raise RankAborted(f"rank {to}: ended in {what}, for another rank failed")
+        return queue.popleft()
+
     def _check_progress(self) -> None:
         """Raise if no rank can ever go on. Called with the lock held, by each rank that waits."""
-        stuck = {to for to, (source, _) in self.waiting.items() if not self.queues[source, to]}
+        stuck = {to for to, (_, _, queue) in self.waiting.items() if not queue}
         if len(stuck | self.finished) < self.size:
             return
         raise RuntimeError(
@@ -88,7 +106,7 @@ class World:
         for rank, thread in sorted(self.threads.items()):
             said = "has returned" if rank in self.finished else place_of(thread)
             if rank in self.waiting:
-                source, what = self.waiting[rank]
+                source, what, _ = self.waiting[rank]
                 said = f"waits for rank {source} in {what}: {said}"
             lines.append(f"    rank {rank}: {said}\n")
         return "".join(lines)
@@ -156,8 +174,27 @@ class InProcess(CheckedTransport):
         for source, x in out:
             _fill([x], [self.world.receive(source, self._rank, "exchange")])
 
+    def _send(self, x: Tensor, to: int, label: str) -> Handle:
+        self.world.post(self._rank, to, label, x.clone())
+        return Done(x)
+
+    def _receive(self, out: Tensor, source: int, label: str) -> Handle:
+        return _Receiving(self, out, source, label)
+
     def _gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]:
         return self._round("gather_objects", ranks, [copy.deepcopy(obj) for _ in ranks])
+
+
+class _Receiving:
+    """A message that is to fill `out`."""
+
+    def __init__(self, transport: InProcess, out: Tensor, source: int, label: str) -> None:
+        self.transport, self.out, self.source, self.label = transport, out, source, label
+
+    def wait(self) -> Tensor:
+        rank = self.transport.rank
+        _fill([self.out], [self.transport.world.fetch(self.source, rank, self.label)])
+        return self.out
 
 
 def _fill(out: Sequence[Tensor], pieces: Sequence[Tensor]) -> None:

@@ -163,14 +163,12 @@ SHAPES = {
     "sbp.split(dim=0))\nw": 2,
     "sbp.split(dim=1))\nout": 2,
     "Place the first": 2,
-    "# Graph\n": 0,
+    "# Graph\n": 4,
     "x)\n": 4,
 }
 
 
 def ranks_of(block: Block) -> int:
-    if "nn.Graph" in block.code:
-        return 0  # comes with stages
     found = [
         int(rank)
         for text in re.findall(r"ranks=\[([\d, ]+)\]", block.code)
@@ -191,6 +189,41 @@ def test_global_tensors_have_the_shapes_that_the_comments_say(block: Block, tmp_
     ]
     printed = printed_by(block.code, tmp_path, ranks_of(block))
     assert [[int(n) for n in re.findall(r"\d+", line)] for line in printed] == said and said
+
+
+TRAINED = """
+import torch
+
+class Train(GraphModel):
+    def build(self, x, y):
+        loss = (super().build(x)[1] - y).square().mean()
+        loss.backward()
+        return loss
+
+for micro_batches in (1, 2, 3):
+    graph = Train()
+    graph.config.set_gradient_accumulation_steps(micro_batches)
+    params = list(graph.model.parameters())
+    graph.add_optimizer(torch.optim.Adam(params, lr=0.1))
+    plain = [torch.nn.Parameter(p.detach().full()) for p in params]
+    optimizer = torch.optim.Adam(plain, lr=0.1)
+    for step in range(5):
+        x = flow.randn(4, 5, placement=P01, sbp=flow.sbp.split(dim=0))
+        y = flow.randn(4, 3, placement=P23, sbp=flow.sbp.broadcast)
+        wanted = (x.full() @ plain[0] @ plain[1] - y.full()).square().mean()
+        optimizer.zero_grad()
+        wanted.backward()
+        optimizer.step()
+        loss = graph(x, y).item()
+        assert abs(loss - wanted.item()) < 1e-5 * max(1, abs(loss)), (micro_batches, step)
+    print(micro_batches, "equal")
+"""
+
+
+def test_the_graph_of_two_stages_trains_as_one_process_does(tmp_path: Path) -> None:
+    block = program("global_tensor_parallelism", "# Graph\n")
+    code = block.code.partition("if __name__")[0] + TRAINED
+    assert printed_by(code, tmp_path, 4) == ["1 equal", "2 equal", "3 equal"]
 
 
 # -- fragments -----------------------------------------------------------------------------------

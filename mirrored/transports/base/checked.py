@@ -15,7 +15,7 @@ from ...comm import Done, Handle, Ranks, Shape, Transport, check_member, check_o
 
 
 class CheckedTransport(Transport):
-    """A subclass implements the six methods with an underscore, which reach other ranks.
+    """A subclass implements the eight methods with an underscore, which reach other ranks.
 
     They are called for two or more ranks, with detached tensors, and fill the `out` tensors that
     they are given, which are contiguous. `_reduce`, `_all_gather` and `_broadcast` are not called
@@ -47,6 +47,14 @@ class CheckedTransport(Transport):
         device: torch.device,
     ) -> None:
         """Send `sends` and fill `out`. No peer is this rank, and no tensor is empty."""
+
+    @abstractmethod
+    def _send(self, x: Tensor, to: int, label: str) -> Handle:
+        """Start sending a contiguous tensor to another rank."""
+
+    @abstractmethod
+    def _receive(self, out: Tensor, source: int, label: str) -> Handle:
+        """Start filling `out` from another rank; `wait()` gives it."""
 
     @abstractmethod
     def _gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]: ...
@@ -137,6 +145,18 @@ class CheckedTransport(Transport):
         if len(ranks) > 1:
             self._exchange(going, coming, ranks, torch.device(device))
         return out
+
+    def send(self, x: Tensor, to: int, label: str) -> Handle:
+        self.check("send", (self.rank, to), x)
+        x = x.detach().contiguous()
+        return self._send(x, to, label) if x.numel() else Done(x)
+
+    def receive(
+        self, shape: Shape, dtype: torch.dtype, source: int, label: str, device: torch.device | str
+    ) -> Handle:
+        self.check("receive", (self.rank, source))
+        out = torch.empty(tuple(shape), dtype=dtype, device=device)
+        return self._receive(out, source, label) if out.numel() else Done(out)
 
     def gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]:
         self.check("gather_objects", ranks)

@@ -50,6 +50,8 @@ class Wrapper(Transport):
     all_to_all = _passed_on(Transport.all_to_all)
     broadcast = _passed_on(Transport.broadcast)
     exchange = _passed_on(Transport.exchange)
+    send = _passed_on(Transport.send)
+    receive = _passed_on(Transport.receive)
     gather_objects = _passed_on(Transport.gather_objects)
     join = _passed_on(Transport.join)
     reduce_scatter = _passed_on(Transport.reduce_scatter)
@@ -60,3 +62,4 @@ class Wrapper(Transport):
     addends = _passed_on(Transport.addends)
     shares = _passed_on(Transport.shares)
     link = _passed_on(Transport.link)
+    abandon = _passed_on(Transport.abandon)

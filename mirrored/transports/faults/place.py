@@ -37,6 +37,16 @@ def place_of(thread: int | None = None) -> str:
     return ", ".join(filter(None, (line or "in no line of the program", doing)))
 
 
+def user_line() -> str:
+    """`file:line in function` of the program, in the calling thread; "" in none."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if is_users(frame):
+            return line_of(frame)
+        frame = frame.f_back
+    return ""
+
+
 def _described(frames: Frames) -> str:
     try:
         return _describe(frames) if _describe is not None else ""

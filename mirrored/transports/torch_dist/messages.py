@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...comm import Ranks
+from ...comm import Handle, Ranks
 from .groups import NEVER_SENT, world
 
 Message = tuple[int, Tensor]  # (the rank that it goes to or comes from, the tensor)
@@ -98,6 +98,39 @@ def agree(name: str, x: Tensor, ranks: Ranks) -> None:
             work.wait()
 
     world().carry_out(name, x, ranks, messages)
+
+
+def sending(label: str, x: Tensor, to: int) -> Handle:
+    """Start sending `x` to rank `to`. CUDA tensors go through the host."""
+    pair = (world().rank, to)
+    group, position = _group_of(tuple(sorted(pair)))
+    wire = flat(x.cpu())
+    start = partial(group.send, [wire], position(to), _tag(label, x, pair))
+    work = world().carry_out(f"send of {label}", x, pair, start)
+    return _UnderWay(f"send of {label}", work, x, wire, pair)
+
+
+def receiving(label: str, out: Tensor, source: int) -> Handle:
+    """Start filling `out` with what rank `source` sends under `label`."""
+    pair = (source, world().rank)
+    group, position = _group_of(tuple(sorted(pair)))
+    wire = out if out.is_cpu else torch.empty_like(out, device="cpu")
+    start = partial(group.recv, [flat(wire)], position(source), _tag(label, out, pair))
+    work = world().carry_out(f"receive of {label}", out, pair, start)
+    return _UnderWay(f"receive of {label}", work, out, wire, pair)
+
+
+class _UnderWay:
+    """A message under way; `wait()` gives its tensor."""
+
+    def __init__(self, name: str, work: Any, x: Tensor, wire: Tensor, pair: Ranks) -> None:
+        self.name, self.work, self.x, self.wire, self.pair = name, work, x, wire, pair
+
+    def wait(self) -> Tensor:
+        world().carry_out(self.name, self.x, self.pair, self.work.wait)
+        if self.name.startswith("receive") and self.wire is not self.x:
+            self.x.copy_(self.wire)
+        return self.x
 
 
 def flat(x: Tensor) -> Tensor:

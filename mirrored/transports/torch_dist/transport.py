@@ -77,6 +77,12 @@ class TorchDist(CheckedTransport):
         world().check_reachable(ranks)
         return False
 
+    def abandon(self, why: str) -> bool:
+        watch = world().watch
+        if watch is not None:
+            watch.give_up(why)
+        return watch is not None
+
     # ---- reductions -----------------------------------------------------------------------------
 
     def all_reduce(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
@@ -166,6 +172,12 @@ class TorchDist(CheckedTransport):
         for place, piece in zip(places, coming, strict=True):
             for x, part in zip(place, piece.split([x.numel() for x in place]), strict=True):
                 x.copy_(part)
+
+    def _send(self, x: Tensor, to: int, label: str) -> Handle:
+        return messages.sending(label, x, to)
+
+    def _receive(self, out: Tensor, source: int, label: str) -> Handle:
+        return messages.receiving(label, out, source)
 
     def _broadcast(self, x: Tensor, source: int, ranks: Ranks) -> None:
         if not _by_nccl(x.device):

@@ -371,6 +371,7 @@ CHANGED = REGISTERED | {
     "torch._tensor.handle_torch_function",
     "torch.autograd.graph.save_on_cpu.__init__",
     "torch.distributed._state_dict_utils._iterate_state_dict",
+    "torch.nn.modules.module.Module.to",
     "torch.nn.modules.rnn.RNNBase.flatten_parameters",
     "torch.optim.lbfgs.LBFGS._gather_flat_grad",
     "torch.utils.checkpoint._CheckpointFrame.get_inputs",

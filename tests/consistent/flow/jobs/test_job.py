@@ -310,8 +310,6 @@ def fault(rank: int, what: str) -> str:
                 train(np.split(np.ones((4, 4), np.float32), 2))
             case "no job":
                 flow.layers.dense(torch.ones(2, 2), 3)
-            case "graph":
-                flow.nn.Graph()
     except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
@@ -345,7 +343,6 @@ FAULTS = {
     "no loss": "it is of type train, and no loss was given",
     "split": "'s' is S(0), and a job under the mirrored view asks for it",
     "no job": "layers.dense without a name: no job is running",
-    "graph": "nn.Graph: graphs and their stages are not there yet",
 }
 
 

@@ -1,0 +1,1 @@
+"""Programs: what a step calls, recorded without running it."""

@@ -1,0 +1,489 @@
+"""Recording a program: it is followed once on tensors without values, and what it calls is noted.
+
+The rank follows as one outside all placements does, so it knows every layout, communicates nothing
+and computes nothing. What asks for a value, and so would decide by data, raises and names the line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from mirrored.transports.faults.place import user_line
+
+from ..autograd import backward
+from ..dispatch.plans.shards import attach, device_of, is_global
+from ..forms.random import generator
+from ..movement.differentiable import spread
+from ..movement.world import my_coordinate
+from ..nn.nested import map_each, map_tensors
+from ..spec import NdSbp, Placement, SbpLike, TensorSpec
+from ..tensor.storage import moving
+from .program import HERE, Line, Move, Program, Ref, Value
+from .stand_ins import of_spec, outside, stand_in, swapped
+
+LayoutOf = Callable[[int, tuple[int, ...]], NdSbp]
+_META = torch.device("meta")
+
+
+def record(
+    name: str,
+    step: Callable[..., Any],
+    args: tuple,
+    kwargs: dict[str, Any],
+    *,
+    modules: Iterable[torch.nn.Module],
+    stages: Mapping[int, Placement],
+    stage_of: Callable[[torch.nn.Module], int | None],
+    layout_of: LayoutOf,
+    moves: bool,
+) -> Program:
+    """The program of ``step(*args, **kwargs)``.
+
+    Args:
+        modules: all modules that it calls.
+        stages: number -> placement.
+        stage_of: the stage that a module is a part of; such a module is called as one line.
+        layout_of: (stage, logical shape) -> in which SBP a tensor comes into it that no line says a
+            layout for.
+        moves: whether what comes from an earlier stage is moved where it is used. Without it only
+            ``to_global(placement=...)`` moves.
+
+    Raises:
+        RuntimeError: a value is asked for.
+        ValueError: a stage uses what a later one makes, or a tensor is on a placement of no stage.
+    """
+    recorder = _Recorder(name, stages, layout_of, moves)
+    modules = list(modules)
+    why = "here a value is needed, and a program of stages is recorded without values"
+    try:
+        with ExitStack() as inside:
+            inside.enter_context(outside(why))
+            recorder.places = inside.enter_context(swapped(modules))
+            inside.enter_context(recorder.listening(modules, stage_of))
+            with recorder.quiet():
+                taken = map_tensors((args, kwargs), recorder.input)
+            result = step(*taken[0], **taken[1])
+            with recorder.quiet():
+                recorder.program.result = map_tensors(result, recorder.ref)
+            recorder.program.draws = recorder.draws()
+    except Exception as error:
+        error.add_note(f"  while {name} was recorded, at {recorder.line or 'its first line'}")
+        raise
+    return recorder.program
+
+
+class _Recorder(TorchFunctionMode):
+    """Notes calls, and keeps the stand-in of each value alive."""
+
+    def __init__(
+        self, name: str, stages: Mapping[int, Placement], layout_of: LayoutOf, moves: bool
+    ) -> None:
+        super().__init__()
+        self.program = Program(name)
+        self.places: dict[int, Any] = {}
+        self.line = ""
+        self._stages, self._layout_of, self._moves = stages, layout_of, moves
+        self._known: dict[int, int] = {}  # id of a stand-in -> its value
+        self._alive: list[Any] = []
+        self._moved: dict[tuple[int, int, Any], Any] = {}
+        self._entered: dict[tuple[int, int], Any] = {}
+        # Plain tensors that follow from sizes alone: the values of a stand-in, and the way back.
+        self._constants: dict[int, torch.Tensor] = {}
+        self._stand_ins: dict[int, Any] = {}
+        self._passing = 0
+        self._drawn = generator.get_state().counter
+        self._around = self._mode()
+
+    # -- what is listened to -----------------------------------------------------------------------
+
+    def listening(
+        self, modules: list[torch.nn.Module], stage_of: Callable[[torch.nn.Module], int | None]
+    ) -> ExitStack:
+        """Inside, calls of functions, of the modules of stages, of to_global and of backward come
+        here."""
+        stack = ExitStack()
+        outer: set[int] = set()
+        for module in modules:  # a module before those inside it
+            stage = stage_of(module)
+            if stage is None or id(module) in outer:
+                continue
+            outer.update(id(m) for m in module.modules())
+            self._listen_to(stack, module, stage)
+        backward.takers.append(self._backward)
+        stack.callback(backward.takers.remove, self._backward)
+        moving.takers.append(self._to_global)
+        stack.callback(moving.takers.remove, self._to_global)
+        stack.enter_context(self)
+        self._drawn = generator.get_state().counter
+        self._around = self._mode()
+        return stack
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Inside, what is called is not recorded."""
+        self._passing += 1
+        try:
+            yield
+        finally:
+            self._passing -= 1
+
+    def _listen_to(self, stack: ExitStack, module: Any, stage: int) -> None:
+        before = module.__dict__.get("_compiled_call_impl")
+        call = before or module._call_impl
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if self._passing:
+                return call(*args, **kwargs)
+            with self.quiet():
+                return self._module(module, call, stage, args, kwargs)
+
+        def restore() -> None:
+            if before is None:
+                del module.__dict__["_compiled_call_impl"]
+            else:
+                module.__dict__["_compiled_call_impl"] = before
+
+        module.__dict__["_compiled_call_impl"] = called
+        stack.callback(restore)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._passing:
+            return func(*args, **kwargs)
+        if func is torch.Tensor.backward:
+            return self._backward(*args, **{"gradient": None, "r": None, "c": False, **kwargs})
+        self.line = user_line()
+        given = map_each((args, kwargs), torch.Tensor, self._own)
+        stage = self._latest(given)
+        name = getattr(func, "__name__", repr(func))
+        if stage is not None:
+            if _writes(name, given[1]):
+                self._check_target(name, given, stage)
+            given = map_tensors(given, lambda x: self._at(x, stage, name))
+        return self._run(name, func, given, stage)
+
+    # -- lines -------------------------------------------------------------------------------------
+
+    def _run(
+        self, name: str, func: Any, given: tuple, stage: int | None, module: bool = False
+    ) -> Any:
+        before, writes = self.draws(), _writes(name, given[1])
+        values = None if module else self._values_of(given)
+        if values is None and stage is None:  # stand-ins of plain tensors stay on meta
+            args, kwargs = map_each(given, torch.device, lambda _: _META)
+        else:
+            args, kwargs = given if values is None else values
+        with self.quiet():
+            out = func(*args, **kwargs)
+        inputs: dict[int, int] = {}
+        map_tensors(given, lambda x: (inputs.setdefault(id(x), self._known[id(x)]), x)[1])
+        outs: list[int] = []
+
+        def result(x: torch.Tensor) -> Any:
+            x = self._stand_ins.get(id(x), x)
+            if id(x) in inputs:  # written in place, or handed through
+                outs.append(inputs[id(x)])
+                return x
+            made = x if x.is_meta or is_global(x) else stand_in(x)
+            if values is not None and made is not x:
+                self._constants[id(made)] = x
+                self._stand_ins[id(x)] = made
+            outs.append(self._value(made, stage if is_global(made) else None))
+            return made
+
+        out = map_tensors(out, result)
+        if outs or writes:
+            self._check_written(name, outs, stage, inputs)
+            noted = map_tensors(given, lambda x: Ref(self._known[id(x)]))
+            noted = map_each(noted, torch.device, lambda d: HERE if d == _META else d)
+            mode = self._mode()
+            line = Line(name, func, noted[0], noted[1], tuple(outs), stage, module)
+            line.mode = None if mode == self._around else mode
+            line.draws = before, self.draws() - before
+            line.writes, line.where = writes, self.line
+            self.program.lines.append(line)
+        return out
+
+    def _values_of(self, given: tuple) -> tuple | None:
+        """The arguments with values, where they follow from sizes and numbers alone: what depends
+        on those may decide what the program does."""
+        found: list[torch.Tensor] = []
+        map_tensors(given, lambda x: (found.append(x), x)[1])
+        if any(id(x) not in self._constants for x in found):
+            return None
+        made = map_tensors(given, lambda x: self._constants[id(x)])
+        return map_each(made, torch.device, lambda d: torch.device("cpu") if d == _META else d)
+
+    def _module(self, module: Any, call: Any, stage: int, args: tuple, kwargs: dict) -> Any:
+        self.line = user_line()
+        name = type(module).__name__
+        given: Any = map_tensors((args, kwargs), self._own)
+        latest = self._latest(given)
+        if latest is not None and latest > stage:
+            raise ValueError(
+                f"{self.program.name}: {name}, called at {self.line}, is in stage {stage} and is "
+                f"given what stage {latest} makes.\n  A batch passes stages 0, 1, 2, ... once.\n"
+                "  Put the module in that stage or a later one, or cut the model elsewhere."
+            )
+        given = map_tensors(given, lambda x: self._at(x, stage, name))
+        given = map_tensors(given, lambda x: x if is_global(x) else self._enter(x, stage))
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return call(*args, **kwargs)
+
+        out = self._run(name, run, given, stage, module=True)
+        self.program.lines[-1].target = module
+        return out
+
+    def _enter(self, x: torch.Tensor, stage: int) -> Any:
+        """A plain tensor as a global one of a stage: every rank has it, and keeps its part."""
+        key = self._known[id(x)], stage
+        if key not in self._entered:
+            placement = self._stages[stage]
+            sbp = self._layout_of(stage, tuple(x.shape))
+            spec = TensorSpec.of(placement, sbp, x.shape, x.dtype)
+            given = ((x,), {"spec": spec})
+            self._entered[key] = self._run("entered", entered, given, stage)
+        return self._entered[key]
+
+    # -- moves -------------------------------------------------------------------------------------
+
+    def _at(self, x: torch.Tensor, stage: int, what: str) -> Any:
+        """``x`` where ``stage`` can use it."""
+        if not is_global(x):
+            return x
+        value = self.program.values[self._known[id(x)]]
+        spec: TensorSpec = x._spec  # type: ignore[attr-defined]
+        placement = self._stages[stage]
+        if value.stage == stage:
+            return x
+        if spec.placement == placement:
+            return self._move(x, stage, spec)
+        if not self._moves:
+            raise RuntimeError(
+                f"{what}, at {self.line}: one of its tensors is {spec}, and stage {stage} is on "
+                f"{placement}.\n  Data moves between placements where the program says so.\n"
+                "  Move it first: x.to_global(placement=...)."
+            )
+        target = TensorSpec.of(
+            placement, self._layout_of(stage, spec.shape), spec.shape, spec.dtype
+        )
+        return self._move(x, stage, target)
+
+    def _move(self, x: Any, stage: int, target: TensorSpec) -> Any:
+        source = self._known[id(x)]
+        key = source, stage, target
+        if key not in self._moved:
+            made = of_spec(target, x.requires_grad)
+            index = self._value(made, stage)
+            src = self.program.values[source].stage
+            assert src is not None
+            number = len(self.program.moves)
+            self.program.moves.append(Move(number, source, index, src, stage, self.line))
+            self._moved[key] = made.view_as(made) if made.requires_grad else made
+            self._known[id(self._moved[key])] = index
+            self._alive.append(self._moved[key])
+        return self._moved[key]
+
+    def _to_global(self, x: Any, target: TensorSpec, grad_sbp: SbpLike | None) -> Any:
+        if self._passing:
+            return _untaken(x, target, grad_sbp)
+        with self.quiet():
+            return self._moved_to(x, target, grad_sbp)
+
+    def _moved_to(self, x: Any, target: TensorSpec, grad_sbp: SbpLike | None) -> Any:
+        self.line = user_line()
+        x = self._own(x)
+        stage = self.program.values[self._known[id(x)]].stage
+        assert stage is not None
+        if target.placement != x._spec.placement:
+            stage = self._next_on(target, stage)
+            x = self._move(x, stage, target)
+            if grad_sbp is None:
+                return x
+        given = ((x,), {"sbp": target.sbp, "grad_sbp": grad_sbp})
+        return self._run("to_global", type(x).to_global, given, stage)
+
+    def _next_on(self, target: TensorSpec, stage: int) -> int:
+        for index, placement in self._stages.items():
+            if index >= stage and placement == target.placement:
+                return index
+        raise ValueError(
+            f"{self.program.name}: at {self.line} a tensor of stage {stage} moves to "
+            f"{target.placement}, where none of the stages from {stage} on is: "
+            + ", ".join(f"stage {i} is on {p}" for i, p in self._stages.items())
+            + ".\n  A batch passes stages 0, 1, 2, ... once.\n  Set a stage there."
+        )
+
+    # -- backward ----------------------------------------------------------------------------------
+
+    def _backward(self, y: Any, gradient: Any, *_: Any, **__: Any) -> None:
+        self.line = user_line()
+        with self.quiet():
+            y = self._own(y)
+        if gradient is not None or y.ndim:
+            raise RuntimeError(
+                f"{self.program.name}: backward of a tensor of shape {tuple(y.shape)} at "
+                f"{user_line()}.\n  A step of stages begins its backward at a loss without dims.\n"
+                "  Reduce it first: (y * gradient).sum().backward()."
+            )
+        self.program.losses.append(self._known[id(y)])
+
+    # -- values ------------------------------------------------------------------------------------
+
+    def input(self, x: torch.Tensor) -> Any:
+        """A stand-in for an argument of the step."""
+        made = stand_in(x)
+        stage = self._stage_on(x._spec.placement) if is_global(x) else None  # type: ignore[attr-defined]
+        self.program.inputs.append(self._value(made, stage))
+        return made
+
+    def ref(self, x: torch.Tensor) -> Any:
+        """What stands for a tensor in the program."""
+        return Ref(self._known[id(self._own(x))])
+
+    def draws(self) -> int:
+        """Random ops so far."""
+        return generator.get_state().counter - self._drawn
+
+    def _own(self, x: torch.Tensor) -> Any:
+        """``x`` if it is known, else a stand-in for a tensor that was there before."""
+        if id(x) in self._known:
+            known = self.program.values[self._known[id(x)]].spec
+            if known is not (x._spec if is_global(x) else None):  # type: ignore[attr-defined]
+                raise RuntimeError(
+                    f"{self.program.name}: at {self.line} a global tensor is used that was made, "
+                    "or laid out anew, in the program itself.\n"
+                    "  What makes global tensors is not recorded.\n"
+                    "  Make it before, and pass it as an argument, or let a stage's module make it."
+                )
+            return x
+        if id(x) in self.places:
+            owner, key = self.places[id(x)]
+            self._value(x, self._stage_on(x._spec.placement))  # type: ignore[attr-defined]
+            self.program.values[-1].read = lambda: getattr(owner, key)
+            self.program.values[-1].name = key
+            return x
+        if x.is_meta and not is_global(x):
+            raise RuntimeError(
+                f"{self.program.name}: at {self.line} a tensor's values or its shard are asked "
+                "for, or a tensor is used that something made which is not recorded.\n"
+                "  What lies between the modules of stages is recorded once, without values.\n"
+                "  Do it inside a stage's module, or before the step."
+            )
+        made = self._known_real(x)
+        return made
+
+    def _known_real(self, x: torch.Tensor) -> Any:
+        key = (-1, id(x))
+        if key not in self._entered:
+            if x.requires_grad and not is_global(x):
+                raise ValueError(
+                    f"{self.program.name}: at {self.line} a plain tensor of shape "
+                    f"{tuple(x.shape)} that requires grad is used.\n  The parameters of a program "
+                    "of stages lie on the placement of a stage.\n"
+                    "  Put it there: consistent.parallelize(module, placement)."
+                )
+            made = self._entered[key] = stand_in(x)
+            stage = self._stage_on(x._spec.placement) if is_global(x) else None  # type: ignore[attr-defined]
+            self._value(made, stage)
+            self.program.values[-1].read = lambda: x
+            self._alive.append(x)
+        return self._entered[key]
+
+    def _stage_on(self, placement: Placement) -> int:
+        for index, where in self._stages.items():
+            if where == placement:
+                return index
+        raise ValueError(
+            f"{self.program.name}: a tensor is on {placement}, where no stage is: "
+            + ", ".join(f"stage {i} is on {p}" for i, p in self._stages.items())
+            + ".\n  Every tensor of the program is on the placement of a stage.\n"
+            "  Move it there, or set a stage on its placement."
+        )
+
+    def _value(self, x: Any, stage: int | None) -> int:
+        spec = x._spec if is_global(x) else None
+        self.program.values.append(
+            Value(spec, tuple(x.shape), x.dtype, bool(x.requires_grad), stage)
+        )
+        self._known[id(x)] = len(self.program.values) - 1
+        self._alive.append(x)
+        return self._known[id(x)]
+
+    def _latest(self, given: Any) -> int | None:
+        """The last stage that made a tensor in ``given``; None if all are plain."""
+        found: list[int] = []
+
+        def look(x: torch.Tensor) -> torch.Tensor:
+            stage = self.program.values[self._known[id(x)]].stage
+            if is_global(x) and stage is not None:
+                found.append(stage)
+            return x
+
+        map_tensors(given, look)
+        return max(found, default=None)
+
+    def _check_target(self, name: str, given: tuple, stage: int) -> None:
+        """Raise if a tensor of an earlier stage is written to: later lines would read the old
+        values there."""
+
+        def look(x: torch.Tensor) -> torch.Tensor:
+            made = self.program.values[self._known[id(x)]].stage
+            if is_global(x) and made != stage:
+                raise RuntimeError(
+                    f"{self.program.name}: {name} at {self.line} writes into a tensor of stage "
+                    f"{made} what stage {stage} has made.\n"
+                    "  A stage hands on what it has made when it ends.\n  Write into a copy."
+                )
+            return x
+
+        map_tensors((given[0][:1], given[1].get("out")), look)
+
+    def _check_written(
+        self, name: str, outs: list[int], stage: int | None, inputs: dict[int, int]
+    ) -> None:
+        for index in set(outs) & set(inputs.values()):
+            sent = [m for m in self.program.moves if m.source == index and m.src == stage]
+            if sent and name.endswith("_") and name != "requires_grad_":
+                raise RuntimeError(
+                    f"{self.program.name}: {name} at {self.line} writes into a tensor that stage "
+                    f"{sent[0].dst} was given before, at {sent[0].where}.\n"
+                    "  A stage hands on what it has made when it ends.\n  Write into a copy."
+                )
+
+    @staticmethod
+    def _mode() -> tuple[bool, tuple]:
+        kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+        cast = tuple((k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds)
+        return torch.is_grad_enabled(), cast
+
+
+def _writes(name: str, kwargs: dict[str, Any]) -> bool:
+    """Whether a function writes into its first argument, or into ``out``."""
+    if name == "requires_grad_":
+        return False
+    ends = name.endswith("_") and not name.endswith("__")
+    return ends or name in ("__setitem__", "__set__") or "out" in kwargs
+
+
+def entered(x: torch.Tensor, spec: TensorSpec) -> Any:
+    """A plain tensor that every rank has, as a global one: each rank keeps its part."""
+    if my_coordinate(spec.placement) is not None and x.device.type != spec.placement.type:
+        x = x.to(device_of(spec.placement))
+    return attach(spread(x, spec), spec)
+
+
+def _untaken(x: Any, target: TensorSpec, grad_sbp: SbpLike | None) -> Any:
+    kept, moving.takers[:] = moving.takers[:], []
+    try:
+        return x.to_global(target.placement, target.sbp, grad_sbp=grad_sbp)
+    finally:
+        moving.takers[:] = kept

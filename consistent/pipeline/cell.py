@@ -1,0 +1,168 @@
+"""One stage's work on one micro-batch: forward, backward, or backward in two halves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from ..dispatch.plans.shards import attach, is_global, plain
+from ..forms.random import generator
+from ..graph.program import Here, Line, Program, Ref
+from ..nn.nested import map_each, map_tensors
+from .part import Part
+from .split_backward import SplitBackward
+
+
+class Cell:
+    """What a stage keeps of a micro-batch between forward and backward."""
+
+    def __init__(self, program: Program, part: Part, device: torch.device) -> None:
+        self._program, self._part, self._device = program, part, device
+        self._leaves: dict[int, torch.Tensor] = {}  # by move
+        self._roots: dict[int, Any] = {}  # by value
+        self._losses: list[Any] = []
+        self._split: SplitBackward | None = None
+        self.results: dict[int, Any] = {}
+
+    # -- forward -----------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        inputs: Sequence[Any],
+        arrived: Mapping[int, torch.Tensor],
+        draws: int,
+        scale: Callable[[Any], Any] | None,
+    ) -> dict[int, torch.Tensor]:
+        """Run the lines. ``arrived`` has the shards of what enters, by move; ``draws`` is the count
+        of random ops at the program's begin; ``scale`` is what to do to a loss, None without
+        backward. Returns the shards of what leaves, by value."""
+        env: dict[int, Any] = dict(zip(self._program.inputs, inputs, strict=True))
+        for move in self._part.entering:
+            env[move.out] = self._enter(
+                move.index, move.out, arrived[move.index], scale is not None
+            )
+        for line in self._part.lines:
+            self._run(line, env, draws)
+        going = {}
+        for index in self._part.leaving:
+            x = self._as_recorded(self._get(env, index), index)
+            going[index] = plain(x).detach()
+            if scale is not None and x.requires_grad:
+                self._roots[index] = x
+        if scale is not None:
+            self._losses = [scale(self._get(env, index)) for index in self._part.losses]
+        self.results = {i: self._get(env, i).detach() for i in self._part.results}
+        return going
+
+    def _enter(self, move: int, index: int, local: torch.Tensor, tracked: bool) -> Any:
+        spec = self._program.spec(index)
+        if not (tracked and self._program.values[index].requires_grad):
+            return attach(local.detach(), spec)
+        leaf = self._leaves[move] = local.detach().requires_grad_()
+        return attach(_Arrive.apply(leaf, (local.detach(),)), spec)
+
+    def _get(self, env: dict[int, Any], index: int) -> Any:
+        if index in env:
+            return env[index]
+        read = self._program.values[index].read
+        assert read is not None, f"%{index} of {self._program.name} is not there"
+        return read()
+
+    def _run(self, line: Line, env: dict[int, Any], draws: int) -> None:
+        given = map_each((line.args, line.kwargs), Ref, lambda ref: self._get(env, ref.index))
+        args, kwargs = map_each(given, Here, lambda _: self._device)
+        if line.draws[1]:
+            generator.set_count(torch.default_generator, draws + line.draws[0])
+        if line.mode is None:
+            out = line.target(*args, **kwargs)
+        else:
+            with ExitStack() as stack:
+                stack.enter_context(
+                    torch.set_grad_enabled(line.mode[0] and torch.is_grad_enabled())
+                )
+                for kind, enabled, dtype in line.mode[1]:
+                    stack.enter_context(torch.autocast(kind, dtype, enabled))
+                out = line.target(*args, **kwargs)
+        found: list[Any] = []
+        map_tensors(out, lambda x: (found.append(x), x)[1])
+        if len(found) != len(line.outs):
+            raise RuntimeError(
+                f"{line.name}, at {line.where}, gives {len(found)} tensors, and gave "
+                f"{len(line.outs)} when the program was recorded.\n  Stages are connected as "
+                "recorded.\n  Let a module give the same structure for each micro-batch."
+            )
+        env.update(zip(line.outs, found, strict=True))
+
+    def _as_recorded(self, x: Any, index: int) -> Any:
+        """``x``, in the layout that the stage which gets it expects."""
+        spec, value = self._program.spec(index), self._program.values[index]
+        if not is_global(x) or x._spec.shape != spec.shape or x._spec.dtype != spec.dtype:
+            found = x._spec if is_global(x) else f"a plain tensor of shape {tuple(x.shape)}"
+            to = ", ".join(f"stage {m.dst}" for m in self._part.leaving[index])
+            raise RuntimeError(
+                f"stage {value.stage} gives {found} to {to}, which expects {spec}, as recorded.\n"
+                "  Shapes and dtypes between stages depend on those of the batch alone.\n"
+                "  Pad to one shape, or cut the model elsewhere."
+            )
+        return x if x._spec is spec else x.to_global(sbp=spec.sbp)
+
+    # -- backward ----------------------------------------------------------------------------------
+
+    @property
+    def wants(self) -> list[int]:
+        """The values whose gradients backward begins from."""
+        return list(self._roots)
+
+    def backward(self, grads: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """All of it. ``grads`` has for each value in ``wants`` the shard of its gradient, in the
+        dual of its spec; returns those of what entered, by move."""
+        roots, seeds = self._seeded(grads)
+        if roots:
+            torch.autograd.backward(roots, seeds)
+        return self._entered(lambda move: self._leaves[move].grad)
+
+    def backward_of_inputs(self, grads: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """The first half: gradients of what entered alone."""
+        roots, seeds = self._seeded(grads)
+        self._split = SplitBackward(roots, seeds, list(self._leaves.values()))
+        found = dict(zip(self._leaves, self._split.of_inputs(), strict=True))
+        return self._entered(found.get)
+
+    def backward_of_weights(self) -> None:
+        """The second half: gradients of parameters."""
+        assert self._split is not None
+        self._split.of_weights()
+        self._split = None
+
+    def _seeded(self, grads: Mapping[int, torch.Tensor]) -> tuple[list[Any], list[Any]]:
+        roots: list[Any] = [loss for loss in self._losses if loss.requires_grad]
+        seeds: list[Any] = [None for _ in roots]
+        for index, x in self._roots.items():
+            roots.append(x)
+            seeds.append(attach(grads[index], x._spec.dual))
+        self._losses, self._roots = [], {}
+        return roots, seeds
+
+    def _entered(self, grad_of: Callable[[int], torch.Tensor | None]) -> dict[int, torch.Tensor]:
+        found = {}
+        for move, leaf in self._leaves.items():
+            grad = grad_of(move)
+            found[move] = torch.zeros_like(leaf) if grad is None else grad.detach()
+        if self._split is None:
+            self._leaves = {}
+        return found
+
+
+class _Arrive(torch.autograd.Function):
+    """What a stage is given, over a leaf that keeps its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, arrived: tuple[torch.Tensor]) -> torch.Tensor:
+        return arrived[0]  # no view of the leaf: it may be written to
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        return grad, None

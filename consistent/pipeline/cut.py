@@ -1,0 +1,168 @@
+"""Cutting a module into stages: which of its parts belong to which.
+
+```
+GPT                                  split=["blocks.2", "norm"]
+  embed       stage 0                a stage begins at each name, in the order in which the parts
+  blocks                             are defined
+    0  1      stage 0
+    2  3      stage 1
+  norm  head  stage 2
+```
+
+Parts are the largest modules that lie in one stage. What a model's own forward does between them
+belongs to the stage of its operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A module that is called as one."""
+
+    name: str
+    module: nn.Module
+
+    @property
+    def numel(self) -> int:
+        """Elements of its parameters."""
+        return sum(p.numel() for p in self.module.parameters())
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A model in stages.
+
+    Args:
+        stages: the units of each.
+        owners: name -> (module, stage) of the modules above the units that have parameters of their
+            own.
+    """
+
+    stages: tuple[tuple[Unit, ...], ...]
+    owners: dict[str, tuple[nn.Module, int]]
+
+
+def by_names(model: nn.Module, names: Sequence[str]) -> Cut:
+    """Cut where the modules of these names begin.
+
+    Raises:
+        ValueError: a name is no module of the model, is the first part of it, or names are not in
+            the order in which they are defined.
+    """
+    known = dict(model.named_modules())
+    for name in names:
+        if name not in known or not name:
+            near = [n for n in known if n.rpartition(".")[2] == name.rpartition(".")[2] and n]
+            hint = near or [n for n, _ in model.named_children()]
+            raise ValueError(
+                f"pipeline: split names {name!r}, which is no module of {type(model).__name__}.\n"
+                f"  A stage begins at a module.\n  Its modules are {', '.join(hint[:8])}, ..."
+            )
+    units = _units(model, lambda name, _: any(n.startswith(f"{name}.") for n in names))
+    order = [unit.name for unit in units]
+    starts = []
+    for name in names:
+        inside = [k for k, unit in enumerate(order) if unit == name or unit.startswith(f"{name}.")]
+        starts.append(inside[0] if inside else -1)
+    if starts != sorted(set(starts)) or (starts and starts[0] <= 0):
+        raise ValueError(
+            f"pipeline: split={list(names)}: stages would begin at parts {starts} of "
+            f"{type(model).__name__}, whose parts are {', '.join(order)}.\n"
+            "  Each stage has at least one part, and stages come in the order of the parts.\n"
+            "  Name the first module of every stage but stage 0, in order."
+        )
+    ends = [*starts, len(units)]
+    stages = tuple(tuple(units[a:b]) for a, b in zip([0, *starts], ends, strict=True))
+    return Cut(stages, _owners(model, stages))
+
+
+def balanced(
+    model: nn.Module, units: Sequence[Unit], count: int, cost: Callable[[Unit], float]
+) -> Cut:
+    """Cut ``units`` into ``count`` stages so that the dearest one is as cheap as it can be.
+
+    Raises:
+        ValueError: there are fewer units.
+    """
+    if len(units) < count:
+        raise ValueError(
+            f"pipeline: {type(model).__name__} is to be cut into {count} stages, and it has "
+            f"{len(units)} parts: {', '.join(u.name for u in units)}.\n"
+            "  Each stage has at least one.\n  Give fewer placements, or a schedule with fewer "
+            "stages on each."
+        )
+    costs = [cost(unit) for unit in units]
+    ends = _ends(costs, count)
+    stages = tuple(tuple(units[a:b]) for a, b in zip([0, *ends], ends, strict=False))
+    return Cut(stages, _owners(model, stages))
+
+
+def parts(model: nn.Module, count: int) -> list[Unit]:
+    """The parts that a cut into ``count`` stages chooses from, in the order in which they are
+    defined. A module that has lists of modules inside is opened where it has more than a stage's
+    share of parameters; the modules in others may well be called in another order than defined."""
+    total = sum(p.numel() for p in model.parameters())
+
+    def is_large(name: str, module: nn.Module) -> bool:
+        lists = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+        opens = any(isinstance(m, lists) and len(m) > 1 for m in module.modules())
+        return opens and sum(p.numel() for p in module.parameters()) > total / count
+
+    return _units(model, is_large)
+
+
+def _units(model: nn.Module, opens: Callable[[str, nn.Module], bool]) -> list[Unit]:
+    found: list[Unit] = []
+
+    def visit(name: str, module: nn.Module) -> None:
+        children = list(module.named_children())
+        callable_ = type(module).forward is not nn.Module.forward
+        if callable_ and (not children or not (name == "" or opens(name, module))):
+            found.append(Unit(name, module))
+            return
+        for key, child in children:
+            visit(f"{name}.{key}" if name else key, child)
+
+    visit("", model)
+    return found
+
+
+def _ends(costs: Sequence[float], count: int) -> list[int]:
+    """Where each of ``count`` runs of ``costs`` ends, so that the dearest run is cheapest."""
+    n = len(costs)
+    sums = [0.0]
+    for cost in costs:
+        sums.append(sums[-1] + cost)
+    best = [sums[k] if k else float("inf") for k in range(n + 1)]
+    chosen: list[list[int]] = []
+    for stage in range(2, count + 1):
+        now, where = [float("inf")] * (n + 1), [0] * (n + 1)
+        for end in range(stage, n + 1):
+            now[end], where[end] = min(
+                (max(best[k], sums[end] - sums[k]), k) for k in range(stage - 1, end)
+            )
+        best = now
+        chosen.append(where)
+    ends = [n]
+    for where in reversed(chosen):
+        ends.append(where[ends[-1]])
+    return ends[::-1]
+
+
+def _owners(model: nn.Module, stages: Sequence[Sequence[Unit]]) -> dict[str, tuple[nn.Module, int]]:
+    """Modules above the units that own parameters, with the stage of the first unit inside."""
+    stage_of = [(unit.name, stage) for stage, units in enumerate(stages) for unit in units]
+    inside = {id(m) for units in stages for unit in units for m in unit.module.modules()}
+    found = {}
+    for name, module in model.named_modules():
+        if id(module) not in inside and module._parameters:
+            dot = f"{name}." if name else ""
+            first = next((stage for unit, stage in stage_of if unit.startswith(dot)), 0)
+            found[name] = module, first
+    return found

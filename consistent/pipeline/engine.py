@@ -1,0 +1,248 @@
+"""A step of a program of stages on a whole batch: agree, cut, record, run, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from mirrored.transports.default import current
+from mirrored.transports.faults.place import user_line
+
+from ..dispatch.plans.gradients import set_raw_grad
+from ..dispatch.plans.shards import attach, is_global
+from ..forms.random import generator
+from ..graph.program import Program, Ref, refs
+from ..graph.record import record
+from ..graph.stand_ins import of_spec
+from ..movement.world import my_coordinate
+from ..nn.nested import map_each, map_tensors
+from ..spec import B, NdSbp, Placement, S
+from .cell import Cell
+from .micro_batches import cut, cuts, joined, rows_of
+from .part import part_of
+from .run import MicroBatch, Run, run_all
+from .schedules import schedule
+from .stage import stage_of
+from .table import Schedule
+
+MOST = 16  # programs that are kept, by the shapes of their inputs
+
+
+@dataclass
+class Engine:
+    """What a program of stages is run with.
+
+    Args:
+        name: for messages.
+        placements: of the stages, in order.
+        splits: of each stage, along which axes of its placement a batch is split.
+        modules: gives all modules that the program calls.
+        schedule: the name of the order.
+        moves: whether tensors are moved between stages where the program does not say so.
+    """
+
+    name: str
+    placements: Sequence[Placement]
+    splits: Sequence[Sequence[int]]
+    modules: Callable[[], list[torch.nn.Module]]
+    schedule: str
+    moves: bool
+    _programs: dict[Any, Program] = field(default_factory=dict)
+    _graded: dict[int, list[NdSbp | None]] = field(default_factory=dict)
+
+    def table(self, count: int) -> Schedule:
+        """The table for so many micro-batches.
+
+        Raises:
+            ValueError: the schedule cannot run them.
+        """
+        lines = list(dict.fromkeys(self.placements))
+        made = schedule(self.schedule, len(lines), len(self.placements), count)
+        for stage, placement in enumerate(self.placements):
+            if lines[made.line_of[stage]] != placement:
+                wanted = lines[made.line_of[stage]]
+                raise ValueError(
+                    f"{self.name}: stage {stage} is on {placement}, and the schedule "
+                    f"{self.schedule!r} runs it on {wanted}.\n"
+                    f"  It runs stages 0, 1, ... on placements {list(made.line_of)} of {lines}.\n"
+                    "  Place the stages so, or take another schedule."
+                )
+        return made
+
+    def run(
+        self,
+        step: Callable[..., Any],
+        args: tuple,
+        kwargs: dict[str, Any],
+        count: int,
+        scale: Callable[[Any], Any] | None,
+    ) -> Any:
+        """What ``step(*args, **kwargs)`` returns on a batch, run in ``count`` micro-batches.
+
+        ``scale`` is done to losses, beside their share of rows, before backward; None: no backward.
+
+        Raises:
+            ValueError: the batch, the stages or the schedule do not fit.
+            RuntimeError: ranks disagree on the batch, or one of them failed.
+        """
+        rows = rows_of(self.name, (args, kwargs))
+        self._agree(args, kwargs, count)
+        parts = cuts(self.name, rows, count)
+        table = self.table(count)
+        batch, draws = [], generator.get_state().counter
+        programs: dict[int, Program] = {}  # by rows
+        for start, size in parts:
+            given = cut((args, kwargs), rows, start, size)
+            if size not in programs:
+                programs[size] = self._program(step, given[0], given[1], size, scale is not None)
+            program = programs[size]
+            inputs: list[Any] = []
+            map_tensors(given, lambda x: (inputs.append(x), x)[1])  # noqa: B023
+            share = None if scale is None else _share(scale, size / rows)
+            batch.append(MicroBatch(program, inputs, draws, share))
+            draws += program.draws
+        going = Run(table if scale is not None else table.forwards(), self.placements, batch)
+        with torch.set_grad_enabled(scale is not None):
+            run_all(going)
+        if draws != generator.get_state().counter:
+            generator.set_count(torch.default_generator, draws)
+        if scale is not None:
+            self._follow_gradients(batch[0].program)
+        results = [self._result(given, found) for given, found in zip(batch, going.results)]
+        return joined(self.name, results, [size for _, size in parts])
+
+    # -- programs ----------------------------------------------------------------------------------
+
+    def _program(
+        self, step: Callable[..., Any], args: tuple, kwargs: dict, rows: int, trains: bool
+    ) -> Program:
+        modules = self.modules()
+        key = (_shown((args, kwargs)), trains, tuple(m.training for m in modules), _cast())
+        key = (*key, _state(modules))
+        if key not in self._programs:
+            if len(self._programs) >= MOST:
+                self._programs.pop(next(iter(self._programs)))
+            with torch.set_grad_enabled(trains):
+                self._programs[key] = record(
+                    self.name,
+                    step,
+                    args,
+                    kwargs,
+                    modules=modules,
+                    stages=dict(enumerate(self.placements)),
+                    stage_of=lambda m: None if (s := stage_of(m)) is None else s.index,
+                    layout_of=lambda stage, shape: self._layout(stage, shape, rows),
+                    moves=self.moves,
+                )
+            if trains and not self._programs[key].losses:
+                raise RuntimeError(
+                    f"{self.name}: backward was called on no loss.\n"
+                    "  A step of stages trains, and begins its backward at a loss.\n"
+                    "  Call loss.backward() in it."
+                )
+        return self._programs[key]
+
+    def _layout(self, stage: int, shape: tuple[int, ...], rows: int) -> NdSbp:
+        axes = self.splits[stage] if shape and shape[0] == rows else ()
+        return tuple(S(0) if axis in axes else B for axis in range(self.placements[stage].ndim))
+
+    # -- after the schedule ------------------------------------------------------------------------
+
+    def _result(self, given: MicroBatch, found: dict[int, Any]) -> Any:
+        program = given.program
+        plain = [i for i in refs(program.result) if program.values[i].stage is None]
+        if plain:
+            cell = Cell(program, part_of(program, None), torch.device("cpu"))
+            cell.forward(given.inputs, {}, given.draws, None)
+            found = {**found, **cell.results}
+        return map_each(
+            program.result,
+            Ref,
+            lambda ref: (
+                found[ref.index] if ref.index in found else of_spec(program.spec(ref.index))
+            ),
+        )
+
+    def _follow_gradients(self, program: Program) -> None:
+        """Ranks outside a stage know which of its parameters have a gradient."""
+        params: list[Any] = list(
+            dict.fromkeys(p for m in self.modules() for p in m.parameters(recurse=False))
+        )
+        if id(program) not in self._graded:
+            transport = current()
+            mine = [None if p.grad is None or not is_global(p) else p.grad.sbp for p in params]
+            told = transport.gather_objects(mine, tuple(range(transport.size)))
+            first = [p.placement.first_rank if is_global(p) else transport.rank for p in params]
+            self._graded[id(program)] = [told[r][k] for k, r in enumerate(first)]
+        for p, sbp in zip(params, self._graded[id(program)], strict=True):
+            outside = is_global(p) and my_coordinate(p.placement) is None
+            if outside and sbp is not None and p.grad is None:
+                spec = p._spec.with_sbp(sbp)
+                shape = spec.local_shape(None)
+                local = torch.empty(shape, dtype=spec.dtype, device="meta")
+                set_raw_grad(p, attach(local, spec))
+
+    # -- agreement ---------------------------------------------------------------------------------
+
+    def _agree(self, args: tuple, kwargs: dict[str, Any], count: int) -> None:
+        """Raise on every rank if ranks are about to run different batches."""
+        transport = current()
+        if transport.size == 1:
+            return
+        tensors = ", ".join(_tensors((args, kwargs)))
+        note = (count, _shown((args, kwargs)), tensors, user_line())
+        notes = transport.gather_objects(note, tuple(range(transport.size)))
+        if any(other[:2] != notes[0][:2] for other in notes):
+            said = "".join(
+                f"    rank {r}: {n} micro-batches of {batch}, at {line}\n"
+                for r, (n, _, batch, line) in enumerate(notes)
+            )
+            raise RuntimeError(
+                f"{self.name}: ranks are about to run different batches.\n{said}"
+                "  Every rank calls the step with tensors of the same shapes, and with the same "
+                "number of micro-batches, whichever stages it is in.\n"
+                "  Pass the whole batch on every rank."
+            )
+
+
+def _share(scale: Callable[[Any], Any], share: float) -> Callable[[Any], Any]:
+    return lambda loss: scale(loss if share == 1 else loss * share)
+
+
+def _shown(given: Any) -> str:
+    """Shapes and dtypes of tensors, and what else is given."""
+    return repr(map_tensors(given, _text))
+
+
+def _tensors(given: Any) -> list[str]:
+    found: list[str] = []
+    map_tensors(given, lambda x: (found.append(_text(x)), x)[1])
+    return found
+
+
+def _text(x: Any) -> str:
+    return str(x._spec) if is_global(x) else f"{x.dtype}{list(x.shape)}".removeprefix("torch.")
+
+
+def _cast() -> tuple:
+    return tuple(
+        (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+        for kind in ("cpu", "cuda")
+    )
+
+
+def _state(modules: list[torch.nn.Module]) -> int:
+    """What a program may depend on beside its inputs: numbers and words that are attributes of the
+    modules whose code is recorded."""
+    kinds = (int, float, bool, str, type(None))
+    inside = {id(m) for top in modules if stage_of(top) is not None for m in top.modules()}
+    return hash(
+        tuple(
+            tuple((k, v) for k, v in vars(m).items() if isinstance(v, kinds) and k != "training")
+            for m in modules
+            if id(m) not in inside
+        )
+    )

@@ -1,0 +1,67 @@
+"""What each part of a model costs: the time of its forward on a sample."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from mirrored.transports.default import current
+
+from .cut import Unit
+
+RUNS = 3
+
+
+def measured(
+    model: torch.nn.Module, units: Sequence[Unit], sample: Any
+) -> tuple[list[Unit], Callable[[Unit], float]]:
+    """(the units in the order in which they are called, seconds of each: the least of some runs).
+    Rank 0 measures, and tells the others."""
+    transport = current()
+    told: dict[str, float] = {}
+    if transport.rank == 0:
+        runs = [_once(model, units, sample) for _ in range(RUNS)]
+        told = {name: min(run[name] for run in runs) for name in runs[0]}
+    told = transport.gather_objects(told, tuple(range(transport.size)))[0]
+    order = {name: k for k, name in enumerate(told)}
+    ordered = sorted(units, key=lambda unit: order.get(unit.name, -1))
+    return ordered, lambda unit: told.get(unit.name, 0.0)
+
+
+def _once(model: torch.nn.Module, units: Sequence[Unit], sample: Any) -> dict[str, float]:
+    found: dict[str, float] = {}
+    begun: dict[str, float] = {}
+    hooks = []
+
+    def before(name: str) -> Callable[..., None]:
+        def begin(*_: Any) -> None:
+            found.setdefault(name, 0.0)
+            begun[name] = time.perf_counter()
+
+        return begin
+
+    def after(name: str) -> Callable[..., None]:
+        def end(*_: Any) -> None:
+            found[name] += time.perf_counter() - begun[name]
+
+        return end
+
+    for unit in units:
+        hooks.append(unit.module.register_forward_pre_hook(before(unit.name)))
+        hooks.append(unit.module.register_forward_hook(after(unit.name)))
+    try:
+        with torch.random.fork_rng(), torch.no_grad():
+            _call(model, sample)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def _call(model: torch.nn.Module, sample: Any) -> Any:
+    if isinstance(sample, dict):
+        return model(**sample)
+    return model(*sample) if isinstance(sample, tuple) else model(sample)

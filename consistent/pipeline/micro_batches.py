@@ -1,0 +1,117 @@
+"""A batch cut along dim 0 into micro-batches, and their results put together again.
+
+```
+batch    [10, 8] -- 4 micro-batches --> [3, 8] [3, 8] [2, 8] [2, 8]
+loss     mean of 10 rows            <-- 3/10 of the first, 3/10 of the second, ...
+logits   [10, 5]                    <-- [3, 5] [3, 5] [2, 5] [2, 5], in order
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..dispatch.plans.shards import is_global
+from ..nn.nested import map_tensors
+from ..spec import piece
+
+
+def rows_of(what: str, given: Any) -> int:
+    """The rows (dim 0) of the batch that the tensors in ``given`` make up.
+
+    Raises:
+        ValueError: there is no tensor with dims, or tensors have other numbers of rows.
+    """
+    sizes: list[int] = []
+    map_tensors(given, lambda x: (sizes.append(x.shape[0]) if x.ndim else None, x)[1])
+    rows = max(sizes, default=0)
+    if rows == 0:
+        raise ValueError(
+            f"{what}: no argument is a tensor with rows, and micro-batches are cut along dim 0.\n"
+            "  Pass the batch as tensors of shape [rows, ...]."
+        )
+    if not set(sizes) <= {rows, 1}:
+        raise ValueError(
+            f"{what}: its tensors have {sorted(set(sizes))} rows in dim 0, and micro-batches are "
+            "cut along dim 0.\n  Every tensor has one row for each sample, or a single row that "
+            "holds for all.\n  Make what is no batch an attribute of the module."
+        )
+    return rows
+
+
+def cuts(what: str, rows: int, count: int) -> list[tuple[int, int]]:
+    """(start, size) of each micro-batch, balanced.
+
+    Raises:
+        ValueError: there are fewer rows than micro-batches.
+    """
+    if rows < count:
+        raise ValueError(
+            f"{what}: a batch of {rows} rows is to be cut into {count} micro-batches, and each has "
+            "at least one row. Give a larger batch, or fewer micro-batches."
+        )
+    return [piece(rows, count, k) for k in range(count)]
+
+
+def cut(given: Any, rows: int, start: int, size: int) -> Any:
+    """Rows ``start`` to ``start + size`` of each tensor in ``given`` that has ``rows`` rows. Global
+    tensors keep their SBP."""
+    if size == rows:
+        return given
+
+    def part(x: torch.Tensor) -> Any:
+        if x.ndim == 0 or x.shape[0] != rows:
+            return x
+        made: Any = x.narrow(0, start, size)
+        return made.to_global(sbp=x.sbp) if is_global(x) else made  # type: ignore[attr-defined]
+
+    return map_tensors(given, part)
+
+
+def joined(what: str, results: Sequence[Any], sizes: Sequence[int]) -> Any:
+    """One result of those of the micro-batches, of so many rows each: tensors of rows are joined,
+    of numbers (tensors without dims) the mean by rows is taken, all else is that of the first.
+
+    Raises:
+        ValueError: a tensor has neither a row for each sample nor no dims.
+    """
+    if len(results) == 1:
+        return results[0]
+    lists: list[list[Any]] = []
+    for result in results:
+        found: list[Any] = []
+        map_tensors(result, lambda x: (found.append(x), x)[1])  # noqa: B023
+        lists.append(found)
+    if len({len(found) for found in lists}) > 1:
+        counts = [len(found) for found in lists]
+        raise ValueError(
+            f"{what}: its results for the micro-batches hold {counts} tensors, and they are joined "
+            "tensor by tensor. Return the same structure for each."
+        )
+    joint = iter([_joined(what, list(parts), sizes) for parts in zip(*lists, strict=True)])
+    return map_tensors(results[0], lambda _: next(joint))
+
+
+def _joined(what: str, parts: list[Any], sizes: Sequence[int]) -> Any:
+    total = sum(sizes)
+    if all(x.ndim == 0 for x in parts):
+        if not (parts[0].is_floating_point() or parts[0].is_complex()):
+            raise ValueError(
+                f"{what}: it returns a tensor without dims of {parts[0].dtype} for each "
+                "micro-batch, and a mean of such is none.\n  Return numbers as floats, or one row "
+                "for each sample."
+            )
+        scaled = [x.detach() * (n / total) for x, n in zip(parts, sizes, strict=True)]
+        return sum(scaled[1:], scaled[0])
+    for x, n in zip(parts, sizes, strict=True):
+        if x.ndim == 0 or x.shape[0] != n:
+            raise ValueError(
+                f"{what}: it returns a tensor of shape {tuple(x.shape)} for a micro-batch of {n} "
+                "rows, which has not a row for each sample.\n  Results of micro-batches are joined "
+                "along dim 0.\n  Return tensors of shape [rows, ...], and losses without dims."
+            )
+    made: Any = torch.cat([x.detach() for x in parts])
+    return made.to_global(sbp=parts[0].sbp) if is_global(made) else made

@@ -1,0 +1,165 @@
+"""Schedules: who runs which stage's forward or backward of which micro-batch, in which order.
+
+The tables are those of ``torch.distributed.pipelining``; every rank computes the same one. The 1F1B
+schedule of 4 stages and 5 micro-batches, one line for each placement, time from left to right:
+
+```
+stage 0   F0 F1 F2 F3          B0 F4 B1    B2    B3    B4
+stage 1      F0 F1 F2       B0 F3 B1 F4 B2    B3    B4
+stage 2         F0 F1    B0 F2 B1 F3 B2 F4 B3    B4
+stage 3            F0 B0 F1 B1 F2 B2 F3 B3 F4 B4
+```
+
+F is a forward; B a backward; I and W are its two halves, the gradients of a stage's inputs and of
+its parameters, which zero-bubble schedules run apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from types import SimpleNamespace
+from typing import Any
+
+from .simulate import check
+from .table import KINDS, Action, Schedule
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """One of the schedules by name."""
+
+    make: Callable[[int, int, int], Sequence[Sequence[Any]]]  # lines, stages, micro-batches
+    stages_per_line: int | None  # None: two or more
+    style: str = "loop"  # how stages go around: 0 1 2 0 1 2, or "v": 0 1 2 2 1 0
+
+
+def _theirs() -> Any:
+    """Torch's schedules; a large part of torch, which is imported when it is needed."""
+    from torch.distributed.pipelining import schedules
+
+    return schedules
+
+
+def _from_torch(cls: str, lines: int, stages: int, count: int) -> Sequence[Sequence[Any]]:
+    """The table that a schedule class of torch makes. Its stages are stand-ins that know their
+    numbers only."""
+    stub = partial(SimpleNamespace, num_stages=stages, group_size=lines, group_rank=0, submod=None)
+    own = [stub(stage_index=i, is_first=i == 0, is_last=False) for i in range(stages // lines)]
+    table = getattr(_theirs(), cls)(own, count).pipeline_order
+    return [table[line] for line in range(lines)]
+
+
+def _gpipe(lines: int, stages: int, count: int) -> Sequence[Sequence[Any]]:
+    stub = SimpleNamespace(num_stages=stages, group_size=lines, group_rank=0, has_backward=True)
+    table: Any = _theirs().ScheduleGPipe(stub, count).pipeline_order
+    return [table[line] for line in range(lines)]
+
+
+def _one_f_one_b(lines: int, stages: int, count: int) -> Sequence[Sequence[Any]]:
+    # The table of torch's own Schedule1F1B counts the last stage's forwards from 1; the function
+    # that it makes those of the interleaved schedules with gives the right one.
+    made = []
+    for line in range(lines):
+        warm = min(lines - 1 - line, count)
+        made.append(
+            _theirs()._get_1f1b_rank_ops(
+                1, lines, warm, count - warm, warm, line, lambda _, k=line: k, lambda _, k=line: k
+            )
+        )
+    return made
+
+
+def _in_turn(lines: int, stages: int, count: int) -> Sequence[Sequence[Any]]:
+    """One stage at a time: no two ever run at once."""
+    return [[(line, kind, m) for m in range(count) for kind in "FB"] for line in range(lines)]
+
+
+SCHEDULES: dict[str, _Kind] = {
+    "gpipe": _Kind(_gpipe, 1),
+    "1f1b": _Kind(_one_f_one_b, 1),
+    "interleaved1f1b": _Kind(partial(_from_torch, "ScheduleInterleaved1F1B"), None),
+    "loopedbfs": _Kind(partial(_from_torch, "ScheduleLoopedBFS"), None),
+    "interleavedzerobubble": _Kind(partial(_from_torch, "ScheduleInterleavedZeroBubble"), None),
+    "zbvzerobubble": _Kind(partial(_from_torch, "ScheduleZBVZeroBubble"), 2, "v"),
+    "dualpipev": _Kind(partial(_from_torch, "ScheduleDualPipeV"), 2, "v"),
+    "one at a time": _Kind(_in_turn, 1),
+}
+
+
+def check_name(name: str) -> _Kind:
+    """The schedule of that name, in letters of any size.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = SCHEDULES.get(name.lower())
+    if found is None:
+        raise ValueError(
+            f"schedule: {name!r} is not known. Give one of {', '.join(map(repr, SCHEDULES))}."
+        )
+    return found
+
+
+def stages_per_line(name: str) -> int:
+    """How many stages of a schedule run on one placement, where nothing else is said."""
+    return check_name(name).stages_per_line or 2
+
+
+def lines_of(name: str, lines: int, stages: int) -> tuple[int, ...]:
+    """Stage -> the placement, of ``lines`` many, where the schedule ``name`` runs it.
+
+    Raises:
+        ValueError: the schedule cannot run so many stages on so many placements.
+    """
+    kind = check_name(name)
+    each = kind.stages_per_line
+    wanted = f"{each} on each of {lines} placements" if each else f"2 or more on each of {lines}"
+    if stages % lines or (each and stages != each * lines) or (each is None and stages < 2 * lines):
+        raise ValueError(
+            f"schedule: {name!r} runs {wanted}, and there are {stages} stages.\n"
+            "  Cut the model at other names, or take a schedule that fits: "
+            f"{', '.join(repr(n) for n, k in SCHEDULES.items() if _fits(k, lines, stages))}."
+        )
+    from torch.distributed.pipelining._utils import generate_stage_to_rank_mapping
+
+    mapping = generate_stage_to_rank_mapping(lines, stages, kind.style)
+    return tuple(mapping[stage] for stage in range(stages))
+
+
+def _fits(kind: _Kind, lines: int, stages: int) -> bool:
+    each = kind.stages_per_line
+    return stages == each * lines if each else stages % lines == 0 and stages >= 2 * lines
+
+
+@lru_cache(maxsize=64)
+def schedule(name: str, lines: int, stages: int, micro_batches: int) -> Schedule:
+    """The table of the schedule ``name``.
+
+    Raises:
+        ValueError: the schedule cannot run so many stages on so many placements, or not so few
+            micro-batches.
+    """
+    line_of = lines_of(name, lines, stages)
+    try:
+        table = check_name(name).make(lines, stages, micro_batches)
+    except (ValueError, AssertionError) as error:
+        raise ValueError(
+            f"schedule: {name!r} cannot run {micro_batches} micro-batches through {stages} stages "
+            f"on {lines} placements: {error}\n"
+            "  Cut the batch into another number of micro-batches, or take another schedule."
+        ) from error
+    made = Schedule(name, tuple(_read(line) for line in table), line_of, micro_batches)
+    check(made)
+    return made
+
+
+def _read(line: Sequence[Any]) -> tuple[Action, ...]:
+    """Torch's actions as ours: pauses are left out, and what is to overlap is put one by one."""
+    parts: list[Any] = []
+    for action in line:
+        if action is not None:
+            parts += getattr(action, "sub_actions", None) or (action,)
+    named = ((getattr(kind, "value", kind), stage, m) for stage, kind, m, *_ in parts)
+    return tuple(Action(*each) for each in named if each[0] in KINDS)

@@ -1,0 +1,83 @@
+"""A schedule played through on paper: when each action runs, and how long placements stand idle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .table import KINDS, Action, Schedule
+
+# A backward is as long as two forwards, and its halves are equally long.
+SECONDS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
+
+
+@dataclass(frozen=True)
+class Played:
+    """When each action begins and ends."""
+
+    times: Mapping[Action, tuple[float, float]]
+    seconds: float
+    bubble: float  # the share of time in which placements stand idle, 0 to 1
+
+
+def play(table: Schedule, seconds: Mapping[str, float] = SECONDS) -> Played:
+    """Run each action as soon as what it needs is there; sending takes no time.
+
+    Raises:
+        ValueError: actions wait for each other in a circle.
+    """
+    times: dict[Action, tuple[float, float]] = {}
+    at, clock = [0] * len(table.lines), [0.0] * len(table.lines)
+    busy, went = 0.0, True
+    while went:
+        went = False
+        for k, line in enumerate(table.lines):
+            while at[k] < len(line):
+                action = line[at[k]]
+                needed = [times.get(need) for need in _needs(action, table)]
+                if not all(needed):
+                    break
+                begin = max([clock[k], *(end for _, end in filter(None, needed))])
+                clock[k] = begin + seconds[action.kind]
+                times[action] = begin, clock[k]
+                busy += seconds[action.kind]
+                at[k] += 1
+                went = True
+    for k, line in enumerate(table.lines):
+        if at[k] < len(line):
+            raise ValueError(
+                f"schedule: {table.name!r} stops before {line[at[k]]}, which waits for what never "
+                f"comes: {', '.join(map(str, _needs(line[at[k]], table)))}."
+            )
+    total = max(clock, default=0.0)
+    return Played(times, total, 1 - busy / (total * len(table.lines)) if total else 0.0)
+
+
+def _needs(action: Action, table: Schedule) -> list[Action]:
+    """What must have run before, on any placement."""
+    kind, stage, m = action
+    if kind == "F":
+        return [Action("F", stage - 1, m)] if stage else []
+    if kind == "W":
+        return [Action("I", stage, m)]
+    before = [Action("F", stage, m)]
+    if stage + 1 < table.stages:
+        split = any(Action("I", stage + 1, m) in line for line in table.lines)
+        before.append(Action("I" if split else "B", stage + 1, m))
+    return before
+
+
+def check(table: Schedule) -> None:
+    """Raise ValueError if not every stage runs every micro-batch once, forward and backward, on its
+    own line, or if an action waits for what never comes."""
+    for stage in range(table.stages):
+        mine = [a for a in table.lines[table.line_of[stage]] if a.stage == stage]
+        done = {kind: sorted(a.micro_batch for a in mine if a.kind == kind) for kind in KINDS}
+        every = list(range(table.micro_batches))
+        fits = done["F"] == every and sorted(done["B"] + done["I"]) == every
+        if not fits or done["I"] != done["W"]:
+            raise ValueError(
+                f"schedule: {table.name!r} of torch.distributed.pipelining does not run stage "
+                f"{stage} once for each of {table.micro_batches} micro-batches: {done}."
+            )
+    play(table)

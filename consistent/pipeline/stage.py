@@ -1,0 +1,94 @@
+"""A stage: a part of a program, and the placement where it runs.
+
+```
+stage 0 on ranks 0, 1      stage 1 on ranks 2, 3
+x -> blocks 0, 1 ........> blocks 2, 3 -> loss        activations move between placements,
+        <................                             and gradients back
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..spec import Placement
+from ..tensor.making.create import check_world
+
+_MARK = "_consistent_stage"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Number ``index`` of a program's stages, which runs on ``placement``."""
+
+    index: int
+    placement: Placement
+
+    def __str__(self) -> str:
+        return f"stage {self.index} on {self.placement}"
+
+
+def set_stage(module: torch.nn.Module, index: int, placement: Placement) -> None:
+    """Say that ``module`` is stage ``index``, or a part of it, and runs on ``placement``.
+
+    Raises:
+        ValueError: ``index`` is negative.
+        RuntimeError: the placement names ranks that the world does not have.
+    """
+    if index < 0:
+        raise ValueError(
+            f"set_stage: stage_id is {index}. Stages are numbered 0, 1, 2, ... in the order in "
+            "which a batch passes them."
+        )
+    check_world("set_stage", placement)
+    module.__dict__[_MARK] = Stage(index, placement)
+
+
+def stage_of(module: torch.nn.Module) -> Stage | None:
+    """What ``set_stage`` said of ``module``."""
+    return module.__dict__.get(_MARK)
+
+
+def check_stages(what: str, stages: Sequence[Stage]) -> dict[int, Placement]:
+    """Each stage's placement, in order.
+
+    Raises:
+        ValueError: a number is missing, a stage has two placements, or two placements share some
+            ranks but not all.
+    """
+    found: dict[int, Placement] = {}
+    for stage in stages:
+        other = found.setdefault(stage.index, stage.placement)
+        if other != stage.placement:
+            raise ValueError(
+                f"{what}: stage {stage.index} is on {other} and on {stage.placement}.\n"
+                "  All modules of one stage run on one placement.\n"
+                "  Give one of them another stage_id."
+            )
+    missing = sorted(set(range(max(found, default=-1) + 1)) - set(found))
+    if missing:
+        raise ValueError(
+            f"{what}: stages {sorted(found)} are given, and stage {missing[0]} is not.\n"
+            "  Stages are numbered 0, 1, 2, ... in the order in which a batch passes them.\n"
+            "  Number them without a gap."
+        )
+    ordered = {index: found[index] for index in sorted(found)}
+    _check_apart(what, ordered)
+    return ordered
+
+
+def _check_apart(what: str, placements: dict[int, Placement]) -> None:
+    items = list(placements.items())
+    for k, (i, a) in enumerate(items):
+        for j, b in items[:k]:
+            shared = set(a.ranks.ravel().tolist()) & set(b.ranks.ravel().tolist())
+            if shared and a != b:
+                raise ValueError(
+                    f"{what}: stage {j} is on {b} and stage {i} on {a}; they share rank "
+                    f"{min(shared)} but not all ranks.\n"
+                    "  A rank runs the actions of one line of the schedule.\n"
+                    "  Give both stages the same placement, or placements without common ranks."
+                )

@@ -1,0 +1,39 @@
+"""Micro-batches one after another: gradients add up, and are summed over ranks with the last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+from ..autograd.leaves import no_sync
+from ..pipeline.micro_batches import cut, cuts, joined, rows_of
+from .backward_calls import taken
+
+
+def accumulated(
+    name: str,
+    build: Callable[..., Any],
+    args: tuple,
+    kwargs: dict[str, Any],
+    count: int,
+    scale: Callable[[Any], Any],
+) -> Any:
+    """``build`` on each of ``count`` micro-batches, in which a loss counts by its share of rows.
+
+    Raises:
+        ValueError: the batch cannot be cut, or the results cannot be joined.
+    """
+    rows = rows_of(name, (args, kwargs))
+    parts = cuts(name, rows, count)
+    results = []
+    for k, (start, size) in enumerate(parts):
+        part_args, part_kwargs = cut((args, kwargs), rows, start, size)
+        weight = size / rows
+
+        def backward(loss: Any, run: Callable[[Any], None], weight: float = weight) -> None:
+            run(scale(loss * weight))
+
+        with taken(backward), no_sync() if k < count - 1 else nullcontext():
+            results.append(build(*part_args, **part_kwargs))
+    return joined(name, results, [size for _, size in parts])

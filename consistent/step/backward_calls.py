@@ -1,0 +1,56 @@
+"""Who runs a whole step takes over the calls of ``loss.backward()`` in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ..autograd import backward
+
+
+@contextmanager
+def taken(take: Callable[[Any, Callable[[Any], None]], None]) -> Iterator[None]:
+    """Inside, ``loss.backward()`` calls ``take(loss, run)``, which calls ``run(loss)`` or
+    ``run(scaled_loss)`` where backward is to run."""
+
+    def of_global(y: Any, gradient: Any, retain: bool | None, create: bool) -> None:
+        if gradient is not None:
+            take(y, lambda x: _untaken(x, gradient, retain, create))
+        else:
+            take(y, lambda x: _untaken(x, None, retain, create))
+
+    backward.takers.append(of_global)
+    try:
+        with _Plain(take):
+            yield
+    finally:
+        backward.takers.remove(of_global)
+
+
+def _untaken(y: Any, gradient: Any, retain: bool | None, create: bool) -> None:
+    kept, backward.takers[:] = backward.takers[:], []
+    try:
+        y.backward(gradient, retain, create)
+    finally:
+        backward.takers[:] = kept
+
+
+class _Plain(TorchFunctionMode):
+    """The same for losses that are plain tensors."""
+
+    def __init__(self, take: Callable[[Any, Callable[[Any], None]], None]) -> None:
+        super().__init__()
+        self._take = take
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if func is not torch.Tensor.backward:
+            return func(*args, **given)
+        self._take(args[0], lambda x: torch.Tensor.backward(x, *args[1:], **given))
+        return None

@@ -1,0 +1,69 @@
+"""What ``nn.Graph`` is asked to do beside its ``build``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..pipeline.schedules import check_name
+
+
+@dataclass
+class GraphConfig:
+    """``graph.config``. Attributes may be set, and the documents' methods set them.
+
+    Args:
+        amp: run ``build`` under autocast to this dtype; None: as it is written.
+        micro_batches: cut the batch into so many parts along dim 0, and add up their gradients. The
+            loss counts as a mean over rows: that of a part weighs as much as its share of rows.
+        zero: 1 or 2: optimizers keep their state, with 2 gradients too, split over the ranks
+            that hold a parameter alike.
+        schedule: the order in which stages run micro-batches; see ``consistent.nn.pipeline``.
+    """
+
+    amp: torch.dtype | None = None
+    micro_batches: int = 1
+    zero: int = 0
+    schedule: str = "1f1b"
+    _settled: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def enable_amp(self, mode: bool = True, *, dtype: torch.dtype = torch.bfloat16) -> None:
+        """Run ``build`` under autocast to ``dtype``."""
+        self.amp = dtype if mode else None
+
+    def set_gradient_accumulation_steps(self, value: int) -> None:
+        """Cut each batch into ``value`` micro-batches.
+
+        Raises:
+            ValueError: it is not a whole number above 0.
+        """
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(
+                f"set_gradient_accumulation_steps: value is {value!r}. Give a whole number of "
+                "micro-batches, 1 or more."
+            )
+        self.micro_batches = value
+
+    def enable_zero(self, mode: bool = True, *, stage: int = 2) -> None:
+        """Split what optimizers keep over the ranks that hold a parameter alike.
+
+        Raises:
+            ValueError: ``stage`` is neither 1 nor 2.
+        """
+        if stage not in (1, 2):
+            raise ValueError(
+                f"enable_zero: stage is {stage!r}. Give 1 (optimizer state) or 2 (gradients too); "
+                'parameters are split by consistent.parallelize(module, placement, "zero3").'
+            )
+        self.zero = stage if mode else 0
+
+    def set_schedule(self, name: str) -> None:
+        """Run stages in the order of this schedule.
+
+        Raises:
+            ValueError: no schedule is called so.
+        """
+        check_name(name)
+        self.schedule = name

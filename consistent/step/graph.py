@@ -1,0 +1,190 @@
+"""nn.Graph: one step of a program as one object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any
+
+import torch
+
+from ..dispatch.plans.shards import is_global
+from ..pipeline.stage import Stage, check_stages, set_stage, stage_of
+from ..spec import Placement
+from . import zero
+from .accumulate import accumulated
+from .backward_calls import taken
+from .config import GraphConfig
+from .graph_module import recomputing
+from .optimizers import Optimizers
+from .pipelined import Pipelined
+
+
+class Graph:
+    """A step of a program: ``build`` says what it does, calling the graph does it.
+
+    ```
+    class Train(nn.Graph):
+        def __init__(self, model, optimizer):
+            super().__init__()
+            self.model = model
+            self.add_optimizer(optimizer)
+            self.config.set_gradient_accumulation_steps(4)
+
+        def build(self, x, y):
+            loss = F.cross_entropy(self.model(x), y)
+            loss.backward()
+            return loss
+
+    loss = Train(model, optimizer)(x, y)
+    ```
+
+    Where optimizers were added, a call sets gradients to zero, runs ``build``, which calls
+    ``backward()``, then steps the optimizers and their schedules. Every rank calls the graph with
+    the same batch, or with global tensors. ``config`` (a ``GraphConfig``) says what happens around
+    it.
+
+    With stages (``module.to(nn.graph.GraphModule).set_stage(...)``, or ``Graph.stage``) and several
+    micro-batches, the stages work on several micro-batches at once, in the order of
+    ``config.schedule``.
+    """
+
+    def __init__(self) -> None:
+        self.config = GraphConfig()
+        self._optimizers = Optimizers()
+        self._pipeline: Any = None
+
+    def build(self, *args: Any, **kwargs: Any) -> Any:
+        """What the step does; subclasses write it."""
+        raise NotImplementedError(
+            f"{type(self).__name__}.build: it is not written. Define build(self, ...), which "
+            "computes what a call of the graph returns."
+        )
+
+    def add_optimizer(
+        self,
+        optim: torch.optim.Optimizer,
+        *,
+        lr_sch: torch.optim.lr_scheduler.LRScheduler | None = None,
+    ) -> None:
+        """From now on each call trains: it steps ``optim``, and then ``lr_sch``.
+
+        Raises:
+            TypeError: ``optim`` is no optimizer.
+        """
+        self._optimizers.add(optim, lr_sch)
+
+    def set_grad_scaler(self, grad_scaler: torch.amp.GradScaler | None) -> None:
+        """Scale losses by ``grad_scaler`` before backward, and leave out steps whose gradients
+        overflow."""
+        self._optimizers.scaler = grad_scaler
+
+    @staticmethod
+    def stage(module: torch.nn.Module, index: int, placement: Placement) -> None:
+        """Let ``module`` run in stage ``index``, on ``placement``; what
+        ``module.to(nn.graph.GraphModule).set_stage(...)`` does.
+
+        Raises:
+            ValueError: the number is negative.
+            RuntimeError: the placement names ranks that the world does not have.
+        """
+        set_stage(module, index, placement)
+
+    @property
+    def trains(self) -> bool:
+        """Whether an optimizer was added."""
+        return bool(self._optimizers)
+
+    # -- its modules -------------------------------------------------------------------------------
+
+    def modules(self) -> Iterator[torch.nn.Module]:
+        """Every module among the attributes, and those inside it, each once."""
+        seen: set[int] = set()
+        for value in vars(self).values():
+            if isinstance(value, torch.nn.Module):
+                for module in value.modules():
+                    if id(module) not in seen:
+                        seen.add(id(module))
+                        yield module
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of each module among the attributes, by its name."""
+        found = {n: m for n, m in vars(self).items() if isinstance(m, torch.nn.Module)}
+        return {f"{n}.{key}": x for n, m in found.items() for key, x in m.state_dict().items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what ``state_dict`` gave.
+
+        Raises:
+            RuntimeError: a name is missing, or one is not known.
+        """
+        own = {n: m for n, m in vars(self).items() if isinstance(m, torch.nn.Module)}
+        unknown = [key for key in state if key.partition(".")[0] not in own]
+        if unknown:
+            raise RuntimeError(
+                f"{type(self).__name__}.load_state_dict: {unknown[0]!r} belongs to none of its "
+                f"modules, which are {', '.join(own) or 'none'}."
+            )
+        for name, module in own.items():
+            dot = f"{name}."
+            module.load_state_dict(
+                {key.removeprefix(dot): x for key, x in state.items() if key.startswith(dot)}
+            )
+
+    def stages(self) -> list[Stage]:
+        """The stages that were set, in order."""
+        found = [stage for m in self.modules() if (stage := stage_of(m)) is not None]
+        placements = check_stages(type(self).__name__, found)
+        return [Stage(index, placement) for index, placement in placements.items()]
+
+    # -- a step ------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        stages = self.stages()
+        zero.settle(self, self.config.zero)
+        self._optimizers.begin()
+        with ExitStack() as around:
+            around.enter_context(self._autocast())
+            around.enter_context(recomputing(self.modules()))
+            result = self._runner(stages)(args, kwargs)
+        self._optimizers.step(type(self).__name__)
+        return result
+
+    def _runner(self, stages: list[Stage]) -> Callable[[tuple, dict[str, Any]], Any]:
+        """What runs ``build`` on a whole batch, backward included. A recorded program would stand
+        here, too."""
+        if self.config.micro_batches > 1 and len(stages) > 1:
+            if self._pipeline is None or not self._pipeline.fits(stages, self.config):
+                self._pipeline = Pipelined(self, stages, self.config)
+            return self._pipeline.run
+        if self.config.micro_batches > 1:
+            return lambda args, kwargs: accumulated(
+                type(self).__name__,
+                self.build,
+                args,
+                kwargs,
+                self.config.micro_batches,
+                self._scale,
+            )
+        return self._whole
+
+    def _whole(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if self._optimizers.scaler is None:
+            return self.build(*args, **kwargs)
+        with taken(lambda loss, run: run(self._scale(loss))):
+            return self.build(*args, **kwargs)
+
+    def _scale(self, loss: Any) -> Any:
+        scaler = self._optimizers.scaler
+        return loss if scaler is None else scaler.scale(loss)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.config.amp is None:
+            return nullcontext()
+        return torch.autocast(self._device_type(), dtype=self.config.amp)
+
+    def _device_type(self) -> str:
+        for module in self.modules():
+            for x in module.parameters(recurse=False):
+                return x.placement.type if is_global(x) else x.device.type  # type: ignore[attr-defined]
+        return "cpu"

@@ -1,0 +1,108 @@
+"""Both halves together are one backward, and neither does the other's work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from consistent import B, Placement, S, distribute, parallelize
+from consistent.pipeline.split_backward import SplitBackward
+from tests.ranks import on_ranks
+from tests.twins import assert_same, randn
+
+
+class Shared(nn.Module):
+    """One weight used twice, one beside the inputs' path, and a skip."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.scale = nn.Parameter(torch.rand(4))
+        self.double()
+
+    def forward(self, x: Any) -> Any:
+        y = torch.tanh(self.a(x)) * self.scale
+        y = y + self.a(y) + x
+        return self.b(y) * self.scale + self.scale.exp()
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": lambda: nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 4)),
+    "shared": Shared,
+    "attention": lambda: nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True),
+}
+
+
+def model_of(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return MODELS[name]().double()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_halves_are_the_whole(name: str) -> None:
+    plain, halves = model_of(name), model_of(name)
+    x, grad = randn(2, 3, 4), randn(2, 3, 4, seed=1)
+    leaf, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+    plain(leaf).backward(grad)
+    split = SplitBackward([halves(other)], [grad], [other])
+    (of_input,) = split.of_inputs()
+    assert all(p.grad is None for p in halves.parameters())
+    assert_same(of_input, leaf.grad)
+    split.of_weights()
+    wanted = {n: p.grad for n, p in plain.named_parameters()}
+    assert_same({n: p.grad for n, p in halves.named_parameters()}, wanted)
+
+
+@pytest.mark.parametrize("plan", ["data", "zero3", "tensor"])
+@on_ranks(2)
+def test_halves_of_global_tensors(rank: int, plan: str) -> None:
+    plain, halves, world = model_of("mlp"), model_of("mlp"), Placement.all("cpu")
+    parallelize(halves, world, plan)
+    x, y = randn(5, 4), randn(5, 4, seed=1)
+    leaf = x.clone().requires_grad_()
+    (plain(leaf) - y).square().mean().backward()
+    given = distribute(x, world, B if plan == "tensor" else S(0))
+    local = given.to_local().detach().requires_grad_()
+    from consistent.dispatch.plans.shards import attach
+    from consistent.pipeline.cell import _Arrive
+
+    entered = attach(_Arrive.apply(local, (local.detach(),)), given._spec)
+    loss = (halves(entered) - y).square().mean()
+    split = SplitBackward([loss], [None], [local])
+    (of_input,) = split.of_inputs()
+    assert of_input is not None
+    assert_same(attach(of_input.clone(), given._spec.dual), leaf.grad)
+    split.of_weights()
+    wanted = {n: p.grad for n, p in plain.named_parameters()}
+    assert_same({n: p.grad for n, p in halves.named_parameters()}, wanted)
+
+
+def flops(run: Callable[[], Any]) -> int:
+    with FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops()
+
+
+def test_no_product_is_computed_twice() -> None:
+    net, x = model_of("mlp"), randn(6, 4).requires_grad_()
+    out = net(x)
+    whole = flops(lambda: out.backward(torch.ones_like(out), retain_graph=True))
+    split = SplitBackward([out], [torch.ones_like(out)], [x])
+    first, second = flops(split.of_inputs), flops(split.of_weights)
+    assert first == second == whole // 2
+
+
+def test_a_stage_without_inputs_has_all_in_its_second_half() -> None:
+    plain, halves, x = model_of("mlp"), model_of("mlp"), randn(6, 4)
+    plain(x).sum().backward()
+    split = SplitBackward([halves(x).sum()], [None], [])
+    assert split.of_inputs() == []
+    split.of_weights()
+    wanted = {n: p.grad for n, p in plain.named_parameters()}
+    assert_same({n: p.grad for n, p in halves.named_parameters()}, wanted)
