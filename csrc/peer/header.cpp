@@ -7,9 +7,8 @@ namespace consistent::peer {
 namespace {
 
 const char* const kNames[] = {
-    "all_reduce", "reduce_scatter", "all_gather",     "all_to_all",
-    "broadcast",  "exchange",       "gather_objects", "peers",
-    "reduce_scatter", "all_gather",
+    "all_reduce", "reduce_scatter", "all_gather", "all_to_all",     "broadcast",
+    "exchange",   "gather_objects", "peers",      "reduce_scatter", "all_gather",
 };
 const char* const kOps[] = {"sum", "max", "min"};
 
@@ -18,8 +17,7 @@ std::string rank(int r) { return "rank " + std::to_string(r); }
 bool same(const Call& a, const Call& b) {
   const bool fixed = a.kind == b.kind && a.op == b.op && a.source == b.source && a.dim == b.dim &&
                      a.split == b.split && a.ndim == b.ndim && a.several == b.several &&
-                     a.hash == b.hash &&
-                     strncmp(a.dtype, b.dtype, sizeof a.dtype) == 0;
+                     a.hash == b.hash && strncmp(a.dtype, b.dtype, sizeof a.dtype) == 0;
   if (!fixed) return false;
   for (int d = 0; d < std::min(a.ndim, kMaxDims); ++d) {
     if (d != a.free && a.shape[d] != b.shape[d]) return false;

@@ -119,8 +119,8 @@ PyObject* all_gather_several(Group& group, Arguments arguments) {
   const std::vector<Cut> found = cuts(xs, arguments[1], arguments[2], group);
   const Call call = call_several(Kind::all_gather_several, xs, known(xs, found));
   const bool given = arguments[3] != Py_None;
-  need(!given || (PyList_Check(arguments[3]) &&
-                  PyList_GET_SIZE(arguments[3]) == Py_ssize_t(xs.size())),
+  need(!given ||
+           (PyList_Check(arguments[3]) && PyList_GET_SIZE(arguments[3]) == Py_ssize_t(xs.size())),
        "a result for each tensor is needed");
   check_sizes(group, call, xs, found, [&](const Cut& cut) { return cut.sizes[group.me()]; });
   std::vector<Tensor> outs;
