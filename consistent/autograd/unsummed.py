@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ..dispatch import _C
-from ..dispatch.plans.gradients import set_raw_grad
-from ..dispatch.plans.shards import HookOff, attach, plain
+from ..dispatch.plans.gradients import set_raw_grad, settled_spec
+from ..dispatch.plans.shards import HookOff, attach, lay_anew, plain
 from ..movement.run import run
 from ..movement.world import my_coordinate
 from ..spec import TensorSpec
@@ -40,17 +40,14 @@ def arriving(
     left = list(grads)
     for i, (node, grad, spec) in enumerate(zip(nodes, grads, specs, strict=True)):
         leaf = getattr(node, "variable", None)
-        if leaf is None or grad is None or my_coordinate(spec.placement) is None:
-            continue
-        if not _is_accumulated(node):
+        if leaf is None or grad is None or not _is_accumulated(node):
             continue
         spec = spec.with_dtype(grad.dtype)
         held = _C.held_gradient(leaf)
         if _C.is_synced():
             if held is not None and held._spec is spec:
-                left[i] = _add(plain(held), grad)
-                set_raw_grad(leaf, None)
-                watch_leaf(leaf)
+                left[i] = _added(plain(held), grad)
+                _clear(leaf, held)
         elif not leaf._backward_hooks:  # a hook is shown each gradient as the leaf lies
             _keep(leaf, held, grad, spec)
             left[i] = None
@@ -59,20 +56,46 @@ def arriving(
 
 def _keep(leaf: Any, held: Any, grad: Tensor, spec: TensorSpec) -> None:
     """Add a gradient to that of ``leaf``, which is P from now on."""
-    if held is not None and held._spec is spec:
-        _add(plain(held), grad)
+    if held is None:
+        total = grad.detach().clone()
+    elif held._spec is spec:
+        total = _added(plain(held), grad)
     else:
-        before = None if held is None else run(plain(held).detach(), held._spec, spec)
-        total = grad.detach().clone() if before is None else _add(before, grad)
+        total = _added(run(plain(held).detach(), held._spec, spec), grad)
+    if held is None or not _is_dense(held, total):
         set_raw_grad(leaf, attach(total, spec))
+        watch_leaf(leaf)
+    elif held._spec is not spec:  # the same object, for whoever has kept it
+        lay_anew(held, total, spec)
         watch_leaf(leaf)
     for hook in tuple((leaf._post_accumulate_grad_hooks or {}).values()):
         hook(leaf)
 
 
-def _add(total: Tensor, grad: Tensor) -> Tensor:
+def _clear(leaf: Any, held: Any) -> None:
+    """Let ``leaf`` have a gradient of zeros in the same object, as it lies once backward has ended:
+    what was held is on its way to be added to it."""
+    settled = settled_spec(leaf).with_dtype(held.dtype)
+    at = my_coordinate(settled.placement)
+    if at is None or not _is_dense(held):
+        set_raw_grad(leaf, None)
+    else:
+        with HookOff():
+            zeros = plain(held).new_zeros(settled.local_shape(at))
+        lay_anew(held, zeros, settled)
+    watch_leaf(leaf)
+
+
+def _is_dense(*tensors: Tensor) -> bool:
+    return all(x.layout is torch.strided for x in tensors)
+
+
+def _added(total: Tensor, grad: Tensor) -> Tensor:
+    """The sum, in the memory of ``total`` where both are dense."""
     with HookOff():
-        return total.add_(grad)
+        if _is_dense(total, grad):
+            return total.add_(grad)
+        return total + grad if _is_dense(total) or not _is_dense(grad) else grad + total
 
 
 def _is_accumulated(node: Any) -> bool:

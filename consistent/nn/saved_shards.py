@@ -148,7 +148,8 @@ class SavedShards:
         self.below = below
         self.depth = 0
         self.known: dict[int, GatheredOnce] = {}  # by the storage of the gathered values
-        self.made: dict[tuple[Any, int], GatheredOnce] = {}  # by the graph's node, and its output
+        # By the graph's node and its output; with the gathered values, and the writes into them.
+        self.made: dict[tuple[Any, int], tuple[GatheredOnce, Tensor, int]] = {}
 
     def add(self, whole: Tensor, source: GatheredOnce) -> None:
         """From now on, save views of ``whole`` by ``source``."""
@@ -157,12 +158,12 @@ class SavedShards:
                 return
             self.known[storage_of(whole)] = source
             if whole.grad_fn is not None:
-                self.made[whole.grad_fn, whole.output_nr] = source
+                self.made[whole.grad_fn, whole.output_nr] = source, whole, whole._version
 
     def drop(self, storage: int) -> None:
         """This memory may become that of another tensor."""
         source = self.known.pop(storage, None)
-        for key in [key for key, each in self.made.items() if each is source]:
+        for key in [key for key, (each, *_) in self.made.items() if each is source]:
             del self.made[key]
 
     def pack(self, x: Tensor) -> Any:
@@ -189,9 +190,12 @@ class SavedShards:
             node = node.next_functions[0][0]
         if node is None or node.name() != "ToCopyBackward0" or x._version or _is_lazy(x):
             return None
-        source = self.made.get(node.next_functions[0])
+        source, whole, writes = self.made.get(node.next_functions[0], (None, x, 0))
         if source is None or x.untyped_storage().nbytes() != source.dst_bytes(x.dtype):
             return None
+        if whole._version != writes:
+            return None  # forward has written into them: the copy may be older
+        source.oldest = writes if source.oldest is None else source.oldest
         return source
 
     def unpack(self, kept: Any) -> Tensor:

@@ -123,10 +123,11 @@ def enter(optimizer: Any) -> None:
 @torch.no_grad()
 def leave(optimizer: Any) -> None:
     """Undo ``enter``, keeping the new values, which are gathered in as few messages as can be."""
-    found = [(param, param.__dict__.pop("_in_step", None)) for param in _of(optimizer)]
+    found = [(param, param.__dict__.get("_in_step")) for param in _of(optimizer)]
     inside = [(param, each) for param, each in found if each is not None]
     gather_into([coming for param, each in inside for coming in each.coming(param)])
     for param, each in inside:
+        del param.__dict__["_in_step"]
         each.leave(param)
 
 

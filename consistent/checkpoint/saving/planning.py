@@ -105,7 +105,9 @@ class Planner:
 def _kind_of(name: str, x: torch.Tensor) -> tuple:
     if is_global(x):
         return name, x._spec  # type: ignore[attr-defined]
-    return name, x.shape, x.dtype, x.device
+    # A DTensor's pieces also depend on where it lies.
+    lies = repr((getattr(x, "placements", None), getattr(x, "device_mesh", None)))
+    return name, x.shape, x.dtype, x.device, lies
 
 
 def _pieces_of(contents: Contents) -> list[WriteItem]:

@@ -21,14 +21,17 @@ def same_graph(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return partial(_batch_norm, function) if name == "batch_norm" else function
 
 
-def _batch_norm(function: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+def _batch_norm(function: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
     """Torch scales an empty input by its first weight (``_batch_norm_impl_index``)."""
-    training = args[4] if len(args) > 4 else kwargs.get("training")
+    if not args:
+        return _batch_norm(function, kwargs.pop("input"), **kwargs)
+    x, rest = args[0], args[1:]
+    training = rest[4] if len(rest) > 4 else kwargs.get("training")
     if training or torch.Tensor.numel(x) or not torch.is_grad_enabled():
-        return function(x, *args, **kwargs)
+        return function(x, *rest, **kwargs)
     x = plain(x)
     sizes = [size if dim == 1 else max(size, 1) for dim, size in enumerate(x.shape)]
-    out = function(x.new_zeros(sizes), *args, **kwargs)
+    out = function(x.new_zeros(sizes), *rest, **kwargs)
     for dim, size in enumerate(x.shape):
         out = out.narrow(dim, 0, size)
     return out + x
