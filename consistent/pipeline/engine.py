@@ -51,7 +51,6 @@ class Engine:
     schedule: str
     moves: bool
     _programs: dict[Any, Program] = field(default_factory=dict)
-    _graded: dict[int, list[NdSbp | None]] = field(default_factory=dict)
 
     def table(self, count: int) -> Schedule:
         """The table for so many micro-batches.
@@ -121,7 +120,7 @@ class Engine:
     ) -> Program:
         modules = self.modules()
         key = (_shown((args, kwargs)), trains, tuple(m.training for m in modules), _cast())
-        key = (*key, _state(modules))
+        key = (*key, _state(modules), _trained(modules))
         if key not in self._programs:
             if len(self._programs) >= MOST:
                 self._programs.pop(next(iter(self._programs)))
@@ -171,13 +170,13 @@ class Engine:
         params: list[Any] = list(
             dict.fromkeys(p for m in self.modules() for p in m.parameters(recurse=False))
         )
-        if id(program) not in self._graded:
+        if program.graded is None:
             transport = current()
-            mine = [None if p.grad is None or not is_global(p) else p.grad.sbp for p in params]
+            mine = [p.grad.sbp if _is_graded(p) else None for p in params]
             told = transport.gather_objects(mine, tuple(range(transport.size)))
             first = [p.placement.first_rank if is_global(p) else transport.rank for p in params]
-            self._graded[id(program)] = [told[r][k] for k, r in enumerate(first)]
-        for p, sbp in zip(params, self._graded[id(program)], strict=True):
+            program.graded = [told[r][k] for k, r in enumerate(first)]
+        for p, sbp in zip(params, program.graded, strict=True):
             outside = is_global(p) and my_coordinate(p.placement) is None
             if outside and sbp is not None and p.grad is None:
                 spec = p._spec.with_sbp(sbp)
@@ -224,7 +223,18 @@ def _tensors(given: Any) -> list[str]:
 
 
 def _text(x: Any) -> str:
-    return str(x._spec) if is_global(x) else f"{x.dtype}{list(x.shape)}".removeprefix("torch.")
+    text = str(x._spec) if is_global(x) else f"{x.dtype}{list(x.shape)}".removeprefix("torch.")
+    return f"{text} that requires grad" if x.requires_grad else text
+
+
+def _is_graded(p: Any) -> bool:
+    """Whether backward gave the parameter its gradient; a frozen one may have an older one."""
+    return is_global(p) and p.requires_grad and p.grad is not None
+
+
+def _trained(modules: list[torch.nn.Module]) -> tuple[bool, ...]:
+    """Of each parameter, whether it requires grad: gradients are sent where the program says so."""
+    return tuple(p.requires_grad for m in modules for p in m.parameters(recurse=False))
 
 
 def _cast() -> tuple:
