@@ -78,25 +78,31 @@ class Engine:
         kwargs: dict[str, Any],
         count: int,
         scale: Callable[[Any], Any] | None,
+        needs_loss: bool = True,
     ) -> Any:
         """What ``step(*args, **kwargs)`` returns on a batch, run in ``count`` micro-batches.
 
         ``scale`` is done to losses, beside their share of rows, before backward; None: no backward.
+        Where ``step`` calls backward on no loss only its forward is run, unless ``needs_loss``.
 
         Raises:
             ValueError: the batch, the stages or the schedule do not fit.
-            RuntimeError: ranks disagree on the batch, or one of them failed.
+            RuntimeError: ranks disagree on the batch, one of them failed, backward is called on no
+                loss where one is needed, or on one without gradients.
         """
         rows = rows_of(self.name, (args, kwargs))
         self._agree(args, kwargs, count)
         parts = cuts(self.name, rows, count)
         table = self.table(count)
         batch, draws = [], generator.get_state().counter
+        given_parts = [cut((args, kwargs), rows, *part) for part in parts]
         programs: dict[int, Program] = {}  # by rows
-        for start, size in parts:
-            given = cut((args, kwargs), rows, start, size)
+        for given, (_, size) in zip(given_parts, parts, strict=True):
             if size not in programs:
                 programs[size] = self._program(step, given[0], given[1], size, scale is not None)
+        if not self._has_losses(list(programs.values()), scale is not None, needs_loss):
+            scale = None
+        for given, (_, size) in zip(given_parts, parts, strict=True):
             program = programs[size]
             inputs: list[Any] = []
             map_tensors(given, lambda x: (inputs.append(x), x)[1])  # noqa: B023
@@ -136,13 +142,24 @@ class Engine:
                     layout_of=lambda stage, shape: self._layout(stage, shape, rows),
                     moves=self.moves,
                 )
-            if trains and not self._programs[key].losses:
-                raise RuntimeError(
-                    f"{self.name}: backward was called on no loss.\n"
-                    "  A step of stages trains, and begins its backward at a loss.\n"
-                    "  Call loss.backward() in it."
-                )
         return self._programs[key]
+
+    def _has_losses(self, programs: list[Program], trains: bool, needed: bool) -> bool:
+        """Whether there is a backward to run."""
+        found = [program for program in programs if program.losses]
+        if found and not trains:
+            raise RuntimeError(
+                f"{self.name}: backward was called where no gradients are recorded.\n"
+                "  The step runs under torch.no_grad(), or as one that returns outputs alone.\n"
+                "  Call it where gradients are recorded, or leave loss.backward() out."
+            )
+        if trains and (len(found) < len(programs) and (needed or found)):
+            raise RuntimeError(
+                f"{self.name}: backward was called on no loss.\n"
+                "  A step of stages trains, and begins its backward at a loss.\n"
+                "  Call loss.backward() in it, for every micro-batch."
+            )
+        return bool(found)
 
     def _layout(self, stage: int, shape: tuple[int, ...], rows: int) -> NdSbp:
         axes = self.splits[stage] if shape and shape[0] == rows else ()
