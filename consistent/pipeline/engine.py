@@ -22,7 +22,7 @@ from ..nn.nested import map_each, map_tensors
 from ..spec import B, NdSbp, Placement, S
 from .cell import Cell
 from .micro_batches import cut, cuts, joined, rows_of
-from .part import part_of
+from .part import check_written, part_of
 from .run import MicroBatch, Run, run_all
 from .schedules import schedule
 from .stage import stage_of
@@ -131,7 +131,7 @@ class Engine:
             if len(self._programs) >= MOST:
                 self._programs.pop(next(iter(self._programs)))
             with torch.set_grad_enabled(trains):
-                self._programs[key] = record(
+                made = record(
                     self.name,
                     step,
                     args,
@@ -142,6 +142,8 @@ class Engine:
                     layout_of=lambda stage, shape: self._layout(stage, shape, rows),
                     moves=self.moves,
                 )
+            check_written(made)
+            self._programs[key] = made
         return self._programs[key]
 
     def _has_losses(self, programs: list[Program], trains: bool, needed: bool) -> bool:
