@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from ..nn.nested import map_each
-from ..spec import TensorSpec
+from ..spec import NdSbp, TensorSpec
 
 Read = Callable[[], torch.Tensor]
 
@@ -103,7 +103,13 @@ class Move:
 
 @dataclass
 class Program:
-    """Lines in the order in which they were met."""
+    """Lines in the order in which they were met.
+
+    Args:
+        draws: how many random ops are in it.
+        graded: of each parameter of its modules, the SBP of the gradient that the ranks of its
+            stage have after backward, or None; None before the first one.
+    """
 
     name: str
     values: list[Value] = field(default_factory=list)
@@ -113,6 +119,7 @@ class Program:
     losses: list[int] = field(default_factory=list)
     result: Any = None
     draws: int = 0
+    graded: list[NdSbp | None] | None = None
 
     def spec(self, index: int) -> TensorSpec:
         """The spec of a value that is a global tensor."""

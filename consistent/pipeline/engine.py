@@ -22,7 +22,7 @@ from ..nn.nested import map_each, map_tensors
 from ..spec import B, NdSbp, Placement, S
 from .cell import Cell
 from .micro_batches import cut, cuts, joined, rows_of
-from .part import part_of
+from .part import check_written, part_of
 from .run import MicroBatch, Run, run_all
 from .schedules import schedule
 from .stage import stage_of
@@ -51,7 +51,6 @@ class Engine:
     schedule: str
     moves: bool
     _programs: dict[Any, Program] = field(default_factory=dict)
-    _graded: dict[int, list[NdSbp | None]] = field(default_factory=dict)
 
     def table(self, count: int) -> Schedule:
         """The table for so many micro-batches.
@@ -79,25 +78,31 @@ class Engine:
         kwargs: dict[str, Any],
         count: int,
         scale: Callable[[Any], Any] | None,
+        needs_loss: bool = True,
     ) -> Any:
         """What ``step(*args, **kwargs)`` returns on a batch, run in ``count`` micro-batches.
 
         ``scale`` is done to losses, beside their share of rows, before backward; None: no backward.
+        Where ``step`` calls backward on no loss only its forward is run, unless ``needs_loss``.
 
         Raises:
             ValueError: the batch, the stages or the schedule do not fit.
-            RuntimeError: ranks disagree on the batch, or one of them failed.
+            RuntimeError: ranks disagree on the batch, one of them failed, backward is called on no
+                loss where one is needed, or on one without gradients.
         """
         rows = rows_of(self.name, (args, kwargs))
         self._agree(args, kwargs, count)
         parts = cuts(self.name, rows, count)
         table = self.table(count)
         batch, draws = [], generator.get_state().counter
+        given_parts = [cut((args, kwargs), rows, *part) for part in parts]
         programs: dict[int, Program] = {}  # by rows
-        for start, size in parts:
-            given = cut((args, kwargs), rows, start, size)
+        for given, (_, size) in zip(given_parts, parts, strict=True):
             if size not in programs:
                 programs[size] = self._program(step, given[0], given[1], size, scale is not None)
+        if not self._has_losses(list(programs.values()), scale is not None, needs_loss):
+            scale = None
+        for given, (_, size) in zip(given_parts, parts, strict=True):
             program = programs[size]
             inputs: list[Any] = []
             map_tensors(given, lambda x: (inputs.append(x), x)[1])  # noqa: B023
@@ -121,12 +126,12 @@ class Engine:
     ) -> Program:
         modules = self.modules()
         key = (_shown((args, kwargs)), trains, tuple(m.training for m in modules), _cast())
-        key = (*key, _state(modules))
+        key = (*key, _state(modules), _trained(modules))
         if key not in self._programs:
             if len(self._programs) >= MOST:
                 self._programs.pop(next(iter(self._programs)))
             with torch.set_grad_enabled(trains):
-                self._programs[key] = record(
+                made = record(
                     self.name,
                     step,
                     args,
@@ -137,13 +142,26 @@ class Engine:
                     layout_of=lambda stage, shape: self._layout(stage, shape, rows),
                     moves=self.moves,
                 )
-            if trains and not self._programs[key].losses:
-                raise RuntimeError(
-                    f"{self.name}: backward was called on no loss.\n"
-                    "  A step of stages trains, and begins its backward at a loss.\n"
-                    "  Call loss.backward() in it."
-                )
+            check_written(made)
+            self._programs[key] = made
         return self._programs[key]
+
+    def _has_losses(self, programs: list[Program], trains: bool, needed: bool) -> bool:
+        """Whether there is a backward to run."""
+        found = [program for program in programs if program.losses]
+        if found and not trains:
+            raise RuntimeError(
+                f"{self.name}: backward was called where no gradients are recorded.\n"
+                "  The step runs under torch.no_grad(), or as one that returns outputs alone.\n"
+                "  Call it where gradients are recorded, or leave loss.backward() out."
+            )
+        if trains and (len(found) < len(programs) and (needed or found)):
+            raise RuntimeError(
+                f"{self.name}: backward was called on no loss.\n"
+                "  A step of stages trains, and begins its backward at a loss.\n"
+                "  Call loss.backward() in it, for every micro-batch."
+            )
+        return bool(found)
 
     def _layout(self, stage: int, shape: tuple[int, ...], rows: int) -> NdSbp:
         axes = self.splits[stage] if shape and shape[0] == rows else ()
@@ -171,13 +189,13 @@ class Engine:
         params: list[Any] = list(
             dict.fromkeys(p for m in self.modules() for p in m.parameters(recurse=False))
         )
-        if id(program) not in self._graded:
+        if program.graded is None:
             transport = current()
-            mine = [None if p.grad is None or not is_global(p) else p.grad.sbp for p in params]
+            mine = [p.grad.sbp if _is_graded(p) else None for p in params]
             told = transport.gather_objects(mine, tuple(range(transport.size)))
             first = [p.placement.first_rank if is_global(p) else transport.rank for p in params]
-            self._graded[id(program)] = [told[r][k] for k, r in enumerate(first)]
-        for p, sbp in zip(params, self._graded[id(program)], strict=True):
+            program.graded = [told[r][k] for k, r in enumerate(first)]
+        for p, sbp in zip(params, program.graded, strict=True):
             outside = is_global(p) and my_coordinate(p.placement) is None
             if outside and sbp is not None and p.grad is None:
                 spec = p._spec.with_sbp(sbp)
@@ -224,7 +242,18 @@ def _tensors(given: Any) -> list[str]:
 
 
 def _text(x: Any) -> str:
-    return str(x._spec) if is_global(x) else f"{x.dtype}{list(x.shape)}".removeprefix("torch.")
+    text = str(x._spec) if is_global(x) else f"{x.dtype}{list(x.shape)}".removeprefix("torch.")
+    return f"{text} that requires grad" if x.requires_grad else text
+
+
+def _is_graded(p: Any) -> bool:
+    """Whether backward gave the parameter its gradient; a frozen one may have an older one."""
+    return is_global(p) and p.requires_grad and p.grad is not None
+
+
+def _trained(modules: list[torch.nn.Module]) -> tuple[bool, ...]:
+    """Of each parameter, whether it requires grad: gradients are sent where the program says so."""
+    return tuple(p.requires_grad for m in modules for p in m.parameters(recurse=False))
 
 
 def _cast() -> tuple:

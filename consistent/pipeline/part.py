@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..graph.program import Line, Move, Program, refs
 
@@ -47,3 +48,48 @@ def part_of(program: Program, stage: int | None) -> Part:
             needed |= set(refs((line.args, line.kwargs)))
     part.lines.reverse()
     return part
+
+
+_VIEWS = frozenset(
+    """__getitem__ __get__ chunk detach diagonal expand flatten movedim narrow permute reshape
+    select split squeeze t transpose unbind unflatten unsqueeze view view_as""".split()
+)
+
+
+def check_written(program: Program) -> None:
+    """Raise if a line that lies in no module of a stage writes into a plain tensor that was there
+    before, as into a buffer of the model: the line is run by every stage that needs it, and by no
+    other.
+
+    Raises:
+        RuntimeError: there is such a line.
+    """
+    before = {i for i, value in enumerate(program.values) if value.read and value.spec is None}
+    for line in program.lines:
+        if line.is_module:
+            continue
+        if before & set(refs(_written(line))):
+            raise RuntimeError(
+                f"{program.name}: {line.name} at {line.where} writes into a plain tensor that was "
+                "made before the step, such as a buffer of the model.\n"
+                "  Between the modules of stages a line may be run by several stages of a rank, "
+                "and by some ranks alone.\n"
+                "  Let a module that is part of a stage hold the tensor and write it in its "
+                "forward, or write it outside the step."
+            )
+        if line.name in _VIEWS and before & set(refs(line.args[:1])):
+            before |= set(line.outs)
+
+
+def _written(line: Line) -> Any:
+    """The arguments that a line writes into."""
+    if line.writes:
+        return line.args[:1], line.kwargs.get("out")
+    given = dict(enumerate(line.args)) | line.kwargs
+    if line.name == "batch_norm" and given.get("training", given.get(5)):
+        names = (1, 2, "running_mean", "running_var")
+    elif line.name == "instance_norm" and given.get("use_input_stats", given.get(5, True)):
+        names = (1, 2, "running_mean", "running_var")
+    else:
+        names = ()
+    return [given.get(name) for name in names]

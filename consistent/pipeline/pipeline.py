@@ -87,7 +87,7 @@ def pipeline(
         parallelize(share, placement, plans[stage])
         splits.append(_batch_axes(share, placement))
         for unit in cut.stages[stage]:
-            if any(True for _ in unit.module.parameters()):
+            if _has_state(unit.module):
                 set_stage(unit.module, stage, placement)
     engine = Engine(
         type(model).__name__, where, splits, lambda: list(model.modules()), schedule, moves=True
@@ -257,6 +257,16 @@ def _holder(module: nn.Module) -> nn.Module:
     return made
 
 
+def _has_state(module: nn.Module) -> bool:
+    """Whether it has parameters, or buffers that are saved: the others are constants, which every
+    stage may compute with."""
+    return any(
+        x is not None and key not in each._non_persistent_buffers_set
+        for each in module.modules()
+        for key, x in (*each._parameters.items(), *each._buffers.items())
+    )
+
+
 def _share_of(cut: Cut, stage: int) -> nn.Module:
     """The parts of a stage under the names that they have in the model."""
     root = nn.Module()
@@ -264,7 +274,7 @@ def _share_of(cut: Cut, stage: int) -> nn.Module:
         if at == stage:
             _at(root, name)._parameters = module._parameters
     for unit in cut.stages[stage]:
-        if any(True for _ in unit.module.parameters()):
+        if _has_state(unit.module):
             path, _, key = unit.name.rpartition(".")
             _at(root, path)._modules[key] = unit.module
     return root

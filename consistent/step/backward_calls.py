@@ -18,10 +18,7 @@ def taken(take: Callable[[Any, Callable[[Any], None]], None]) -> Iterator[None]:
     ``run(scaled_loss)`` where backward is to run."""
 
     def of_global(y: Any, gradient: Any, retain: bool | None, create: bool) -> None:
-        if gradient is not None:
-            take(y, lambda x: _untaken(x, gradient, retain, create))
-        else:
-            take(y, lambda x: _untaken(x, None, retain, create))
+        take(y, lambda x: _untaken(x, gradient, retain, create))
 
     backward.takers.append(of_global)
     try:
@@ -31,10 +28,10 @@ def taken(take: Callable[[Any, Callable[[Any], None]], None]) -> Iterator[None]:
         backward.takers.remove(of_global)
 
 
-def _untaken(y: Any, gradient: Any, retain: bool | None, create: bool) -> None:
+def _untaken(y: Any, *args: Any, **kwargs: Any) -> None:
     kept, backward.takers[:] = backward.takers[:], []
     try:
-        y.backward(gradient, retain, create)
+        y.backward(*args, **kwargs)
     finally:
         backward.takers[:] = kept
 
@@ -52,5 +49,5 @@ class _Plain(TorchFunctionMode):
         given = kwargs or {}
         if func is not torch.Tensor.backward:
             return func(*args, **given)
-        self._take(args[0], lambda x: torch.Tensor.backward(x, *args[1:], **given))
+        self._take(args[0], lambda x: _untaken(x, *args[1:], **given))
         return None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ..pipeline.engine import Engine
 from ..pipeline.stage import Stage
 
@@ -28,7 +30,22 @@ class Pipelined:
         return self._asked == ([*stages], config.schedule)
 
     def run(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """What ``build`` returns for a batch, backward included where there are optimizers."""
+        """What ``build`` returns for a batch, backward included where it calls it.
+
+        Raises:
+            RuntimeError: there is an optimizer, and backward is called on no loss.
+        """
         graph = self._graph
-        scale = graph._scale if graph.trains else None
-        return self._engine.run(graph.build, args, kwargs, graph.config.micro_batches, scale)
+        if not (graph.trains or torch.is_grad_enabled()):
+            return self._engine.run(graph.build, args, kwargs, graph.config.micro_batches, None)
+        # Losses are scaled by the ranks of their stages, and a scaler is ready once it has scaled:
+        # the other ranks step with it, too.
+        graph._scale(torch.zeros((), device=graph._device_type()))
+        return self._engine.run(
+            graph.build,
+            args,
+            kwargs,
+            graph.config.micro_batches,
+            graph._scale,
+            needs_loss=graph.trains,
+        )

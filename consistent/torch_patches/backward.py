@@ -33,6 +33,14 @@ def _run_backward(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
+    if backward.takers and kwargs.get("accumulate_grad"):
+        raise RuntimeError(
+            "torch.autograd.backward, or loss.backward(inputs=...), inside a step that is run as "
+            "a whole, as nn.Graph does: the step scales its losses, and does so where "
+            "loss.backward() is called.\n"
+            "  Call loss.backward(); for gradients of some tensors alone call "
+            "torch.autograd.grad(loss, inputs)."
+        )
     seeds = tuple(_seed(y, grad) for y, grad in zip(roots, grads, strict=True))
     return backward.run_engine(partial(run, engine), tuple(roots), seeds, *args, **kwargs)
 
