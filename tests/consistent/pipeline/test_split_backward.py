@@ -196,7 +196,7 @@ def test_a_weight_used_through_another_op_counts_once() -> None:
 
     def run(x: Any, w: Any) -> Any:
         made = w.exp()
-        return torch.tanh(x * made) * (made * 2)
+        return torch.tanh(x * (made * 2)) * made
 
     run(leaf, weight).sum().backward()
     split = SplitBackward([run(other, ours).sum()], [None], [other])
