@@ -7,7 +7,7 @@ and computes nothing. What asks for a value, and so would decide by data, raises
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from ..movement.world import my_coordinate
 from ..nn.nested import map_each, map_tensors
 from ..spec import NdSbp, Placement, SbpLike, TensorSpec
 from ..tensor.storage import moving
+from .effects import RefusingDraws, Writes, version, versions, writes_by_name
 from .program import HERE, Line, Move, Program, Ref, Value
 from .stand_ins import of_spec, outside, stand_in, swapped
 
@@ -91,7 +92,8 @@ class _Recorder(TorchFunctionMode):
         self._known: dict[int, int] = {}  # id of a stand-in -> its value
         self._alive: list[Any] = []
         self._moved: dict[tuple[int, int, Any], Any] = {}
-        self._entered: dict[tuple[int, int], Any] = {}
+        self._entered: dict[tuple[int, int, int], Any] = {}
+        self._effects = Writes(name)
         # Plain tensors that follow from sizes alone: the values of a stand-in, and the way back.
         self._constants: dict[int, torch.Tensor] = {}
         self._stand_ins: dict[int, Any] = {}
@@ -164,7 +166,7 @@ class _Recorder(TorchFunctionMode):
         stage = self._latest(given)
         name = getattr(func, "__name__", repr(func))
         if stage is not None:
-            if _writes(name, given[1]):
+            if writes_by_name(name, given[1]):
                 self._check_target(name, given, stage)
             given = map_tensors(given, lambda x: self._at(x, stage, name))
         return self._run(name, func, given, stage)
@@ -174,14 +176,22 @@ class _Recorder(TorchFunctionMode):
     def _run(
         self, name: str, func: Any, given: tuple, stage: int | None, module: bool = False
     ) -> Any:
-        before, writes = self.draws(), _writes(name, given[1])
+        before, writes = self.draws(), writes_by_name(name, given[1])
         values = None if module else self._values_of(given)
         if values is None and stage is None:  # stand-ins of plain tensors stay on meta
             args, kwargs = map_each(given, torch.device, lambda _: _META)
         else:
             args, kwargs = given if values is None else values
-        with self.quiet():
+        for index in self._indices(given):
+            # What a stage writes into its part of a plain tensor is not in the plain one.
+            reader = None if self.program.values[index].spec is None else stage
+            self._effects.check_read(index, reader, name, self.line)
+        had = versions((args, kwargs))
+        drawing = RefusingDraws(self.program.name, name, self.line)
+        with self.quiet(), drawing if stage is None else nullcontext():
             out = func(*args, **kwargs)
+        writes = writes or versions((args, kwargs)) != had
+        self._effects.look(name, self.line)
         inputs: dict[int, int] = {}
         map_tensors(given, lambda x: (inputs.setdefault(id(x), self._known[id(x)]), x)[1])
         outs: list[int] = []
@@ -200,7 +210,6 @@ class _Recorder(TorchFunctionMode):
 
         out = map_tensors(out, result)
         if outs or writes:
-            self._check_written(name, outs, stage, inputs)
             noted = map_tensors(given, lambda x: Ref(self._known[id(x)]))
             noted = map_each(noted, torch.device, lambda d: HERE if d == _META else d)
             mode = self._mode()
@@ -244,13 +253,16 @@ class _Recorder(TorchFunctionMode):
 
     def _enter(self, x: torch.Tensor, stage: int) -> Any:
         """A plain tensor as a global one of a stage: every rank has it, and keeps its part."""
-        key = self._known[id(x)], stage
+        source = self._known[id(x)]
+        self._effects.check_read(source, stage, "a module", self.line)
+        key = source, stage, version(self._constants.get(id(x), x))
         if key not in self._entered:
             placement = self._stages[stage]
             sbp = self._layout_of(stage, tuple(x.shape))
             spec = TensorSpec.of(placement, sbp, x.shape, x.dtype)
             given = ((x,), {"spec": spec})
             self._entered[key] = self._run("entered", entered, given, stage)
+            self._effects.copied(source, stage, self._entered[key])
         return self._entered[key]
 
     # -- moves -------------------------------------------------------------------------------------
@@ -279,6 +291,7 @@ class _Recorder(TorchFunctionMode):
 
     def _move(self, x: Any, stage: int, target: TensorSpec) -> Any:
         source = self._known[id(x)]
+        self._effects.check_read(source, stage, "what is moved", self.line)
         key = source, stage, target
         if key not in self._moved:
             made = of_spec(target, x.requires_grad)
@@ -287,9 +300,11 @@ class _Recorder(TorchFunctionMode):
             assert src is not None
             number = len(self.program.moves)
             self.program.moves.append(Move(number, source, index, src, stage, self.line))
+            self._effects.sent(x, self.program.moves[-1])
             self._moved[key] = made.view_as(made) if made.requires_grad else made
             self._known[id(self._moved[key])] = index
             self._alive.append(self._moved[key])
+            self._effects.copied(source, stage, self._moved[key])
         return self._moved[key]
 
     def _to_global(self, x: Any, target: TensorSpec, grad_sbp: SbpLike | None) -> Any:
@@ -347,7 +362,9 @@ class _Recorder(TorchFunctionMode):
 
     def ref(self, x: torch.Tensor) -> Any:
         """What stands for a tensor in the program."""
-        return Ref(self._known[id(self._own(x))])
+        index = self._known[id(self._own(x))]
+        self._effects.check_read(index, self.program.values[index].stage, "the result", self.line)
+        return Ref(index)
 
     def draws(self) -> int:
         """Random ops so far."""
@@ -382,7 +399,7 @@ class _Recorder(TorchFunctionMode):
         return made
 
     def _known_real(self, x: torch.Tensor) -> Any:
-        key = (-1, id(x))
+        key = (-1, id(x), 0)
         if key not in self._entered:
             if x.requires_grad and not is_global(x):
                 raise ValueError(
@@ -418,6 +435,12 @@ class _Recorder(TorchFunctionMode):
         self._alive.append(x)
         return self._known[id(x)]
 
+    def _indices(self, given: Any) -> list[int]:
+        """The values among arguments."""
+        found: list[int] = []
+        map_tensors(given, lambda x: (found.append(self._known[id(x)]), x)[1])
+        return found
+
     def _latest(self, given: Any) -> int | None:
         """The last stage that made a tensor in ``given``; None if all are plain."""
         found: list[int] = []
@@ -447,31 +470,11 @@ class _Recorder(TorchFunctionMode):
 
         map_tensors((given[0][:1], given[1].get("out")), look)
 
-    def _check_written(
-        self, name: str, outs: list[int], stage: int | None, inputs: dict[int, int]
-    ) -> None:
-        for index in set(outs) & set(inputs.values()):
-            sent = [m for m in self.program.moves if m.source == index and m.src == stage]
-            if sent and name.endswith("_") and name != "requires_grad_":
-                raise RuntimeError(
-                    f"{self.program.name}: {name} at {self.line} writes into a tensor that stage "
-                    f"{sent[0].dst} was given before, at {sent[0].where}.\n"
-                    "  A stage hands on what it has made when it ends.\n  Write into a copy."
-                )
-
     @staticmethod
     def _mode() -> tuple[bool, tuple]:
         kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
         cast = tuple((k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds)
         return torch.is_grad_enabled(), cast
-
-
-def _writes(name: str, kwargs: dict[str, Any]) -> bool:
-    """Whether a function writes into its first argument, or into ``out``."""
-    if name == "requires_grad_":
-        return False
-    ends = name.endswith("_") and not name.endswith("__")
-    return ends or name in ("__setitem__", "__set__") or "out" in kwargs
 
 
 def entered(x: torch.Tensor, spec: TensorSpec) -> Any:

@@ -11,12 +11,17 @@ input <--- op1 <------ op2 <------ op3 <--- output        first half: along the 
 
 A *border op* lies on a path to an input, and leads to parameters beside it. Neither half computes
 what the other one does.
+
+Hooks count once: a gradient is kept as the tensor hooks of the first half leave it, and those of
+parameters see the sum of what arrives. Torch has no way to run a border op without the tensor hooks
+of its outputs: in the second half they are called again, on zeros, and what they return is dropped.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -107,31 +112,59 @@ class SplitBackward:
     def _crossing(
         self, nodes: list[Node], beside: list[GradientEdge]
     ) -> list[tuple[GradientEdge, torch.Tensor]]:
-        """The gradients along ``beside``, from what ``nodes`` got."""
+        """The gradients that ``nodes`` send along ``beside``, from what they got."""
         starts = [
-            (GradientEdge(node, k), grad)
+            (GradientEdge(node, k), torch.zeros_like(grad))
             for node in nodes
             for k, grad in enumerate(self._kept[node])
             if grad is not None
         ]
-        # Where one of them leads to another, what arrives there is what it got, and no more.
-        hooks = (
-            [node.register_prehook(lambda _, got=self._kept[node]: got) for node in nodes]
-            if len(nodes) > 1
-            else []
-        )
-        try:
-            grads = torch.autograd.grad(
+        found: list[tuple[GradientEdge, torch.Tensor]] = []
+        with ExitStack() as stack:
+            stack.enter_context(_without_hooks(beside))
+            for node in nodes:
+                # Whatever arrives, it gets what it got. This runs after all tensor hooks.
+                before = node.register_prehook(lambda _, got=self._kept[node]: got)
+                stack.callback(before.remove)
+                after = type(node).register_hook(node, self._taker(node, found))
+                stack.callback(after.remove)
+            torch.autograd.grad(
                 [edge for edge, _ in starts],  # type: ignore[arg-type]
                 beside,  # type: ignore[arg-type]
                 [given for _, given in starts],
                 retain_graph=True,
                 allow_unused=True,
             )
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return [(edge, g) for edge, g in zip(beside, grads, strict=True) if g is not None]
+        return found
+
+    def _taker(self, node: Node, found: list[tuple[GradientEdge, torch.Tensor]]) -> Any:
+        """A hook that takes what ``node`` sends beside the path; zeros go on in its place."""
+        beside = set(self._border[node])
+
+        def take(sent: tuple[torch.Tensor | None, ...], _: Any) -> Any:
+            for (after, k), grad in zip(node.next_functions, sent, strict=True):
+                if grad is not None and after and GradientEdge(after, k) in beside:
+                    found.append((GradientEdge(after, k), grad))
+            return tuple(None if grad is None else torch.zeros_like(grad) for grad in sent)
+
+        return take
+
+
+@contextmanager
+def _without_hooks(edges: list[GradientEdge]) -> Iterator[None]:
+    """Inside, the tensor hooks of leaves at ``edges`` are not called."""
+    kept: list[tuple[dict, dict]] = []
+    try:
+        for node in dict.fromkeys(edge.node for edge in edges):
+            leaf = getattr(node, "variable", None)
+            hooks = None if leaf is None else leaf._backward_hooks
+            if hooks:
+                kept.append((hooks, dict(hooks)))
+                hooks.clear()  # the engine reads this very dict
+        yield
+    finally:
+        for hooks, before in kept:
+            hooks.update(before)
 
 
 def _local(root: Any, given: Any) -> tuple[GradientEdge, torch.Tensor]:

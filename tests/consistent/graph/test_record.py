@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from consistent import B, Placement, S, distribute, parallelize, randn
+from consistent import B, Placement, S, distribute, parallelize, randn, zeros
 from consistent.graph.program import Program
 from consistent.graph.record import record
 from mirrored.transports.counting import counting
@@ -103,7 +103,7 @@ def backwards(net: Any, x: Any) -> Any:
 
 
 def made(net: Any, x: Any) -> Any:
-    return randn(3, placement=ONE, sbp=B) * 2
+    return zeros(3, placement=ONE, sbp=B) * 2
 
 
 def elsewhere(net: Any, x: Any) -> Any:
@@ -148,3 +148,134 @@ def test_without_moves_the_program_has_to_move(rank: int) -> None:
     net = placed()
     with pytest.raises(RuntimeError, match="Move it first: x.to_global"):
         recorded(net, net, distribute(torch.ones(5, 4), ONE, B), moves=False)
+
+
+def layer_drop(net: Any, x: Any) -> Any:
+    return net(x) if torch.rand([]) < 0.5 else net.first(x)
+
+
+def noise(net: Any, x: Any) -> Any:
+    return net.second(net.first(x + torch.randn_like(x)))
+
+
+def plain_dropout(net: Any, x: Any) -> Any:
+    return net(nn.functional.dropout(x))
+
+
+@pytest.mark.parametrize("step", [layer_drop, noise, plain_dropout], ids=lambda f: f.__name__)
+@on_ranks(2)
+def test_plain_random_numbers_between_stages_are_refused(rank: int, step: Any) -> None:
+    net = placed()
+    state = torch.get_rng_state()
+    with pytest.raises(RuntimeError, match="Draw it inside a stage's module, or pass it as an"):
+        recorded(net, lambda x: step(net, x), torch.ones(5, 4))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@on_ranks(2)
+def test_what_draws_nothing_may_follow_from_sizes(rank: int) -> None:
+    net = placed()
+
+    def step(x: Any) -> Any:
+        y = nn.functional.dropout(x, 0.5, training=False)
+        mask = nn.functional.scaled_dot_product_attention(x[None], x[None], x[None])
+        return net(y + mask[0])
+
+    recorded(net, step, torch.ones(5, 4))
+
+
+def setitem(h: Any) -> None:
+    h[:, 0] = 0
+
+
+def inplace_argument(h: Any) -> None:
+    nn.functional.relu(h, inplace=True)
+
+
+def through_a_view(h: Any) -> None:
+    h[:, 1].zero_()
+
+
+WRITES = {f.__name__: f for f in (setitem, inplace_argument, through_a_view)}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@on_ranks(2)
+def test_a_write_into_what_was_moved_names_both_lines(rank: int, write: str) -> None:
+    net = placed()
+
+    def step(x: Any) -> Any:
+        h = net.first(x)
+        y = net.second(h)
+        WRITES[write](h)
+        return y + net.second(h)
+
+    with pytest.raises(RuntimeError, match="writes into a tensor that stage 1 was given before"):
+        recorded(net, step, torch.ones(5, 4))
+
+
+@pytest.mark.parametrize("write", WRITES)
+@on_ranks(2)
+def test_a_write_before_the_move_is_recorded_as_one(rank: int, write: str) -> None:
+    net = placed()
+
+    def step(x: Any) -> Any:
+        h = net.first(x) * 1
+        WRITES[write](h)
+        return net.second(h)
+
+    program = recorded(net, step, torch.ones(5, 4))
+    assert [line.stage for line in program.lines if line.writes] == [0]
+
+
+class Writing(nn.Module):
+    """Its stages write into what they are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.LeakyReLU(0.2, inplace=True)
+        self.second = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4))
+
+
+def given_twice(net: Any, x: Any) -> Any:
+    return net.second(net.first(x) + x)
+
+
+def later_alone(net: Any, x: Any) -> Any:
+    net.first(x)
+    return net.second(x)
+
+
+def plainly_after(net: Any, x: Any) -> Any:
+    y = net.first(x)
+    return net.second(y), x + 1
+
+
+def handed_on(net: Any, x: Any) -> Any:
+    y = net.first(x) * 2
+    return net.second(y)
+
+
+def old_returned(net: Any, x: Any) -> Any:
+    y = net.first(x) * 2
+    return net.second(y), y
+
+
+READS = {f.__name__: f for f in (given_twice, later_alone, plainly_after, old_returned)}
+
+
+@pytest.mark.parametrize("step", READS)
+@on_ranks(2)
+def test_what_a_stages_module_wrote_into_is_not_read_elsewhere(rank: int, step: str) -> None:
+    net: Any = Writing()
+    parallelize(net.second, TWO)
+    with pytest.raises(RuntimeError, match="uses a tensor into which stage . has written, in "):
+        recorded(net, lambda x: READS[step](net, x), torch.ones(5, 4))
+
+
+@on_ranks(2)
+def test_a_stage_may_write_into_what_it_is_given(rank: int) -> None:
+    net: Any = Writing()
+    parallelize(net.second, TWO)
+    program = recorded(net, lambda x: handed_on(net, x), torch.ones(5, 4))
+    assert [line.writes for line in program.lines if line.is_module] == [True, True]

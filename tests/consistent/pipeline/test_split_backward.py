@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import mse_loss
 from torch.utils.flop_counter import FlopCounterMode
 
 from consistent import B, Placement, S, distribute, parallelize
+from consistent.nn import pipeline
 from consistent.pipeline.split_backward import SplitBackward
 from tests.ranks import on_ranks
 from tests.twins import assert_same, randn
@@ -106,3 +108,98 @@ def test_a_stage_without_inputs_has_all_in_its_second_half() -> None:
     split.of_weights()
     wanted = {n: p.grad for n, p in plain.named_parameters()}
     assert_same({n: p.grad for n, p in halves.named_parameters()}, wanted)
+
+
+class Hooked(nn.Module):
+    """Stages with convs, norms and linears; what lies inside a stage has a hook, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(HookedBlock() for _ in range(4))
+        self.double()
+
+    def forward(self, x: Any) -> Any:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class HookedBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm, self.conv = nn.Linear(6, 6), nn.LayerNorm(6), nn.Conv1d(3, 3, 1)
+        self.shared = nn.Parameter(torch.rand(6))
+        self.seen: list[Any] = []
+
+    def forward(self, x: Any) -> Any:
+        y = torch.tanh(self.linear(x)) * self.shared
+        z = self.norm(y)
+        if z.requires_grad:
+            z.register_hook(lambda g: g * 0.5)
+            y.register_hook(lambda g: 3 * g)
+            y.retain_grad()
+            self.seen.append(y)
+        return x + self.conv(z) * self.shared
+
+
+def hook_all(net: nn.Module, calls: list[str]) -> None:
+    def hook(name: str) -> Any:
+        def scaled(g: Any) -> Any:
+            calls.append(name)
+            return g * 0.1
+
+        return scaled
+
+    for name, p in net.named_parameters():
+        p.register_hook(hook(name))
+
+
+def test_hooks_count_once() -> None:
+    plain, halves = Hooked(), Hooked()
+    calls: tuple[list[str], list[str]] = [], []
+    hook_all(plain, calls[0])
+    hook_all(halves, calls[1])
+    x, grad = randn(2, 3, 6), randn(2, 3, 6, seed=1)
+    leaf, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+    plain(leaf).backward(grad)
+    split = SplitBackward([halves(other)], [grad], [other])
+    (of_input,) = split.of_inputs()
+    assert_same(of_input, leaf.grad)
+    split.of_weights()
+    wanted = {n: p.grad for n, p in plain.named_parameters()}
+    assert_same({n: p.grad for n, p in halves.named_parameters()}, wanted)
+    assert sorted(calls[0]) == sorted(calls[1])
+    for ours, theirs in zip(halves.blocks, plain.blocks, strict=True):
+        assert_same(ours.seen[0].grad, theirs.seen[0].grad)  # type: ignore[union-attr,index]
+
+
+@on_ranks(2)
+def test_hooks_count_once_under_zero_bubble_schedules(rank: int) -> None:
+    plain, net = Hooked(), Hooked()
+    x = randn(4, 3, 6)
+    places = [Placement("cpu", [0]), Placement("cpu", [1])]
+    pipe = pipeline(net, places, loss=mse_loss, micro_batches=4, schedule="zbvzerobubble")
+    hook_all(plain, [])
+    hook_all(net, [])
+    wanted = mse_loss(plain(x), x)
+    wanted.backward()
+    assert pipe.step(x, x).item() == pytest.approx(wanted.item(), abs=1e-12)
+    grads = {n: p.grad for n, p in plain.named_parameters()}
+    assert_same({n: p.grad for n, p in net.named_parameters()}, grads)
+
+
+def test_a_weight_used_through_another_op_counts_once() -> None:
+    """One op takes it as it is, and leads to one that takes what is made of it."""
+    x, w = randn(3), randn(3, seed=1)
+    leaf, weight, other, ours = (t.clone().requires_grad_() for t in (x, w, x, w))
+
+    def run(x: Any, w: Any) -> Any:
+        made = w.exp()
+        return torch.tanh(x * (made * 2)) * made
+
+    run(leaf, weight).sum().backward()
+    split = SplitBackward([run(other, ours).sum()], [None], [other])
+    assert_same(split.of_inputs()[0], leaf.grad)
+    split.of_weights()
+    assert_same(ours.grad, weight.grad)
