@@ -49,7 +49,7 @@ class Alone(comm.Transport):
         raise Communicated(f"rank {self._rank} of {self._size} communicates")
 
     all_reduce_async = all_gather = all_to_all = broadcast = exchange = gather_objects = _refuse
-    shares = _refuse
+    shares = send = receive = _refuse
 
 
 @contextmanager

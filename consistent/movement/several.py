@@ -18,7 +18,7 @@ from mirrored.transports.default import current
 
 from ..boxing.plan import plan
 from ..boxing.steps import Move
-from ..spec import Split, TensorSpec, piece
+from ..spec import Coordinate, Split, TensorSpec, piece
 from .differentiable import _apply, _HookOff, _tracks
 from .run import begin, run, run_within
 from .world import my_coordinate
@@ -56,13 +56,17 @@ def run_several(
     out: list[Any] = [None] * len(locals_)
     together: dict[tuple, list[int]] = {}
     for i, (x, route) in enumerate(zip(locals_, routes, strict=True)):
-        cut = _one_move(*route) if x.layout is torch.strided else None
+        cut = (
+            _one_move(*route, my_coordinate(route[0].placement))
+            if x.layout is torch.strided
+            else None
+        )
         if cut is None:
             out[i] = _put((run_within if begun else run)(x, *route), into, i)
         else:
             together.setdefault((cut.kind, cut.ranks, x.dtype, x.device), []).append(i)
     for (kind, ranks, _, _), at in together.items():
-        cuts: list[Any] = [_one_move(*routes[i]) for i in at]
+        cuts: list[Any] = [_one_move(*routes[i], my_coordinate(routes[i][0].placement)) for i in at]
         xs = [locals_[i] if begun else begin(locals_[i], *routes[i])[0] for i in at]
         dims, sizes = [cut.dim for cut in cuts], [cut.sizes for cut in cuts]
         if kind == "all_gather":
@@ -81,10 +85,9 @@ def _put(x: Tensor, into: Sequence[Tensor] | None, i: int) -> Tensor:
 
 
 @lru_cache(maxsize=1 << 11)
-def _one_move(src: TensorSpec, dst: TensorSpec) -> _Cut | None:
+def _one_move(src: TensorSpec, dst: TensorSpec, at: Coordinate | None) -> _Cut | None:
     """The one gather, or sum that is scattered, by which ``src`` becomes ``dst``; None if it takes
-    other moves or none."""
-    at = my_coordinate(src.placement)
+    other moves or none. ``at``: this rank's place, which is another while a step is recorded."""
     moves = plan(src, dst)
     if at is None or src.placement != dst.placement or len(moves) != 1:
         return None

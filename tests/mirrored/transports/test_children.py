@@ -48,8 +48,13 @@ CALLS: dict[str, Callable[[Transport, tuple[int, ...]], Any]] = {
     "peers": lambda t, ranks: _entered(t.peers(X, ranks)),
     "addends": lambda t, ranks: _entered(t.addends(X, 0, _cut(4, ranks), ranks)),
     "shares": lambda t, ranks: t.shares(ranks, "cpu"),
+    # Nobody sends to itself.
+    "send": lambda t, ranks: len(ranks) > 1 and t.send(X, 1 - t.rank, "x"),
+    "receive": lambda t, ranks: (
+        len(ranks) > 1 and t.receive(X.shape, X.dtype, 1 - t.rank, "x", "cpu").wait()
+    ),
 }
-ASKS_NOBODY = {"link"}
+ASKS_NOBODY = {"link", "abandon"}  # the second tells others, and waits for nobody
 
 
 def _cut(size: int, ranks: tuple[int, ...]) -> list[int]:
