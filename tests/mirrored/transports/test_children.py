@@ -22,7 +22,7 @@ from mirrored.transports.shared_memory import SharedMemory
 from mirrored.transports.symmetric_memory import SymmetricMemory
 from mirrored.transports.torch_dist import TorchDist
 from tests.mirrored.transports.symmetric_memory.host_memory import HostMemory
-from tests.ranks import pool
+from tests.ranks import on_ranks, pool
 
 RANKS = (0, 1)
 X = torch.ones(4, 2)
@@ -48,13 +48,9 @@ CALLS: dict[str, Callable[[Transport, tuple[int, ...]], Any]] = {
     "peers": lambda t, ranks: _entered(t.peers(X, ranks)),
     "addends": lambda t, ranks: _entered(t.addends(X, 0, _cut(4, ranks), ranks)),
     "shares": lambda t, ranks: t.shares(ranks, "cpu"),
-    # Nobody sends to itself.
-    "send": lambda t, ranks: len(ranks) > 1 and t.send(X, 1 - t.rank, "x"),
-    "receive": lambda t, ranks: (
-        len(ranks) > 1 and t.receive(X.shape, X.dtype, 1 - t.rank, "x", "cpu").wait()
-    ),
 }
 ASKS_NOBODY = {"link", "abandon"}  # the second tells others, and waits for nobody
+ONE_TO_ONE = {"send", "receive"}  # between two ranks, and not of a group
 
 
 def _cut(size: int, ranks: tuple[int, ...]) -> list[int]:
@@ -78,7 +74,32 @@ TRANSPORTS: dict[str, Callable[[], Transport]] = {
 
 def test_every_public_method_is_tried() -> None:
     methods = inspect.getmembers(Transport, inspect.isfunction)
-    assert set(CALLS) | ASKS_NOBODY == {name for name, _ in methods if not name.startswith("_")}
+    assert set(CALLS) | ASKS_NOBODY | ONE_TO_ONE == {
+        name for name, _ in methods if not name.startswith("_")
+    }
+
+
+def _one_to_one(transport: Transport) -> list[str]:
+    """What sending and receiving raise."""
+    said, other = [], 1 - transport.rank
+    for call in (
+        lambda: transport.send(X, other, "x"),
+        lambda: transport.receive(X.shape, X.dtype, other, "x", "cpu"),
+    ):
+        try:
+            call()
+            said.append("")
+        except RuntimeError as error:
+            said.append(str(error))
+    return said
+
+
+@on_ranks(2)
+def test_a_child_neither_sends_nor_receives(rank: int) -> None:
+    current().all_reduce(X, RANKS)
+    for said in by_fork(_one_to_one, current()):
+        assert "child" in said, said
+    current().all_reduce(X, RANKS)
 
 
 def outcomes(transport: Transport, ranks: tuple[int, ...]) -> dict[str, str]:
