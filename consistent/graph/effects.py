@@ -20,7 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..dispatch.plans.shards import HookOff
-from ..nn.nested import map_tensors
+from ..nn.nested import tensors_in
 from .program import Move
 
 
@@ -32,9 +32,7 @@ def version(x: torch.Tensor) -> int:
 
 def versions(given: Any) -> list[int]:
     """That of each tensor among arguments."""
-    found: list[int] = []
-    map_tensors(given, lambda x: (found.append(version(x)), x)[1])
-    return found
+    return [version(x) for x in tensors_in(given)]
 
 
 def writes_by_name(name: str, kwargs: dict[str, Any]) -> bool:

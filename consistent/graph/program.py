@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ..nn.nested import map_each
+from ..nn.nested import each_in
 from ..spec import NdSbp, TensorSpec
 
 Read = Callable[[], torch.Tensor]
@@ -150,6 +150,4 @@ class Program:
 
 def refs(value: Any) -> list[int]:
     """The numbers of the values among arguments."""
-    found: list[int] = []
-    map_each(value, Ref, lambda ref: (found.append(ref.index), ref)[1])
-    return found
+    return [ref.index for ref in each_in(value, Ref)]

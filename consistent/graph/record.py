@@ -16,11 +16,12 @@ from torch.overrides import TorchFunctionMode
 from mirrored.transports.faults.place import user_line
 
 from ..autograd import backward
+from ..dispatch.planning import autocast
 from ..dispatch.plans.shards import attach, device_of, is_global
 from ..forms.random import generator
 from ..movement.differentiable import spread
 from ..movement.world import my_coordinate
-from ..nn.nested import map_each, map_tensors
+from ..nn.nested import map_each, map_tensors, tensors_in
 from ..spec import NdSbp, Placement, SbpLike, TensorSpec
 from ..tensor.storage import moving
 from .effects import RefusingDraws, Writes, version, versions, writes_by_name
@@ -192,8 +193,7 @@ class _Recorder(TorchFunctionMode):
             out = func(*args, **kwargs)
         writes = writes or versions((args, kwargs)) != had
         self._effects.look(name, self.line)
-        inputs: dict[int, int] = {}
-        map_tensors(given, lambda x: (inputs.setdefault(id(x), self._known[id(x)]), x)[1])
+        inputs = {id(x): self._known[id(x)] for x in tensors_in(given)}
         outs: list[int] = []
 
         def result(x: torch.Tensor) -> Any:
@@ -223,9 +223,7 @@ class _Recorder(TorchFunctionMode):
     def _values_of(self, given: tuple) -> tuple | None:
         """The arguments with values, where they follow from sizes and numbers alone: what depends
         on those may decide what the program does."""
-        found: list[torch.Tensor] = []
-        map_tensors(given, lambda x: (found.append(x), x)[1])
-        if any(id(x) not in self._constants for x in found):
+        if any(id(x) not in self._constants for x in tensors_in(given)):
             return None
         made = map_tensors(given, lambda x: self._constants[id(x)])
         return map_each(made, torch.device, lambda d: torch.device("cpu") if d == _META else d)
@@ -437,44 +435,30 @@ class _Recorder(TorchFunctionMode):
 
     def _indices(self, given: Any) -> list[int]:
         """The values among arguments."""
-        found: list[int] = []
-        map_tensors(given, lambda x: (found.append(self._known[id(x)]), x)[1])
-        return found
+        return [self._known[id(x)] for x in tensors_in(given)]
 
     def _latest(self, given: Any) -> int | None:
         """The last stage that made a tensor in ``given``; None if all are plain."""
-        found: list[int] = []
+        made_in = [self._stage_of(x) for x in tensors_in(given) if is_global(x)]
+        return max((stage for stage in made_in if stage is not None), default=None)
 
-        def look(x: torch.Tensor) -> torch.Tensor:
-            stage = self.program.values[self._known[id(x)]].stage
-            if is_global(x) and stage is not None:
-                found.append(stage)
-            return x
-
-        map_tensors(given, look)
-        return max(found, default=None)
+    def _stage_of(self, x: torch.Tensor) -> int | None:
+        return self.program.values[self._known[id(x)]].stage
 
     def _check_target(self, name: str, given: tuple, stage: int) -> None:
         """Raise if a tensor of an earlier stage is written to: later lines would read the old
         values there."""
-
-        def look(x: torch.Tensor) -> torch.Tensor:
-            made = self.program.values[self._known[id(x)]].stage
-            if is_global(x) and made != stage:
+        for x in tensors_in((given[0][:1], given[1].get("out"))):
+            if is_global(x) and (made := self._stage_of(x)) != stage:
                 raise RuntimeError(
                     f"{self.program.name}: {name} at {self.line} writes into a tensor of stage "
                     f"{made} what stage {stage} has made.\n"
                     "  A stage hands on what it has made when it ends.\n  Write into a copy."
                 )
-            return x
-
-        map_tensors((given[0][:1], given[1].get("out")), look)
 
     @staticmethod
     def _mode() -> tuple[bool, tuple]:
-        kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-        cast = tuple((k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds)
-        return torch.is_grad_enabled(), cast
+        return torch.is_grad_enabled(), autocast.now()
 
 
 def entered(x: torch.Tensor, spec: TensorSpec) -> Any:

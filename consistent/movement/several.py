@@ -54,28 +54,25 @@ def run_several(
         begun: ``begin`` was called for each, and all stay on their placements.
     """
     out: list[Any] = [None] * len(locals_)
-    together: dict[tuple, list[int]] = {}
+    together: dict[tuple, list[tuple[int, _Cut]]] = {}
     for i, (x, route) in enumerate(zip(locals_, routes, strict=True)):
-        cut = (
-            _one_move(*route, my_coordinate(route[0].placement))
-            if x.layout is torch.strided
-            else None
-        )
+        at = my_coordinate(route[0].placement)
+        cut = _one_move(*route, at) if x.layout is torch.strided else None
         if cut is None:
             out[i] = _put((run_within if begun else run)(x, *route), into, i)
         else:
-            together.setdefault((cut.kind, cut.ranks, x.dtype, x.device), []).append(i)
-    for (kind, ranks, _, _), at in together.items():
-        cuts: list[Any] = [_one_move(*routes[i], my_coordinate(routes[i][0].placement)) for i in at]
-        xs = [locals_[i] if begun else begin(locals_[i], *routes[i])[0] for i in at]
-        dims, sizes = [cut.dim for cut in cuts], [cut.sizes for cut in cuts]
+            together.setdefault((cut.kind, cut.ranks, x.dtype, x.device), []).append((i, cut))
+    for (kind, ranks, _, _), cuts in together.items():
+        positions = [i for i, _ in cuts]
+        xs = [locals_[i] if begun else begin(locals_[i], *routes[i])[0] for i in positions]
+        dims, sizes = [cut.dim for _, cut in cuts], [cut.sizes for _, cut in cuts]
         if kind == "all_gather":
-            places = None if into is None else [into[i] for i in at]
+            places = None if into is None else [into[i] for i in positions]
             made = current().join_several(xs, dims, sizes, ranks, places)
         else:
             made = current().reduce_scatter_several(xs, dims, sizes, ranks)
-            made = [_put(x, into, i) for i, x in zip(at, made, strict=True)]
-        for i, x in zip(at, made, strict=True):
+            made = [_put(x, into, i) for i, x in zip(positions, made, strict=True)]
+        for i, x in zip(positions, made, strict=True):
             out[i] = x
     return out
 

@@ -28,7 +28,7 @@ from ..movement.world import my_coordinate
 from ..spec import B, NdSbp, Placement, SbpLike, Split, TensorSpec, as_nd_sbp, resolve_sbp
 from ..tensor.global_tensor import GlobalTensor
 from ..tensor.making.create import from_local
-from .nested import map_tensors
+from .nested import map_tensors, tensors_in
 from .uneven import evened_out, joined_shape
 
 _OTHERS = "*"
@@ -142,9 +142,7 @@ def _is_input(x: torch.Tensor) -> bool:
 
 
 def _plain_tensors(value: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    map_tensors(value, lambda x: (found.append(x) if _is_input(x) else None, x)[1])
-    return found
+    return [x for x in tensors_in(value) if _is_input(x)]
 
 
 def _with(value: Any, made: Any) -> Any:

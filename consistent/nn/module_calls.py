@@ -8,15 +8,9 @@ itself is watched: Python looks for ``_call_impl``, by which torch calls a modul
 from __future__ import annotations
 
 import threading
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
-
-
-class UnderWay(Protocol):
-    """Something that began in a call of a module and ends with it."""
-
-    def end(self) -> None: ...
 
 
 class _Thread(threading.local):
@@ -28,7 +22,7 @@ _thread = _Thread()
 
 
 def under_way() -> list[Any]:
-    """What this thread has begun and not ended, the innermost last."""
+    """What this thread has begun and not ended, the innermost last; each has ``end()``."""
     return _thread.under_way
 
 

@@ -15,6 +15,23 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     return map_each(value, torch.Tensor, change)
 
 
+def tensors_in(value: Any) -> list[Any]:
+    """The tensors in ``value``, in the order in which ``map_tensors`` changes them."""
+    return each_in(value, torch.Tensor)
+
+
+def each_in(value: Any, kind: type) -> list[Any]:
+    """Each ``kind`` in ``value``, in order."""
+    found: list[Any] = []
+
+    def look(x: Any) -> Any:
+        found.append(x)
+        return x
+
+    map_each(value, kind, look)
+    return found
+
+
 def map_each(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     """The same for each ``kind`` in ``value``; slices are looked into, too."""
     if isinstance(value, kind):

@@ -11,7 +11,7 @@ import torch
 from ..dispatch.plans.shards import attach, is_global, plain
 from ..forms.random import generator
 from ..graph.program import Here, Line, Program, Ref
-from ..nn.nested import map_each, map_tensors
+from ..nn.nested import map_each, tensors_in
 from .part import Part
 from .split_backward import SplitBackward
 
@@ -86,8 +86,7 @@ class Cell:
                 for kind, enabled, dtype in line.mode[1]:
                     stack.enter_context(torch.autocast(kind, dtype, enabled))
                 out = line.target(*args, **kwargs)
-        found: list[Any] = []
-        map_tensors(out, lambda x: (found.append(x), x)[1])
+        found = tensors_in(out)
         if len(found) != len(line.outs):
             raise RuntimeError(
                 f"{line.name}, at {line.where}, gives {len(found)} tensors, and gave "

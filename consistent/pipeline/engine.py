@@ -11,6 +11,7 @@ import torch
 from mirrored.transports.default import current
 from mirrored.transports.faults.place import user_line
 
+from ..dispatch.planning import autocast
 from ..dispatch.plans.gradients import set_raw_grad
 from ..dispatch.plans.shards import attach, is_global
 from ..forms.random import generator
@@ -18,7 +19,7 @@ from ..graph.program import Program, Ref, refs
 from ..graph.record import record
 from ..graph.stand_ins import of_spec
 from ..movement.world import my_coordinate
-from ..nn.nested import map_each, map_tensors
+from ..nn.nested import map_each, map_tensors, tensors_in
 from ..spec import B, NdSbp, Placement, S
 from .cell import Cell
 from .micro_batches import cut, cuts, joined, rows_of
@@ -104,10 +105,8 @@ class Engine:
             scale = None
         for given, (_, size) in zip(given_parts, parts, strict=True):
             program = programs[size]
-            inputs: list[Any] = []
-            map_tensors(given, lambda x: (inputs.append(x), x)[1])  # noqa: B023
             share = None if scale is None else _share(scale, size / rows)
-            batch.append(MicroBatch(program, inputs, draws, share))
+            batch.append(MicroBatch(program, tensors_in(given), draws, share))
             draws += program.draws
         going = Run(table if scale is not None else table.forwards(), self.placements, batch)
         with torch.set_grad_enabled(scale is not None):
@@ -125,7 +124,7 @@ class Engine:
         self, step: Callable[..., Any], args: tuple, kwargs: dict, rows: int, trains: bool
     ) -> Program:
         modules = self.modules()
-        key = (_shown((args, kwargs)), trains, tuple(m.training for m in modules), _cast())
+        key = (_shown((args, kwargs)), trains, tuple(m.training for m in modules), autocast.now())
         key = (*key, _state(modules), _trained(modules))
         if key not in self._programs:
             if len(self._programs) >= MOST:
@@ -210,7 +209,7 @@ class Engine:
         transport = current()
         if transport.size == 1:
             return
-        tensors = ", ".join(_tensors((args, kwargs)))
+        tensors = ", ".join(map(_text, tensors_in((args, kwargs))))
         note = (count, _shown((args, kwargs)), tensors, user_line())
         notes = transport.gather_objects(note, tuple(range(transport.size)))
         if any(other[:2] != notes[0][:2] for other in notes):
@@ -235,12 +234,6 @@ def _shown(given: Any) -> str:
     return repr(map_tensors(given, _text))
 
 
-def _tensors(given: Any) -> list[str]:
-    found: list[str] = []
-    map_tensors(given, lambda x: (found.append(_text(x)), x)[1])
-    return found
-
-
 def _text(x: Any) -> str:
     text = str(x._spec) if is_global(x) else f"{x.dtype}{list(x.shape)}".removeprefix("torch.")
     return f"{text} that requires grad" if x.requires_grad else text
@@ -254,13 +247,6 @@ def _is_graded(p: Any) -> bool:
 def _trained(modules: list[torch.nn.Module]) -> tuple[bool, ...]:
     """Of each parameter, whether it requires grad: gradients are sent where the program says so."""
     return tuple(p.requires_grad for m in modules for p in m.parameters(recurse=False))
-
-
-def _cast() -> tuple:
-    return tuple(
-        (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
-        for kind in ("cpu", "cuda")
-    )
 
 
 def _state(modules: list[torch.nn.Module]) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..dispatch.plans.shards import is_global
-from ..nn.nested import map_tensors
+from ..nn.nested import map_tensors, tensors_in
 from ..spec import piece
 
 
@@ -25,8 +25,7 @@ def rows_of(what: str, given: Any) -> int:
     Raises:
         ValueError: there is no tensor with dims, or tensors have other numbers of rows.
     """
-    sizes: list[int] = []
-    map_tensors(given, lambda x: (sizes.append(x.shape[0]) if x.ndim else None, x)[1])
+    sizes = [x.shape[0] for x in tensors_in(given) if x.ndim]
     rows = max(sizes, default=0)
     if rows == 0:
         raise ValueError(
@@ -80,11 +79,7 @@ def joined(what: str, results: Sequence[Any], sizes: Sequence[int]) -> Any:
     """
     if len(results) == 1:
         return results[0]
-    lists: list[list[Any]] = []
-    for result in results:
-        found: list[Any] = []
-        map_tensors(result, lambda x: (found.append(x), x)[1])  # noqa: B023
-        lists.append(found)
+    lists = [tensors_in(result) for result in results]
     if len({len(found) for found in lists}) > 1:
         counts = [len(found) for found in lists]
         raise ValueError(

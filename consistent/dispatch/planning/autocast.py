@@ -65,6 +65,12 @@ def is_on(device: str) -> bool:
     return device in _KEYS and torch.is_autocast_enabled(device)
 
 
+def now() -> tuple[tuple[str, bool, torch.dtype], ...]:
+    """(device type, whether autocast is on for it, its dtype) of each device type there is."""
+    kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    return tuple((k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds)
+
+
 def dtype_of(call: Call, device: str) -> torch.dtype | None:
     """The dtype to which torch casts the operands of ``call``; None where it casts nothing."""
     name = call.name if call.name in listed(device) else MADE_OF.get(call.name, "")
