@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 from . import data, nn, step
 from . import pipeline as pipelines
 from .autograd.leaves import no_sync
+from .compiled import CannotRecord
+from .compiled import compile_step as compile
 from .movement.check_mode import check_mode
 from .movement.plain_values import plain_may_differ
 from .nn.master_weights import master_weights
@@ -57,6 +59,7 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "B",
+    "CannotRecord",
     "Explanation",
     "GlobalTensor",
     "P",
@@ -69,6 +72,7 @@ __all__ = [
     "arange",
     "check_mode",
     "checkpoint",
+    "compile",
     "data",
     "distribute",
     "empty",

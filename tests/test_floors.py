@@ -31,6 +31,7 @@ FLOORS = {
     "consistent.data": 6,
     "consistent.checkpoint": 6,
     "consistent.graph": 7,
+    "consistent.compiled": 7.5,
     "consistent.pipeline": 8,
     "consistent.step": 8.5,
     "consistent.auto": 8,

@@ -12,7 +12,9 @@ and not on what is faster on some rank.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +31,18 @@ from ..movement.world import my_coordinate
 from ..spec import Placement, TensorSpec
 
 Key = Any
+_off = False
+
+
+@contextmanager
+def switched_off() -> Iterator[None]:
+    """Inside, nothing is gathered in the background: who notes what is sent would not see it."""
+    global _off
+    before, _off = _off, True
+    try:
+        yield
+    finally:
+        _off = before
 
 
 class _Coming(NamedTuple):
@@ -72,7 +86,7 @@ class Ahead:
 
     def expected(self, key: Key) -> Key | None:
         """What came after ``key``."""
-        return None if check_mode.enabled else self._follows.get(key)
+        return None if check_mode.enabled or _off else self._follows.get(key)
 
     def submit(self, after: Key, key: Key, wanted: list[tuple]) -> None:
         """Gather each (shard, spec, wanted spec) in the background, for ``key``."""

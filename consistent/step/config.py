@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..compiled import check_backend
 from ..pipeline.schedules import check_name
 
 
@@ -21,12 +22,15 @@ class GraphConfig:
         zero: 1 or 2: optimizers keep their state, with 2 gradients too, split over the ranks
             that hold a parameter alike.
         schedule: the order in which stages run micro-batches; see ``consistent.nn.pipeline``.
+        backend: run the whole step as one recorded program, by "inductor" or by "ops"; see
+            ``consistent.compile``. None: as it is written.
     """
 
     amp: torch.dtype | None = None
     micro_batches: int = 1
     zero: int = 0
     schedule: str = "1f1b"
+    backend: str | None = None
     _settled: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def enable_amp(self, mode: bool = True, *, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -58,6 +62,15 @@ class GraphConfig:
                 'parameters are split by consistent.parallelize(module, placement, "zero3").'
             )
         self.zero = stage if mode else 0
+
+    def enable_compile(self, mode: bool = True, *, backend: str = "inductor") -> None:
+        """Record the second step and run it as a program from then on.
+
+        Raises:
+            ValueError: the backend is not known.
+        """
+        check_backend("enable_compile", backend)
+        self.backend = backend if mode else None
 
     def set_schedule(self, name: str) -> None:
         """Run stages in the order of this schedule.

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..compiled import CompiledStep
 from ..dispatch.plans.shards import is_global
 from ..pipeline.stage import Stage, check_stages, set_stage, stage_of
 from ..spec import Placement
@@ -53,6 +54,7 @@ class Graph:
         self.config = GraphConfig()
         self._optimizers = Optimizers()
         self._pipeline: Any = None
+        self._compiled: CompiledStep | None = None
 
     def build(self, *args: Any, **kwargs: Any) -> Any:
         """What the step does; subclasses write it."""
@@ -142,6 +144,20 @@ class Graph:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         stages = self.stages()
         zero.settle(self, self.config.zero)
+        if self.config.backend is None:
+            return self._step(*args, **kwargs)
+        if len(stages) > 1:
+            raise ValueError(
+                f"{type(self).__name__}: it has {len(stages)} stages, and config.backend is "
+                f"{self.config.backend!r}.\n  A compiled step is one program on all ranks, and "
+                "stages run different ones.\n  Leave enable_compile() out."
+            )
+        if self._compiled is None or self._compiled.backend != self.config.backend:
+            self._compiled = CompiledStep(self._step, backend=self.config.backend)
+        return self._compiled(*args, **kwargs)
+
+    def _step(self, *args: Any, **kwargs: Any) -> Any:
+        stages = self.stages()
         self._optimizers.begin()
         with ExitStack() as around:
             around.enter_context(self._autocast())
@@ -151,8 +167,7 @@ class Graph:
         return result
 
     def _runner(self, stages: list[Stage]) -> Callable[[tuple, dict[str, Any]], Any]:
-        """What runs ``build`` on a whole batch, backward included. A recorded program would stand
-        here, too."""
+        """What runs ``build`` on a whole batch, backward included."""
         if self.config.micro_batches > 1 and len(stages) > 1:
             if self._pipeline is None or not self._pipeline.fits(stages, self.config):
                 self._pipeline = Pipelined(self, stages, self.config)

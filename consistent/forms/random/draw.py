@@ -246,6 +246,18 @@ def seeded(shard: Shards) -> Any:
 _torch_generators = threading.RLock()
 
 
+class _Seeding(threading.local):
+    depth: int = 0
+
+
+_seeding = _Seeding()
+
+
+def is_seeding() -> bool:
+    """Whether torch's generators are seeded for one op, which draws now."""
+    return _seeding.depth > 0
+
+
 @contextmanager
 def seeded_generators(key: RngState, devices: Sequence[torch.device]) -> Iterator[None]:
     """Inside, torch's generators of these devices start from ``key``; afterwards they are as
@@ -259,7 +271,9 @@ def seeded_generators(key: RngState, devices: Sequence[torch.device]) -> Iterato
         try:
             for g in generators:
                 g.manual_seed(seed)
+            _seeding.depth += 1
             yield
         finally:
+            _seeding.depth -= 1
             for g, state in zip(generators, before, strict=True):
                 g.set_state(state)

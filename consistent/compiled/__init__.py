@@ -1,0 +1,19 @@
+"""A whole training step as one program: recorded while it runs, compiled, and run instead of it.
+
+```
+step --2nd call--> recorder     ops on shards, messages, random numbers, in order
+                       |        memory.py: which value is in which memory
+                       v        state.py: where parameters, buffers, gradients are kept
+                   program      segments of ops, and calls that run as they are written between them
+                       |
+                   passes/      equal messages merged, ...
+                       v
+                   backend      Inductor, or op by op
+--later calls-->   read state, run, put results back
+```
+"""
+
+from .compile import CompiledStep, check_backend, compile_step
+from .errors import CannotRecord
+
+__all__ = ["CannotRecord", "CompiledStep", "check_backend", "compile_step"]

@@ -1,0 +1,209 @@
+"""A step that is recorded once for inputs of a kind, and then run as a program."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from mirrored.transports.default import current
+
+from ..dispatch.planning import autocast
+from ..dispatch.plans.shards import is_global
+from ..nn.nested import map_tensors, tensors_in
+from .backend import BACKENDS
+from .errors import CannotRecord
+from .memory import storage_of
+from .recording import Recorded, record
+from .unsettled import Unsettled
+
+# What a rank is about to do, where it runs none of its programs.
+_EAGER, _RECORD = -1, 0
+TRIES = 3
+
+
+class CompiledStep:
+    """Calls ``step``; from the second call on what it did is run as one compiled program.
+
+    Args:
+        step: a function, which may call modules, ``backward()`` and optimizers.
+        backend: "inductor", or "ops", which runs what was recorded op by op.
+        fullgraph: raise CannotRecord where ``step`` cannot be a program; by default it then runs as
+            it is written, with one warning that says why.
+        most: programs that are kept, the ones used last.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        *,
+        backend: str = "inductor",
+        fullgraph: bool = False,
+        most: int = 16,
+    ) -> None:
+        check_backend("consistent.compile", backend)
+        functools.update_wrapper(self, step)
+        self.name = getattr(step, "__qualname__", type(step).__name__)
+        self.backend = backend
+        self._step, self._fullgraph, self._most = step, fullgraph, most
+        self._entries: OrderedDict[int, tuple[Any, Recorded]] = OrderedDict()
+        self._number = 0
+        self._tries: dict[Any, int] = {}
+
+    @property
+    def programs(self) -> list[Recorded]:
+        """The programs so far, the one used last at the end."""
+        return [made for _, made in self._entries.values()]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch._C._current_graph_task_id() != -1:
+            return self._step(*args, **kwargs)
+        key = _key(args, kwargs)
+        number = self._agree(self._find(key))
+        if number == _EAGER:
+            self._tries.setdefault(key, 0)
+            return self._step(*args, **kwargs)
+        if number == _RECORD:
+            return self._record(key, args, kwargs)
+        self._entries.move_to_end(number)
+        program = self._entries[number][1]
+        if program.why is not None:
+            return self._step(*args, **kwargs)
+        return program.run(args, kwargs)
+
+    def show(self) -> str:
+        """The programs as text, the one used last at the end."""
+        return "\n\n".join(str(program) for program in self.programs)
+
+    # -- which program -----------------------------------------------------------------------------
+
+    def _find(self, key: Any) -> int:
+        for number in reversed(self._entries):
+            known, program = self._entries[number]
+            if known == key and program.fits():
+                return number
+        return _RECORD if key in self._tries else _EAGER
+
+    def _agree(self, number: int) -> int:
+        """What all ranks do. They differ where shapes of plain tensors do: then all run the step as
+        it is written, and record it the next time."""
+        numbers = _told(number)
+        return number if len(set(numbers)) == 1 else min(_RECORD, *numbers)
+
+    # -- recording ---------------------------------------------------------------------------------
+
+    def _record(self, key: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        backend = BACKENDS[self.backend]
+        result, made = record(self.name, self._step, args, kwargs, self._fullgraph, backend)
+        if isinstance(made, Unsettled):
+            self._tries[key] += 1
+            if self._tries[key] < TRIES:
+                _told(0)
+                return result
+            made = Recorded.failed(made.text(self.name))
+        whole = min(_told(0 if made.why is not None else 1)) == 1
+        if not whole and made.why is None:
+            made = Recorded.failed(f"{self.name}: another rank could not record the step.")
+        self._number += 1
+        self._entries[self._number] = key, made
+        if len(self._entries) > self._most:
+            self._entries.popitem(last=False)
+        if made.why is not None:
+            if self._fullgraph:
+                raise CannotRecord(made.why)
+            warnings.warn(
+                f"{made.why}\n  This step runs as it is written, not as a program.", stacklevel=3
+            )
+        return result
+
+
+def compile_step(
+    step: Callable[..., Any] | None = None,
+    *,
+    backend: str = "inductor",
+    fullgraph: bool = False,
+) -> Any:
+    """Run a training step as one compiled program: forward, backward, optimizer, and what is sent
+    between ranks.
+
+    ```
+    @consistent.compile
+    def step(x, y):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+    ```
+
+    The first call runs as it is written, so that optimizers make their state. The second is
+    recorded while it runs, and later ones run the program, as long as shapes, modes, and the
+    numbers that the step can reach are the same; else it is recorded anew. Every rank calls the
+    step alike. Tensors that it returns have no graph: call ``backward()`` inside.
+
+    Args:
+        step: a function, or a module whose forward needs no gradients.
+        backend: "inductor", or "ops", which runs what was recorded op by op.
+        fullgraph: raise CannotRecord where the step cannot be a program. By default it runs as it
+            is written, with a warning that says why and where.
+
+    Raises:
+        ValueError: the backend is not known.
+    """
+    if step is None:
+        return functools.partial(compile_step, backend=backend, fullgraph=fullgraph)
+    return CompiledStep(step, backend=backend, fullgraph=fullgraph)
+
+
+def check_backend(what: str, backend: str) -> None:
+    """Raises ValueError if no backend is called so."""
+    if backend not in BACKENDS:
+        raise ValueError(f"{what}: backend is {backend!r}. Give one of {', '.join(BACKENDS)}.")
+
+
+def _told(number: int) -> list[int]:
+    """That of every rank."""
+    transport = current()
+    if transport.size == 1:
+        return [number]
+    ranks = tuple(range(transport.size))
+    mine = torch.tensor([number])
+    return torch.cat(transport.all_gather(mine, [(1,)] * transport.size, ranks)).tolist()
+
+
+def _key(args: tuple, kwargs: dict[str, Any]) -> Any:
+    """What a program is found by: what is given, and the modes around."""
+    tensors = tensors_in((args, kwargs))
+    memories = [storage_of(x) for x in tensors]
+    shared = tuple(memories.index(m) for m in memories)
+    given = map_tensors((args, kwargs), _shown)
+    modes = (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        autocast.now(),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+    )
+    return _frozen(given), shared, modes
+
+
+def _shown(x: Any) -> Any:
+    if is_global(x):
+        return x._spec, x.requires_grad
+    return tuple(x.shape), x.stride(), x.dtype, x.device, x.requires_grad
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, dict):
+        return tuple((k, _frozen(v)) for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return type(value).__name__, *map(_frozen, value)
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return type(value), value

@@ -1,0 +1,122 @@
+"""Calls that keep numbers in Python: optimizers, learning rate schedules, gradient scalers.
+
+AdamW and Adam can keep their count of steps, and their learning rate, in tensors; then they are
+recorded like all else. The others are lines of their own, and run as they are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from ..nn.nested import tensors_in
+from .program import Source
+from .recorder import Recorder
+from .state import State
+
+_BY_TENSORS = (torch.optim.Adam, torch.optim.AdamW)
+_MISSING: Any = object()
+
+
+@contextmanager
+def listening(
+    recorder: Recorder,
+    state: State,
+    changes: Callable[[], list[Any]],
+    know: Callable[[], None],
+) -> Iterator[None]:
+    """Inside, such calls come here. ``changes`` gives what the step has put into places so far, and
+    ``know`` takes note of what is there after a call."""
+    rates = {
+        id(group): torch.tensor(float(group["lr"]), dtype=torch.float64)
+        for optimizer in state.optimizers
+        for group in optimizer.param_groups
+        if isinstance(group.get("lr"), float | int)
+    }
+    recorder.keep(rates)
+
+    def live(owner: Any, method: str, text: str) -> Callable[..., Any]:
+        original = getattr(owner, method)
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if recorder.is_paused:
+                return original(*args, **kwargs)
+            if tensors_in((args, kwargs)):
+                recorder.refuse(
+                    f"{text} is given a tensor, and it is called as it is written, beside the "
+                    "program.\n  Call it outside the step."
+                )
+                return original(*args, **kwargs)
+            out = recorder.live(lambda: original(*args, **kwargs), text, changes())
+            know()
+            return out
+
+        return called
+
+    def traced(optimizer: Any) -> Callable[..., Any]:
+        original = optimizer.step
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if recorder.is_paused:
+                return original(*args, **kwargs)
+            with _by_tensors(recorder, optimizer, rates):
+                return original(*args, **kwargs)
+
+        return called
+
+    with ExitStack() as stack:
+        for optimizer in state.optimizers:
+            name = f"{type(optimizer).__name__}.step"
+            by_tensors = _is_by_tensors(optimizer)
+            made = traced(optimizer) if by_tensors else live(optimizer, "step", name)
+            stack.enter_context(_put(optimizer, "step", made))
+        for schedule in state.schedules:
+            name = f"{type(schedule).__name__}.step"
+            stack.enter_context(_put(schedule, "step", live(schedule, "step", name)))
+        for scaler in state.scalers:
+            for method in ("step", "update", "unscale_"):
+                made = live(scaler, method, f"GradScaler.{method}")
+                stack.enter_context(_put(scaler, method, made))
+        yield
+
+
+@contextmanager
+def _put(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = vars(owner).get(name, _MISSING)
+    vars(owner)[name] = value
+    try:
+        yield
+    finally:
+        if before is _MISSING:
+            del vars(owner)[name]
+        else:
+            vars(owner)[name] = before
+
+
+def _is_by_tensors(optimizer: Any) -> bool:
+    """A fused one is one op of torch already, which compilers do not know with a tensor as rate."""
+    return type(optimizer) in _BY_TENSORS and not any(
+        group.get("differentiable") or group.get("fused") for group in optimizer.param_groups
+    )
+
+
+@contextmanager
+def _by_tensors(
+    recorder: Recorder, optimizer: Any, rates: dict[int, torch.Tensor]
+) -> Iterator[None]:
+    """Inside, the optimizer reads its count of steps and its learning rate in ops."""
+    kept = []
+    for group in optimizer.param_groups:
+        kept.append((group, group["lr"], group.get("capturable")))
+        if id(group) in rates:
+            recorder.know(Source("rate", group, rates[id(group)]), rates[id(group)])
+            group["lr"] = rates[id(group)]
+        group["capturable"] = True
+    try:
+        yield
+    finally:
+        for group, rate, capturable in kept:
+            group["lr"], group["capturable"] = rate, capturable

@@ -1,0 +1,81 @@
+"""Which value of a program lies in which memory.
+
+A tensor is known by its memory: its storage and where it lies in it. So views, aliases and tensors
+that were given other memory are told apart by what they are, and not by which Python object they
+are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+Geometry = tuple
+_Off = torch._C.DisableTorchFunction
+_T = torch.Tensor  # a global tensor answers for the whole; here its shard is meant
+
+
+def storage_of(x: torch.Tensor) -> int:
+    """A number for the memory of ``x``; the same for its views."""
+    with _Off():
+        return _T.untyped_storage(x)._cdata
+
+
+def geometry(x: torch.Tensor) -> Geometry:
+    """Where ``x`` lies in its memory, without which memory it is."""
+    with _Off():
+        return (
+            _T.storage_offset(x),
+            tuple(_T.size(x)),
+            tuple(_T.stride(x)),
+            x.dtype,
+            _T.is_conj(x),
+            _T.is_neg(x),
+        )
+
+
+def has_memory(x: torch.Tensor) -> bool:
+    """Whether ``x`` is strided, with memory of its own."""
+    with _Off():
+        return x.layout is torch.strided and not _T._is_zerotensor(x)
+
+
+class Memory:
+    """Values by the memory that they lie in. It keeps all of them alive, so that no memory is used
+    for a second one."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, dict[Geometry, Any]] = {}
+        self._objects: dict[int, Any] = {}
+        self._alive: list[torch.Tensor] = []
+
+    def put(self, x: torch.Tensor, value: Any) -> None:
+        """``x`` is ``value``."""
+        self._alive.append(x)
+        if has_memory(x):
+            self._values.setdefault(storage_of(x), {})[geometry(x)] = value
+        else:
+            self._objects[id(x)] = value
+
+    def find(self, x: torch.Tensor) -> Any:
+        """The value that ``x`` is; None if no value lies there."""
+        if not has_memory(x):
+            return self._objects.get(id(x))
+        return self._values.get(storage_of(x), {}).get(geometry(x))
+
+    def base(self, x: torch.Tensor) -> Any:
+        """A value of the same dtype in the memory of which ``x`` is a part; None if none is."""
+        if not has_memory(x):
+            return None
+        for (_, _, _, dtype, conj, neg), value in self._values.get(storage_of(x), {}).items():
+            if dtype is x.dtype and not conj and not neg:
+                return value
+        return None
+
+    def forget(self, x: torch.Tensor) -> None:
+        """Nothing is known of the memory of ``x``."""
+        if has_memory(x):
+            self._values.pop(storage_of(x), None)
+        else:
+            self._objects.pop(id(x), None)

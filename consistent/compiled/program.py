@@ -1,0 +1,198 @@
+"""What a recorded step is: segments of ops, with calls between them that run as they are written.
+
+```
+segment 0:  forward, backward
+assign      gradients
+live        optimizer.step()
+segment 1:  what comes after it
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from ..dispatch.plans.gradients import set_raw_grad
+from ..dispatch.plans.shards import attach, is_global
+from ..forms.random import generator
+from ..nn.nested import map_each
+from .opaque import Call, known
+
+_Off = torch._C.DisableTorchFunction
+
+
+def LIVE(number: int) -> None:  # noqa: N802 - a marker among the ops of a graph
+    """Where a call stands that runs as it is written."""
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Where a program reads a value from.
+
+    Args:
+        kind: "argument", "slot", "rate" (a learning rate that is a number), or "key" (seed and
+            draws so far).
+        at: the argument's position, the Slot, or the group of the optimizer.
+        x: the tensor that was there when the step was recorded.
+        segment: of a key.
+    """
+
+    kind: str
+    at: Any = None
+    x: Any = None
+    segment: int = 0
+
+    @property
+    def spec(self) -> Any:
+        """The spec of a global tensor; None of a plain one."""
+        return getattr(self.x, "_spec", None) if isinstance(self.x, torch.Tensor) else None
+
+    def read(self, arguments: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The tensor that is there now."""
+        match self.kind:
+            case "argument":
+                return arguments[self.at]
+            case "slot":
+                return self.at.read()
+            case "rate":
+                return self.x.fill_(self.at["lr"])
+            case _:
+                seed, counter = generator.get_state()
+                return torch.tensor([seed - (1 << 64) if seed >= 1 << 63 else seed, counter])
+
+    def fits(self) -> bool:
+        """Whether what is there now is of the kind that was there."""
+        if self.kind != "slot":
+            return True
+        now = self.at.read()
+        if not isinstance(now, torch.Tensor) or now.requires_grad != self.x.requires_grad:
+            return False
+        if is_global(now) or is_global(self.x):
+            return getattr(now, "_spec", None) is getattr(self.x, "_spec", None)
+        same = now.shape == self.x.shape and now.stride() == self.x.stride()
+        return same and now.dtype == self.x.dtype and now.device == self.x.device
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor comes from: a value of the program, with its spec if it is a global tensor; or
+    the very object that is an argument, or that a slot holds."""
+
+    value: int | None
+    spec: Any = None
+    argument: int | None = None
+    slot: Any = None
+
+    def get(self, values: Sequence[Any], arguments: Sequence[torch.Tensor]) -> Any:
+        """The tensor."""
+        if self.argument is not None:
+            return arguments[self.argument]
+        if self.slot is not None:
+            return self.slot.read()
+        assert self.value is not None
+        x = values[self.value].detach()
+        return x if self.spec is None else attach(x, self.spec)
+
+
+@dataclass(frozen=True)
+class Write:
+    """What is put into a slot; nothing where ``value`` is None."""
+
+    slot: Any
+    value: Place | None
+
+    def run(self, values: Sequence[Any]) -> None:
+        """Put it there."""
+        x = None if self.value is None else self.value.get(values, ())
+        if isinstance(self.slot.store, torch.Tensor) and is_global(self.slot.store):
+            if x is not None:
+                set_raw_grad(self.slot.store, x)
+                return
+        self.slot.write(x)
+
+
+@dataclass
+class Segment:
+    """Ops that run as one callable, and what follows them.
+
+    Args:
+        graph: takes ``inputs`` and gives ``outputs``, which are numbers of values.
+        reads: values that are read before it runs.
+        writes: what is put into places after it.
+        draws: random ops in it.
+        live: a call that runs as it is written, after all that, and how it is shown.
+    """
+
+    graph: GraphModule
+    inputs: list[int]
+    outputs: list[int]
+    reads: list[tuple[int, Source]]
+    writes: list[Write]
+    draws: int
+    live: Callable[[], Any] | None = None
+    text: str = ""
+    compiled: Callable[..., Any] | None = None
+
+
+@dataclass
+class Program:
+    """Segments, one after another."""
+
+    name: str
+    segments: list[Segment]
+    result: Any
+    calls: dict[int, Call]
+    count: int  # of values
+    backend: Callable[..., Any]
+    sources: list[Source] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.sources = [source for part in self.segments for _, source in part.reads]
+
+    def fits(self) -> bool:
+        """Whether all places hold what they held, or the like."""
+        return all(source.fits() for source in self.sources)
+
+    def run(self, arguments: Sequence[torch.Tensor]) -> Any:
+        """The result of the step."""
+        values: list[Any] = [None] * self.count
+        with torch.no_grad(), known(self.calls):
+            for part in self.segments:
+                for i, source in part.reads:
+                    values[i] = source.read(arguments)
+                inputs = [values[i] for i in part.inputs]
+                with _Off():
+                    run = part.compiled
+                    if run is None:  # compilers and their checks know no global tensors
+                        inputs = [_alias(x) for x in inputs]
+                        run = part.compiled = self.backend(part.graph, inputs)
+                    made = run(*inputs)
+                for i, x in zip(part.outputs, made, strict=True):
+                    values[i] = x
+                if part.draws:
+                    _advance(part.draws)
+                for write in part.writes:
+                    write.run(values)
+                if part.live is not None:
+                    with torch.enable_grad():
+                        part.live()
+            return map_each(self.result, Place, lambda place: place.get(values, arguments))
+
+    def __str__(self) -> str:
+        from .show import text
+
+        return text(self)
+
+
+def _alias(x: torch.Tensor) -> torch.Tensor:
+    return torch.Tensor.as_subclass(x.detach(), torch.Tensor)
+
+
+def _advance(draws: int) -> None:
+    state = generator.get_state()
+    generator.set_count(torch.default_generator, state.counter + draws)

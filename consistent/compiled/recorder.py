@@ -1,0 +1,435 @@
+"""Recording a step while it runs: each op on shards, each message, each draw of random numbers.
+
+The step runs as it would otherwise, so its results are those of an eager call. What it does below
+autograd is noted in an fx graph, in order, backward and optimizer included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mirrored.transports.default import current, replace_current
+from mirrored.transports.faults.place import user_line
+
+from ..forms.random import draw, generator
+from ..movement.run import observers
+from ..nn import gather_ahead
+from ..nn.nested import map_tensors, tensors_in
+from ..spec import TensorSpec
+from .errors import CannotRecord
+from .memory import Memory, geometry
+from .messages import Noting
+from .opaque import DRAWN, MESSAGE, REDUCE, Call, shape_of
+from .program import LIVE, Source
+from .state import Slot
+
+_aten = torch.ops.aten
+_Off = torch._C.DisableTorchFunction
+_READS = (_aten._local_scalar_dense.default, _aten.equal.default, _aten.is_nonzero.default)
+_CONSTANTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default)
+_TO_PYTHON = frozenset(
+    getattr(torch.Tensor, name)
+    for name in ("tolist", "numpy", "__array__", "__dlpack__", "__bool__", "__float__", "__int__")
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor comes from: a value of the recording, with its spec if it is a global tensor;
+    or the very object that is an argument, or that a slot holds."""
+
+    node: Node | None
+    spec: Any = None
+    argument: int | None = None
+    slot: Any = None
+
+
+Writes = list[tuple[Slot, Place | None]]  # what is put into slots; nothing where it is None
+
+
+class Recorder(TorchDispatchMode):
+    """Notes ops, and what each value of the step is."""
+
+    def __init__(self, name: str, calls: dict[int, Call], whole: bool) -> None:
+        super().__init__()
+        self.name = name
+        self.why: str | None = None  # there is no program
+        self._whole = whole
+        self.graph = Graph()
+        self.calls = calls
+        self.sources: dict[Node, Source] = {}
+        self.constants: dict[str, torch.Tensor] = {}
+        self.memory = Memory()
+        self._fixed: set[Node] = set()  # values that follow from sizes alone
+        self._start = generator.get_state()
+        self._boxing: tuple[TensorSpec, TensorSpec] | None = None
+        self._paused = 0
+        self._objects: list[Any] = []
+        self._kept: list[Any] = []
+
+    # -- what is there before the step ------------------------------------------------------------
+
+    def know(self, source: Source, x: torch.Tensor) -> None:
+        """``x`` can be read from ``source``."""
+        if self.memory.find(x) is None:
+            self.memory.put(x, source)
+
+    def node_of(self, x: torch.Tensor) -> Node:
+        """The node whose value ``x`` is.
+
+        Raises:
+            CannotRecord: it is not known where the tensor comes from.
+        """
+        found = self.memory.find(x)
+        if isinstance(found, Source):
+            return self._read(found, x)
+        if found is not None:
+            return found
+        base = self.memory.base(x)
+        if base is not None:
+            whole = self._read(base, None) if isinstance(base, Source) else base
+            with _Off():
+                offset, size, stride, *_ = geometry(x)
+                where = (list(size), list(stride), offset)
+            node = self._add(_aten.as_strided.default, (whole, *where), {})
+            self.memory.put(x, node)
+            return node
+        raise CannotRecord(
+            f"{self.name}: at {user_line()}, a tensor of shape {tuple(x.shape)} is used that is no "
+            "argument, no parameter, buffer or optimizer state that can be found from the step, "
+            "and no result of an op.\n  A program could not find it again.\n"
+            "  Pass it to the step as an argument, or register it as a buffer."
+        )
+
+    def _read(self, source: Source, x: torch.Tensor | None) -> Node:
+        node = self.graph.placeholder(f"read_{len(self.sources)}")
+        self.sources[node] = source
+        self.memory.put(source.x if x is None else x, node)
+        return node
+
+    def keep(self, x: Any) -> None:
+        """Keep ``x`` alive while this is."""
+        self._kept.append(x)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether what runs now is not noted."""
+        return self._paused > 0
+
+    def refuse(self, why: str) -> None:
+        """The step cannot be a program.
+
+        Raises:
+            CannotRecord: it has to be one.
+        """
+        self._fail(CannotRecord(f"{self.name}: at {user_line()}, {why}"))
+
+    def _fail(self, error: CannotRecord) -> None:
+        if self._whole:
+            raise error
+        self.why = str(error)
+        self._paused += 1
+
+    # -- while it runs -----------------------------------------------------------------------------
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Inside, all that runs is noted."""
+        with ExitStack() as stack:
+            noting = Noting(current(), self._message, self._reduced)
+            stack.enter_context(replace_current(noting))
+            observers.append(self._observed)
+            stack.callback(observers.remove, self._observed)
+            stack.enter_context(gather_ahead.switched_off())
+            stack.enter_context(_compiling())
+            stack.enter_context(_Reading(self))
+            stack.enter_context(self)
+            yield
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, nothing is noted."""
+        self._paused += 1
+        try:
+            with replace_current(_inner(current())):
+                yield
+        finally:
+            self._paused -= 1
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        with _Off():
+            if not self._paused:
+                try:
+                    return self._op(func, args, kwargs)
+                except CannotRecord as error:
+                    self._fail(error)
+            return func(*args, **kwargs)
+
+    def _op(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        if func in _CONSTANTS:
+            return self._constant(func, args, kwargs)
+        if func.namespace == "profiler":
+            return func(*args, **kwargs)
+        nodes = {id(x): self.node_of(x) for x in tensors_in((args, kwargs))}
+        fixed = all(node in self._fixed for node in nodes.values())
+        if not fixed:
+            self._refuse_reading(func, args)
+        if func.namespace == "consistent" and any(
+            a.name == "counter" for a in func._schema.arguments
+        ):
+            return self._draws(func, args, kwargs)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self._check_seeded(func)
+            fixed = False
+        out = func(*args, **kwargs)
+        if func in _READS:
+            return out
+        node = self._add(func, *map_tensors((args, kwargs), lambda x: nodes[id(x)]))
+        if fixed and not func._schema.is_mutable:
+            self._fixed.add(node)
+        self._results(node, func, out)
+        return out
+
+    def _add(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Node:
+        node = self.graph.call_function(target, tuple(args), kwargs)
+        node.meta["where"] = user_line()
+        return node
+
+    def _results(self, node: Node, func: Any, out: Any) -> None:
+        if isinstance(out, torch.Tensor):
+            if self.memory.find(out) is None or not func._schema.is_mutable:
+                self.memory.put(out, node)
+            self._describe(node, out)
+        elif isinstance(out, list | tuple):
+            for i, x in enumerate(out):
+                if isinstance(x, torch.Tensor) and (
+                    self.memory.find(x) is None or not func._schema.is_mutable
+                ):
+                    item = self.graph.call_function(_item, (node, i))
+                    if node in self._fixed:
+                        self._fixed.add(item)
+                    self.memory.put(x, item)
+                    self._describe(item, x)
+
+    def _describe(self, node: Node, x: torch.Tensor) -> None:
+        node.meta["shape"], node.meta["dtype"], _ = shape_of(x)
+
+    def _constant(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        (x,) = args
+        out = func(x, **kwargs)
+        if self.memory.find(x) is not None:
+            node = self._add(_aten.clone.default, (self.node_of(x),), {})
+        else:
+            name = f"constant_{len(self.constants)}"
+            self.constants[name] = x.detach().clone()
+            node = self.graph.get_attr(name)
+            node = self._add(_aten.clone.default, (node,), {})
+            self._fixed.add(node)
+        self.memory.put(out, node)
+        return out
+
+    def check_read(self, x: torch.Tensor, what: str) -> None:
+        """Raise if the values of ``x`` are not the same in every run.
+
+        Raises:
+            CannotRecord: so it is.
+        """
+        with _Off():
+            found = self.memory.find(x)
+        if found not in self._fixed:
+            self._fail(CannotRecord(_reads(self.name, what)))
+
+    def _refuse_reading(self, func: Any, args: tuple) -> None:
+        tags = func.tags
+        if func in _READS or torch.Tag.data_dependent_output in tags:
+            raise CannotRecord(_reads(self.name, str(func)))
+        by_value = torch.Tag.dynamic_output_shape in tags
+        if by_value and func is _aten.index.Tensor:  # the tag is for masks among the indices
+            by_value = any(x.dtype in (torch.bool, torch.uint8) for x in tensors_in(args[1]))
+        if by_value:
+            raise CannotRecord(
+                f"{self.name}: at {user_line()}, the result of {func} has a shape that depends on "
+                "values.\n  A program has one shape for each of its values.\n"
+                "  Use torch.where or a mask in place of a selection, or leave that part out of "
+                "the compiled step."
+            )
+
+    # -- messages ----------------------------------------------------------------------------------
+
+    def _observed(self, src: TensorSpec, dst: TensorSpec, moves: Any) -> None:
+        self._boxing = src, dst
+
+    def _message(self, call: Call, given: list[torch.Tensor], results: list[torch.Tensor]) -> None:
+        if self._paused:
+            return
+        with _Off():
+            nodes = [self.node_of(x) for x in given]
+            self.calls[call.number] = call
+            node = self._add(MESSAGE, (nodes, call.number), {})
+            self._mark(node, call)
+            for i, x in enumerate(results):
+                item = self.graph.call_function(_item, (node, i))
+                self.memory.put(x, item)
+                self._describe(item, x)
+
+    def _reduced(self, call: Call, x: torch.Tensor) -> None:
+        if self._paused:
+            return
+        with _Off():
+            node = self.node_of(x)
+            self.calls[call.number] = call
+            self._mark(self._add(REDUCE, (node, call.number), {}), call)
+
+    def _mark(self, node: Node, call: Call) -> None:
+        node.meta["text"] = call.text
+        node.meta["boxing"], self._boxing = self._boxing, None
+
+    # -- random numbers ----------------------------------------------------------------------------
+
+    def _draws(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        names = [a.name for a in func._schema.arguments]
+        at = names.index("counter")
+        values = [*args, *(kwargs[n] for n in names[len(args) :] if n in kwargs)]
+        offset = values[at] - self._start.counter
+        if _signed(self._start.seed) != values[at - 1]:
+            raise CannotRecord(
+                f"{self.name}: at {user_line()}, random numbers are drawn from a generator of the "
+                "user's.\n  A program draws from torch's own.\n  Leave generator= out."
+            )
+        nodes = [self.node_of(x) for x in tensors_in(values)]
+        out = func(*args, **kwargs)
+        filled = func._schema.is_mutable
+        made = [values[0]] if filled else [out]
+        call = Call(
+            f"{func} {offset} {map_tensors(values[: at - 1], shape_of)!r} {values[at + 1 :]!r}",
+            _Drawing(func, values, at, offset, filled),
+            tuple(map(shape_of, made)),
+        )
+        self.calls[call.number] = call
+        node = self._add(DRAWN, (nodes, self._key(), call.number), {})
+        item = self.graph.call_function(_item, (node, 0))
+        if filled:
+            self._add(_aten.copy_.default, (nodes[0], item), {})
+        else:
+            self.memory.put(out, item)
+            self._describe(item, out)
+        return out
+
+    def _key(self) -> Node:
+        for node, source in self.sources.items():
+            if source.kind == "key" and source.segment == self._segment():
+                return node
+        node = self.graph.placeholder(f"key_{len(self.sources)}")
+        self.sources[node] = Source("key", segment=self._segment())
+        return node
+
+    def _segment(self) -> int:
+        return sum(node.target is LIVE for node in self.graph.nodes)
+
+    def _check_seeded(self, func: Any) -> None:
+        if draw.is_seeding():
+            raise CannotRecord(
+                f"{self.name}: at {user_line()}, {func} draws with a seed of its own, which a "
+                "program would repeat.\n  Draw it outside the step, and pass it in."
+            )
+
+    def drawn(self) -> int:
+        """How many random ops ran since the segment began."""
+        return generator.get_state().counter - self._start.counter
+
+    # -- calls that stay as they are ---------------------------------------------------------------
+
+    def live(
+        self, run: Callable[[], Any], text: str, writes: list[tuple[Slot, Place | None]]
+    ) -> Any:
+        """``run()`` as a line of its own: it is called as it is written, every time."""
+        node = self.graph.call_function(LIVE, (len(self._objects),))
+        self._objects.append(run)
+        node.meta["text"], node.meta["where"] = text, user_line()
+        node.meta["draws"], node.meta["writes"] = self.drawn(), writes
+        with self.paused():
+            out = run()
+        self._start = generator.get_state()
+        return out
+
+    @property
+    def objects(self) -> list[Any]:
+        """What the live lines call."""
+        return self._objects
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """Inside, programs are told that they are compiled: many then leave out checks of values."""
+    before = torch.compiler._is_compiling_flag  # type: ignore[attr-defined]
+    torch.compiler._is_compiling_flag = True  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before  # type: ignore[attr-defined]
+
+
+def _item(values: Any, i: int) -> Any:
+    return values[i]
+
+
+def _inner(transport: Any) -> Any:
+    return transport.inner if isinstance(transport, Noting) else transport
+
+
+def _signed(seed: int) -> int:
+    return seed - (1 << 64) if seed >= 1 << 63 else seed
+
+
+def _reads(name: str, what: str) -> str:
+    return (
+        f"{name}: at {user_line()}, {what} reads a value that the step computes.\n"
+        "  What Python does with it would be done with the values of one step only.\n"
+        "  Return it from the step and read it outside, or use torch.where in place of `if`."
+    )
+
+
+class _Drawing:
+    """A random op of ours, so many draws after the beginning of its segment."""
+
+    def __init__(self, func: Any, values: list[Any], at: int, offset: int, filled: bool) -> None:
+        self._func, self._at, self._offset, self._filled = func, at, offset, filled
+        self._values = [None if isinstance(v, torch.Tensor) else v for v in values]
+        self._tensors = [i for i, v in enumerate(values) if isinstance(v, torch.Tensor)]
+
+    def __call__(self, seed: int, counter: int, xs: list[torch.Tensor]) -> list[torch.Tensor]:
+        values: list[Any] = list(self._values)
+        for i, x in zip(self._tensors, xs, strict=True):
+            values[i] = x
+        values[self._at - 1], values[self._at] = seed, counter + self._offset
+        if self._filled:
+            values[0] = torch.empty_like(values[0])
+            self._func(*values)
+            return [values[0]]
+        return [self._func(*values)]
+
+
+class _Reading(TorchFunctionMode):
+    """What gives values of plain tensors to Python past all ops."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _TO_PYTHON and not self._recorder._paused:
+            self._recorder.check_read(args[0], func.__name__)
+        return func(*args, **(kwargs or {}))

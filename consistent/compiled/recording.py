@@ -1,0 +1,140 @@
+"""Recording a step, and running what was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from ..dispatch.plans.shards import is_global
+from ..nn.nested import map_tensors, tensors_in
+from .errors import CannotRecord
+from .live import listening
+from .opaque import Call
+from .program import Program, Source
+from .recorder import Place, Recorder, Writes
+from .segments import cut
+from .state import State, find
+from .unsettled import Unsettled
+
+_Off = torch._C.DisableTorchFunction
+
+
+class Recorded:
+    """A program, and what it was recorded with; or why there is none."""
+
+    def __init__(self, program: Program | None, state: State | None, why: str | None) -> None:
+        self.program, self.why = program, why
+        self._facts = [] if state is None else state.facts
+
+    @classmethod
+    def failed(cls, why: str) -> Recorded:
+        """There is none."""
+        return cls(None, None, why)
+
+    def fits(self) -> bool:
+        """Whether all that the step can reach is as it was recorded with."""
+        if self.program is None:
+            return True
+        return all(fact.holds() for fact in self._facts) and self.program.fits()
+
+    def run(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """The result of the step."""
+        assert self.program is not None
+        return self.program.run(tensors_in((args, kwargs)))
+
+    def __str__(self) -> str:
+        return f"not a program: {self.why}" if self.program is None else str(self.program)
+
+
+def record(
+    name: str,
+    step: Callable[..., Any],
+    args: tuple,
+    kwargs: dict[str, Any],
+    whole: bool,
+    backend: Callable[..., Any],
+) -> tuple[Any, Recorded | Unsettled]:
+    """(the result of ``step(*args, **kwargs)``, its program).
+
+    Raises:
+        CannotRecord: the step cannot be a program, and is to be a ``whole`` one.
+    """
+    state = find(step, (args, kwargs))
+    calls: dict[int, Call] = {}
+    recorder = Recorder(name, calls, whole)
+    given = tensors_in((args, kwargs))
+    places = _Places(recorder, state)
+    for i, x in enumerate(given):
+        recorder.know(Source("argument", i, x), x)
+    places.know()
+    with ExitStack() as stack:
+        stack.enter_context(listening(recorder, state, places.changes, places.know))
+        stack.enter_context(recorder.recording())
+        result = step(*args, **kwargs)
+    if recorder.why is not None:
+        return result, Recorded.failed(recorder.why)
+    changed = [fact.path for fact in state.facts if not fact.holds()]
+    if changed:
+        return result, Unsettled(changed)
+    try:
+        writes = places.changes()
+        shown = map_tensors(result, lambda x: places.place_of(x, given))
+    except CannotRecord as error:
+        if whole:
+            raise
+        return result, Recorded.failed(str(error))
+    program = cut(name, recorder, writes, shown, calls, backend)
+    return result, Recorded(program, state, None)
+
+
+class _Places:
+    """The places of a step's state, and what was in them when last looked."""
+
+    def __init__(self, recorder: Recorder, state: State) -> None:
+        self._recorder, self._slots = recorder, state.slots
+        self._seen: list[Any] = [None] * len(state.slots)
+        self._rates = state.rates()
+
+    def know(self) -> None:
+        """Take note of what is there."""
+        for i, slot in enumerate(self._slots):
+            now = slot.read()
+            if now is not self._seen[i] and isinstance(now, torch.Tensor):
+                self._recorder.know(Source("slot", slot, now), now)
+            self._seen[i] = now
+
+    def changes(self) -> Writes:
+        """What was put into places since then."""
+        writes = []
+        for i, slot in enumerate(self._slots):
+            now = slot.read()
+            if now is self._seen[i]:
+                continue
+            self._seen[i] = now
+            if now is None:
+                writes.append((slot, None))
+            elif isinstance(now, torch.Tensor):
+                writes.append((slot, self._made(now)))
+            else:
+                raise CannotRecord(
+                    f"{self._recorder.name}: {slot.path} holds a tensor before the step and "
+                    f"{type(now).__name__} after it.\n  A program would not change that."
+                )
+        return writes
+
+    def _made(self, x: Any) -> Place:
+        node = self._recorder.node_of(x)
+        return Place(node, x._spec if is_global(x) else None)
+
+    def place_of(self, x: Any, given: list[Any]) -> Place:
+        """Where a tensor of the result comes from."""
+        for i, other in enumerate(given):
+            if x is other:
+                return Place(None, argument=i)
+        for slot, other in zip(self._slots, self._seen, strict=True):
+            if x is other:
+                return Place(None, slot=slot)
+        return self._made(x)
