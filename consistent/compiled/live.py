@@ -107,8 +107,15 @@ def _is_by_tensors(optimizer: Any) -> bool:
 def _by_tensors(
     recorder: Recorder, optimizer: Any, rates: dict[int, torch.Tensor]
 ) -> Iterator[None]:
-    """Inside, the optimizer reads its count of steps and its learning rate in ops."""
-    kept = []
+    """Inside, the optimizer reads its count of steps and its learning rate in ops. The count is in
+    float64 for that time: in float32, the correction of the bias loses four digits to what Python
+    computes."""
+    kept, counts = [], []
+    for of_one in optimizer.state.values():
+        count = of_one.get("step")
+        if isinstance(count, torch.Tensor) and count.dtype is torch.float32:
+            of_one["step"] = count.double()
+            counts.append((of_one, count))
     for group in optimizer.param_groups:
         kept.append((group, group["lr"], group.get("capturable")))
         if id(group) in rates:
@@ -120,3 +127,6 @@ def _by_tensors(
     finally:
         for group, rate, capturable in kept:
             group["lr"], group["capturable"] = rate, capturable
+        for of_one, count in counts:
+            count.copy_(of_one["step"])
+            of_one["step"] = count

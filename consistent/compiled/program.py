@@ -24,6 +24,7 @@ from ..nn.nested import map_each
 from .opaque import Call, known
 
 _Off = torch._C.DisableTorchFunction
+_T = torch.Tensor
 
 
 def LIVE(number: int) -> None:  # noqa: N802 - a marker among the ops of a graph
@@ -165,13 +166,11 @@ class Program:
             for part in self.segments:
                 for i, source in part.reads:
                     values[i] = source.read(arguments)
-                inputs = [values[i] for i in part.inputs]
                 with _Off():
-                    run = part.compiled
-                    if run is None:  # compilers and their checks know no global tensors
-                        inputs = [_alias(x) for x in inputs]
-                        run = part.compiled = self.backend(part.graph, inputs)
-                    made = run(*inputs)
+                    inputs = [_plain(values[i]) for i in part.inputs]
+                    if part.compiled is None:
+                        part.compiled = self.backend(part.graph, inputs)
+                    made = part.compiled(*inputs)
                 for i, x in zip(part.outputs, made, strict=True):
                     values[i] = x
                 if part.draws:
@@ -189,8 +188,9 @@ class Program:
         return text(self)
 
 
-def _alias(x: torch.Tensor) -> torch.Tensor:
-    return torch.Tensor.as_subclass(x.detach(), torch.Tensor)
+def _plain(x: torch.Tensor) -> torch.Tensor:
+    """The shard: kernels and messages that are written in Python ask it for its shape."""
+    return _T.as_subclass(x, _T) if x.__class__ is not _T else x  # type: ignore[arg-type]
 
 
 def _advance(draws: int) -> None:

@@ -149,7 +149,7 @@ class Recorder(TorchDispatchMode):
             observers.append(self._observed)
             stack.callback(observers.remove, self._observed)
             stack.enter_context(gather_ahead.switched_off())
-            stack.enter_context(_compiling())
+            stack.enter_context(compiling(True))
             stack.enter_context(_Reading(self))
             stack.enter_context(self)
             yield
@@ -159,7 +159,7 @@ class Recorder(TorchDispatchMode):
         """Inside, nothing is noted."""
         self._paused += 1
         try:
-            with replace_current(_inner(current())):
+            with replace_current(_inner(current())), compiling(False):
                 yield
         finally:
             self._paused -= 1
@@ -370,10 +370,11 @@ class Recorder(TorchDispatchMode):
 
 
 @contextmanager
-def _compiling() -> Iterator[None]:
-    """Inside, programs are told that they are compiled: many then leave out checks of values."""
+def compiling(value: bool) -> Iterator[None]:
+    """Inside, what programs are told that ask ``torch.compiler.is_compiling()``: many then leave
+    out checks of values."""
     before = torch.compiler._is_compiling_flag  # type: ignore[attr-defined]
-    torch.compiler._is_compiling_flag = True  # type: ignore[attr-defined]
+    torch.compiler._is_compiling_flag = value  # type: ignore[attr-defined]
     try:
         yield
     finally:
