@@ -18,7 +18,7 @@ from ..nn.nested import map_tensors, tensors_in
 from .backend import BACKENDS
 from .errors import CannotRecord
 from .memory import storage_of
-from .recording import Recorded, record
+from .recording import How, Recorded, record
 from .unsettled import Unsettled
 
 # What a rank is about to do, where it runs none of its programs.
@@ -34,6 +34,8 @@ class CompiledStep:
         backend: "inductor", or "ops", which runs what was recorded op by op.
         fullgraph: raise CannotRecord where ``step`` cannot be a program; by default it then runs as
             it is written, with one warning that says why.
+        tell_compiling: whether ``torch.compiler.is_compiling()`` is true while the step is
+            recorded. Many models then leave out what depends on values.
         most: programs that are kept, the ones used last.
     """
 
@@ -43,13 +45,15 @@ class CompiledStep:
         *,
         backend: str = "inductor",
         fullgraph: bool = False,
+        tell_compiling: bool = True,
         most: int = 16,
     ) -> None:
         check_backend("consistent.compile", backend)
         functools.update_wrapper(self, step)
         self.name = getattr(step, "__qualname__", type(step).__name__)
         self.backend = backend
-        self._step, self._fullgraph, self._most = step, fullgraph, most
+        self._step, self._most = step, most
+        self._how = How(self.name, fullgraph, tell_compiling, BACKENDS[backend])
         self._entries: OrderedDict[int, tuple[Any, Recorded]] = OrderedDict()
         self._number = 0
         self._tries: dict[Any, int] = {}
@@ -97,8 +101,7 @@ class CompiledStep:
     # -- recording ---------------------------------------------------------------------------------
 
     def _record(self, key: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        backend = BACKENDS[self.backend]
-        result, made = record(self.name, self._step, args, kwargs, self._fullgraph, backend)
+        result, made = record(self._how, self._step, args, kwargs)
         if isinstance(made, Unsettled):
             self._tries[key] += 1
             if self._tries[key] < TRIES:
@@ -113,7 +116,7 @@ class CompiledStep:
         if len(self._entries) > self._most:
             self._entries.popitem(last=False)
         if made.why is not None:
-            if self._fullgraph:
+            if self._how.whole:
                 raise CannotRecord(made.why)
             warnings.warn(
                 f"{made.why}\n  This step runs as it is written, not as a program.", stacklevel=3
@@ -126,6 +129,7 @@ def compile_step(
     *,
     backend: str = "inductor",
     fullgraph: bool = False,
+    tell_compiling: bool = True,
 ) -> Any:
     """Run a training step as one compiled program: forward, backward, optimizer, and what is sent
     between ranks.
@@ -150,13 +154,18 @@ def compile_step(
         backend: "inductor", or "ops", which runs what was recorded op by op.
         fullgraph: raise CannotRecord where the step cannot be a program. By default it runs as it
             is written, with a warning that says why and where.
+        tell_compiling: whether ``torch.compiler.is_compiling()`` is true while the step is
+            recorded. Many models then leave out what depends on values; some take a way that only
+            torch's own tracer can go.
 
     Raises:
         ValueError: the backend is not known.
     """
     if step is None:
-        return functools.partial(compile_step, backend=backend, fullgraph=fullgraph)
-    return CompiledStep(step, backend=backend, fullgraph=fullgraph)
+        return functools.partial(
+            CompiledStep, backend=backend, fullgraph=fullgraph, tell_compiling=tell_compiling
+        )
+    return CompiledStep(step, backend=backend, fullgraph=fullgraph, tell_compiling=tell_compiling)
 
 
 def check_backend(what: str, backend: str) -> None:

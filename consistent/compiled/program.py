@@ -168,9 +168,10 @@ class Program:
                     values[i] = source.read(arguments)
                 with _Off():
                     inputs = [_plain(values[i]) for i in part.inputs]
-                    if part.compiled is None:
-                        part.compiled = self.backend(part.graph, inputs)
-                    made = part.compiled(*inputs)
+                    run = part.compiled
+                    if run is None:
+                        run = part.compiled = self.backend(part.graph, inputs)
+                    made = run(*inputs)
                 for i, x in zip(part.outputs, made, strict=True):
                     values[i] = x
                 if part.draws:

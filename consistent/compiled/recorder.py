@@ -149,7 +149,6 @@ class Recorder(TorchDispatchMode):
             observers.append(self._observed)
             stack.callback(observers.remove, self._observed)
             stack.enter_context(gather_ahead.switched_off())
-            stack.enter_context(compiling(True))
             stack.enter_context(_Reading(self))
             stack.enter_context(self)
             yield

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,7 +13,7 @@ from .errors import CannotRecord
 from .live import listening
 from .opaque import Call
 from .program import Program, Source
-from .recorder import Place, Recorder, Writes
+from .recorder import Place, Recorder, Writes, compiling
 from .segments import cut
 from .state import State, find
 from .unsettled import Unsettled
@@ -49,13 +48,24 @@ class Recorded:
         return f"not a program: {self.why}" if self.program is None else str(self.program)
 
 
+class How(NamedTuple):
+    """How a step is recorded.
+
+    Args:
+        name: for messages.
+        whole: raise where the step cannot be a program.
+        compiling: what ``torch.compiler.is_compiling()`` says meanwhile.
+        backend: makes a callable of a segment.
+    """
+
+    name: str
+    whole: bool
+    compiling: bool
+    backend: Callable[..., Any]
+
+
 def record(
-    name: str,
-    step: Callable[..., Any],
-    args: tuple,
-    kwargs: dict[str, Any],
-    whole: bool,
-    backend: Callable[..., Any],
+    how: How, step: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
 ) -> tuple[Any, Recorded | Unsettled]:
     """(the result of ``step(*args, **kwargs)``, its program).
 
@@ -64,16 +74,29 @@ def record(
     """
     state = find(step, (args, kwargs))
     calls: dict[int, Call] = {}
-    recorder = Recorder(name, calls, whole)
+    recorder = Recorder(how.name, calls, how.whole)
     given = tensors_in((args, kwargs))
     places = _Places(recorder, state)
     for i, x in enumerate(given):
         recorder.know(Source("argument", i, x), x)
     places.know()
-    with ExitStack() as stack:
-        stack.enter_context(listening(recorder, state, places.changes, places.know))
-        stack.enter_context(recorder.recording())
-        result = step(*args, **kwargs)
+    try:
+        with (
+            listening(recorder, state, places.changes, places.know),
+            recorder.recording(),
+            compiling(how.compiling),
+        ):
+            result = step(*args, **kwargs)
+    except CannotRecord:
+        raise
+    except Exception as error:
+        error.add_note(f"  while {how.name} was recorded to be compiled")
+        if how.compiling:
+            error.add_note(
+                "  torch.compiler.is_compiling() was true meanwhile. If that is why the step came "
+                "here, call consistent.compile(..., tell_compiling=False)."
+            )
+        raise
     if recorder.why is not None:
         return result, Recorded.failed(recorder.why)
     changed = [fact.path for fact in state.facts if not fact.holds()]
@@ -83,10 +106,10 @@ def record(
         writes = places.changes()
         shown = map_tensors(result, lambda x: places.place_of(x, given))
     except CannotRecord as error:
-        if whole:
+        if how.whole:
             raise
         return result, Recorded.failed(str(error))
-    program = cut(name, recorder, writes, shown, calls, backend)
+    program = cut(how.name, recorder, writes, shown, calls, how.backend)
     return result, Recorded(program, state, None)
 
 

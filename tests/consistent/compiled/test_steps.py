@@ -296,3 +296,22 @@ def test_ranks_outside_the_placement_follow(rank: int) -> None:
 def test_inductor(rank: int) -> None:
     made = trained("zero3", "AdamW", clip=True)
     beside(made, batches(6, (Placement.all("cpu"), S(0))), "inductor")
+
+
+@on_ranks(3)
+def test_sorting_a_split_dim_sends_what_sizes_say(rank: int) -> None:
+    p = Placement.all("cpu")
+
+    def make() -> Any:
+        w = nn.Parameter(consistent.distribute(randn(7, 2, seed=9), p, S(0)))
+
+        def step(x: Any) -> Any:
+            w.grad = None
+            values, indices = torch.sort(w * x, dim=0, descending=True)
+            (values * torch.arange(7).view(7, 1)).sum().backward()
+            return values, indices, (w * x).argsort(0), torch.msort(x)
+
+        return step, [w]
+
+    batches = [(consistent.distribute(randn(7, 2, seed=i), p, S(0)),) for i in range(4)]
+    beside(make, batches)

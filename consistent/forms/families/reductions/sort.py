@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....movement.differentiable import swap
+from ....movement.differentiable import box, swap
+from ....spec import B, Split
 from ...even_out import evened, gathered, numbers
 from ...join_results import slot
 from ...registry import Shards, form
@@ -35,6 +36,8 @@ def _sort(shard: Shards) -> Any:
     name, x = shard.call.name, shard.tensors[0]
     descending = name != "msort" and bool(shard.get("descending", False))
     dim = 0 if name == "msort" else shard.call.dim("dim", -1)
+    if torch.compiler.is_compiling() and shard.coordinate is not None:
+        return _sorted_whole(shard, dim)  # a program cannot send as many items as values decide
     rows = x.movedim(dim, -1).unsqueeze(0).flatten(0, -2)
     if shard.coordinate is None or not len(rows):  # all ranks that the form joins have none
         return shard.run(*shard.args, **shard.kwargs)
@@ -46,6 +49,22 @@ def _sort(shard: Shards) -> Any:
     if name == "msort":
         return values
     return indices if name == "argsort" else torch.return_types.sort((values, indices))
+
+
+def _sorted_whole(shard: Shards, dim: int) -> Any:
+    """The same by gathering along ``dim``; what is sent then depends on sizes alone."""
+    spec = shard.specs[0]
+    split = Split(dim % spec.ndim)
+    whole = spec.with_sbp(tuple(B if entry == split else entry for entry in spec.sbp))
+    args = [box(x, spec, whole) if x is shard.tensors[0] else x for x in shard.args]
+    kwargs = {
+        k: box(x, spec, whole) if x is shard.tensors[0] else x for k, x in shard.kwargs.items()
+    }
+    out = shard.run(*args, **kwargs)
+    start, size = (each[dim] for each in shard.region())
+    if isinstance(out, Tensor):
+        return out.narrow(dim, start, size)
+    return torch.return_types.sort(tuple(x.narrow(dim, start, size) for x in out))
 
 
 def _sorted_row(shard: Shards, x: Tensor, dim: int, descending: bool) -> tuple[Tensor, Tensor]:
