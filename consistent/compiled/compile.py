@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
@@ -105,12 +106,15 @@ class CompiledStep:
         if isinstance(made, Unsettled):
             self._tries[key] += 1
             if self._tries[key] < TRIES:
-                _told(0)
+                _alike(None)
                 return result
             made = Recorded.failed(made.text(self.name))
-        whole = min(_told(0 if made.why is not None else 1)) == 1
-        if not whole and made.why is None:
-            made = Recorded.failed(f"{self.name}: another rank could not record the step.")
+        if made.why is None and not _alike(_sent(made)):
+            made = Recorded.failed(
+                f"{self.name}: ranks could not record the step, or recorded other messages."
+            )
+        elif made.why is not None:
+            _alike(None)
         self._number += 1
         self._entries[self._number] = key, made
         if len(self._entries) > self._most:
@@ -182,6 +186,27 @@ def _told(number: int) -> list[int]:
     ranks = tuple(range(transport.size))
     mine = torch.tensor([number])
     return torch.cat(transport.all_gather(mine, [(1,)] * transport.size, ranks)).tolist()
+
+
+def _sent(made: Recorded) -> list[tuple]:
+    assert made.program is not None
+    return [(call.kind, call.op, call.ranks) for call in made.program.messages()]
+
+
+def _alike(sent: list[tuple] | None) -> bool:
+    """Whether every two ranks have the same messages to send each other; None: this rank has no
+    program."""
+    transport = current()
+    if transport.size == 1:
+        return sent is not None
+    every = transport.gather_objects(sent, tuple(range(transport.size)))
+    if any(own is None for own in every):
+        return False
+    for a, b in itertools.combinations(range(len(every)), 2):
+        both = [[m for m in every[r] if a in m[2] and b in m[2]] for r in (a, b)]
+        if both[0] != both[1]:
+            return False
+    return True
 
 
 def _key(args: tuple, kwargs: dict[str, Any]) -> Any:

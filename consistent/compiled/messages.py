@@ -11,6 +11,7 @@ from torch import Tensor
 from mirrored.comm import Done, Handle, Ranks, Transport
 from mirrored.transports.base.unseen import unseen
 from mirrored.transports.base.wrapper import Wrapper
+from mirrored.transports.counting import call_of, given_to
 from mirrored.transports.default import current
 
 from ..nn.nested import map_tensors, tensors_in
@@ -38,14 +39,26 @@ class Noting(Wrapper):
                 "  Stages are run by consistent.nn.pipeline, or by nn.Graph with micro-batches."
             )
         places = kwargs.pop("out", None)
-        given = tensors_in((args, kwargs))
-        if name == "broadcast" and args and args[0] is None:
-            given = []
-        call = _Passed(name, args, kwargs)
+        given = given_to(name, args, kwargs)
+        if len(given["ranks"]) == 1:  # it sends nothing
+            more = {} if places is None else {"out": places}
+            return getattr(self.inner, name)(*args, **kwargs, **more)
+        counted = call_of(self.rank, given, name)
+        passed = _Passed(name, args, kwargs)
         with unseen():
             results = [x.contiguous() for x in _listed(getattr(self.inner, name)(*args, **kwargs))]
-        outs = tuple(map(shape_of, results))
-        self._note(Call(call.text(), call, outs), given, results)
+        call = Call(
+            passed.text(),
+            passed,
+            tuple(map(shape_of, results)),
+            name,
+            given.get("op", "sum" if "reduce" in name else ""),
+            counted.ranks,
+            counted.bytes,
+            _own_part(self.rank, given) if name == "join" else None,
+            _gathered(name, given),
+        )
+        self._note(call, tensors_in((args, kwargs)), results)
         made: Any = results if name in _LISTS else results[0]
         if places is None:
             return made
@@ -68,13 +81,13 @@ class Noting(Wrapper):
     ) -> list[Tensor]:
         return self.pass_on("join_several", xs, dims, sizes, ranks, out=out)
 
-    def all_reduce(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
-        return Transport.all_reduce(self, x, ranks, op)
-
     def all_reduce_async(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Handle:
         if len(ranks) == 1 or x.numel() == 0:
             return Done(x)
-        call = Call(f"all_reduce {ranks} {op}", _Reduced(ranks, op), ())
+        given = {"x": x, "ranks": ranks}
+        sent = call_of(self.rank, given, "all_reduce_async").bytes
+        text = f"all_reduce {ranks} {op}"
+        call = Call(text, _Reduced(ranks, op), (), "all_reduce", op, tuple(ranks), sent)
         with unseen():
             _reduce_into(self.inner, x, ranks, op)
         self._reduced(call, x)
@@ -86,7 +99,24 @@ class Noting(Wrapper):
 
 
 _LISTS = ("all_gather", "all_to_all", "exchange", "join_several", "reduce_scatter_several")
-_SENDING = (*_LISTS, "join", "reduce_scatter", "turn", "broadcast")
+_SENDING = (*_LISTS, "all_reduce", "join", "reduce_scatter", "turn", "broadcast")
+
+
+def _gathered(name: str, given: dict[str, Any]) -> tuple[tuple, ...]:
+    if name == "join":
+        dims, sizes = [given["dim"] % given["x"].dim()], [given["sizes"]]
+    elif name == "join_several":
+        dims, sizes = given["dims"], given["sizes"]
+    else:
+        return ()
+    ranks = tuple(given["ranks"])
+    return tuple((dim, tuple(size), ranks) for dim, size in zip(dims, sizes, strict=True))
+
+
+def _own_part(rank: int, given: dict[str, Any]) -> tuple[int, int, int]:
+    sizes, me = given["sizes"], given["ranks"].index(rank)
+    dim = given["dim"] % given["x"].dim()
+    return dim, sum(sizes[:me]), sizes[me]
 
 
 class _Passed:

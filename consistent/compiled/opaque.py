@@ -34,13 +34,22 @@ class Call:
         text: says all that ``run`` depends on beside the tensors.
         run: the tensors -> its results; of ``drawn`` with (seed, counter) before them.
         outs: shape, dtype and device of each result.
-        bytes: what this rank sends in it.
+        kind, op: of a message, the method of the transport, and how it reduces.
+        ranks: that take part in it.
+        bytes: that this rank sends in it.
+        own: of a tensor that is joined, (dim, start, size) of this rank's part.
+        gathered: of each tensor of a gather, what its result depends on beside it.
     """
 
     text: str
     run: Callable[..., Any]
     outs: tuple[Shape, ...]
+    kind: str = ""
+    op: str = ""
+    ranks: tuple[int, ...] = ()
     bytes: int = 0
+    own: tuple[int, int, int] | None = None
+    gathered: tuple[tuple, ...] = ()
 
     @property
     def number(self) -> int:

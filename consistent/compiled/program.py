@@ -21,7 +21,7 @@ from ..dispatch.plans.gradients import set_raw_grad
 from ..dispatch.plans.shards import attach, is_global
 from ..forms.random import generator
 from ..nn.nested import map_each
-from .opaque import Call, known
+from .opaque import SENDING, Call, known
 
 _Off = torch._C.DisableTorchFunction
 _T = torch.Tensor
@@ -150,6 +150,7 @@ class Program:
     calls: dict[int, Call]
     count: int  # of values
     backend: Callable[..., Any]
+    saved: list[Any] = field(default_factory=list)  # messages that passes left out
     sources: list[Source] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -183,10 +184,19 @@ class Program:
                         part.live()
             return map_each(self.result, Place, lambda place: place.get(values, arguments))
 
-    def __str__(self) -> str:
-        from .show import text
+    def messages(self) -> list[Call]:
+        """What this rank sends and receives, in order."""
+        return [
+            self.calls[node.args[1]]
+            for part in self.segments
+            for node in part.graph.graph.nodes
+            if node.target in SENDING
+        ]
 
-        return text(self)
+    @property
+    def bytes(self) -> int:
+        """What this rank sends in a step, without what live calls send."""
+        return sum(call.bytes for call in self.messages())
 
 
 def _plain(x: torch.Tensor) -> torch.Tensor:

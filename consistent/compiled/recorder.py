@@ -19,13 +19,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mirrored.transports.default import current, replace_current
 from mirrored.transports.faults.place import user_line
 
+from ..dispatch.plans.shards import is_global
 from ..forms.random import draw, generator
 from ..movement.run import observers
 from ..nn import gather_ahead
 from ..nn.nested import map_tensors, tensors_in
 from ..spec import TensorSpec
 from .errors import CannotRecord
-from .memory import Memory, geometry
+from .memory import Memory, geometry, has_memory, storage_of
 from .messages import Noting
 from .opaque import DRAWN, MESSAGE, REDUCE, Call, shape_of
 from .program import LIVE, Source
@@ -74,6 +75,7 @@ class Recorder(TorchDispatchMode):
         self._paused = 0
         self._objects: list[Any] = []
         self._kept: list[Any] = []
+        self._described: list[tuple[Node, torch.Tensor]] = []
 
     # -- what is there before the step ------------------------------------------------------------
 
@@ -113,6 +115,7 @@ class Recorder(TorchDispatchMode):
         node = self.graph.placeholder(f"read_{len(self.sources)}")
         self.sources[node] = source
         self.memory.put(source.x if x is None else x, node)
+        self._describe(node, source.x if x is None else x)
         return node
 
     def keep(self, x: Any) -> None:
@@ -194,9 +197,13 @@ class Recorder(TorchDispatchMode):
         out = func(*args, **kwargs)
         if func in _READS:
             return out
+        if func.is_view and isinstance(out, torch.Tensor) and self.memory.find(out) is not None:
+            return out  # detach(x), say: the same memory is the same value
         node = self._add(func, *map_tensors((args, kwargs), lambda x: nodes[id(x)]))
         if fixed and not func._schema.is_mutable:
             self._fixed.add(node)
+        if func._schema.is_mutable:
+            node.meta["written"] = _written(func, args, kwargs)
         self._results(node, func, out)
         return out
 
@@ -223,6 +230,8 @@ class Recorder(TorchDispatchMode):
 
     def _describe(self, node: Node, x: torch.Tensor) -> None:
         node.meta["shape"], node.meta["dtype"], _ = shape_of(x)
+        node.meta["memory"] = storage_of(x) if has_memory(x) else id(x)
+        self._described.append((node, x))
 
     def _constant(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         (x,) = args
@@ -288,7 +297,9 @@ class Recorder(TorchDispatchMode):
         with _Off():
             node = self.node_of(x)
             self.calls[call.number] = call
-            self._mark(self._add(REDUCE, (node, call.number), {}), call)
+            reduced = self._add(REDUCE, (node, call.number), {})
+            reduced.meta["written"] = {storage_of(x)}
+            self._mark(reduced, call)
 
     def _mark(self, node: Node, call: Call) -> None:
         node.meta["text"] = call.text
@@ -319,7 +330,8 @@ class Recorder(TorchDispatchMode):
         node = self._add(DRAWN, (nodes, self._key(), call.number), {})
         item = self.graph.call_function(_item, (node, 0))
         if filled:
-            self._add(_aten.copy_.default, (nodes[0], item), {})
+            copied = self._add(_aten.copy_.default, (nodes[0], item), {})
+            copied.meta["written"] = {storage_of(values[0])}
         else:
             self.memory.put(out, item)
             self._describe(item, out)
@@ -362,6 +374,12 @@ class Recorder(TorchDispatchMode):
         self._start = generator.get_state()
         return out
 
+    def settle_specs(self) -> None:
+        """Say of each value which global tensor it is: shards become global after they are made."""
+        for node, x in self._described:
+            if is_global(x):
+                node.meta["spec"] = x._spec  # type: ignore[attr-defined]
+
     @property
     def objects(self) -> list[Any]:
         """What the live lines call."""
@@ -378,6 +396,16 @@ def compiling(value: bool) -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before  # type: ignore[attr-defined]
+
+
+def _written(func: Any, args: tuple, kwargs: dict[str, Any]) -> set[int]:
+    """The memories that an op writes into."""
+    written: set[int] = set()
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[i] if i < len(args) else kwargs.get(argument.name)
+            written.update(storage_of(x) for x in tensors_in(given) if has_memory(x))
+    return written
 
 
 def _item(values: Any, i: int) -> Any:

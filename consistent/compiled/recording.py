@@ -12,9 +12,11 @@ from ..nn.nested import map_tensors, tensors_in
 from .errors import CannotRecord
 from .live import listening
 from .opaque import Call
+from .passes import PASSES
 from .program import Program, Source
 from .recorder import Place, Recorder, Writes, compiling
 from .segments import cut
+from .show import text
 from .state import State, find
 from .unsettled import Unsettled
 
@@ -45,7 +47,7 @@ class Recorded:
         return self.program.run(tensors_in((args, kwargs)))
 
     def __str__(self) -> str:
-        return f"not a program: {self.why}" if self.program is None else str(self.program)
+        return f"not a program: {self.why}" if self.program is None else text(self.program)
 
 
 class How(NamedTuple):
@@ -109,7 +111,8 @@ def record(
         if how.whole:
             raise
         return result, Recorded.failed(str(error))
-    program = cut(how.name, recorder, writes, shown, calls, how.backend)
+    recorder.settle_specs()
+    program = cut(how.name, recorder, writes, shown, calls, how.backend, PASSES)
     return result, Recorded(program, state, None)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from ..nn.nested import each_in, map_each
 from .opaque import SENDING, Call
+from .passes import Trace
 from .program import LIVE, Program, Segment, Source, Write
 from .program import Place as Numbered
 from .recorder import Place, Recorder, Writes
@@ -22,8 +24,14 @@ def cut(
     result: Any,
     calls: dict[int, Call],
     backend: Callable[..., Any],
+    passes: Sequence[Callable[[Trace], None]],
 ) -> Program:
     """The program of what ``recorder`` noted, which ends with ``writes`` and gives ``result``."""
+    lasting = [p.node for end in _ends(recorder, writes) for _, p in end if p and p.node]
+    lasting += [p.node for p in each_in(result, Place) if p.node]
+    trace = Trace(recorder.graph, calls, {node.meta.get("memory") for node in lasting})
+    for run in passes:
+        run(trace)
     pieces: list[list[Node]] = [[]]
     lives: list[Node] = []
     for node in recorder.graph.nodes:
@@ -32,7 +40,16 @@ def cut(
             pieces.append([])
         elif node.op != "placeholder":
             pieces[-1].append(node)
-    ended = [*(live.meta["writes"] for live in lives), writes]
+
+    def settled(place: Place) -> Place:
+        node = place.node
+        return place if node is None else replace(place, node=trace.replaced.get(node, node))
+
+    ended = [
+        [(slot, None if place is None else settled(place)) for slot, place in each]
+        for each in _ends(recorder, writes)
+    ]
+    result = map_each(result, Place, settled)
     numbers: dict[Node, int] = {}
 
     def number(node: Node) -> int:
@@ -43,23 +60,25 @@ def cut(
         return Numbered(at, place.spec, place.argument, place.slot)
 
     segments: list[Segment] = []
-    made: set[Node] = set()
     read: set[Node] = set()
     for i, piece in enumerate(pieces):
-        later = _used([n for other in pieces[i + 1 :] for n in other])
-        later.update(p.node for end in ended[i:] for _, p in end if p is not None)
-        later.update(p.node for p in each_in(result, Place))
+        ending = [p.node for _, p in ended[i] if p is not None and p.node is not None]
+        if i == len(pieces) - 1:
+            ending += [p.node for p in each_in(result, Place) if p.node is not None]
+        later = {n for other in pieces[i + 1 :] for node in other for n in node.all_input_nodes}
+        later.update(p.node for end in ended[i + 1 :] for _, p in end if p and p.node is not None)
+        later.update(p.node for p in each_in(result, Place) if p.node is not None)
         inside = set(piece)
-        given = list(dict.fromkeys(n for n in _inputs(piece) if n not in inside))
-        handed = [n for n in dict.fromkeys(later) if n is not None and n.op == "placeholder"]
-        own = [n for n in piece if n in later]
+        given = list(
+            dict.fromkeys(n for node in piece for n in node.all_input_nodes if n not in inside)
+        )
+        own = [n for n in piece if n in later or n in ending]
         graph = _graph(piece, given, own, recorder.constants)
         reads: list[tuple[int, Source]] = []
-        for n in [*given, *handed]:
-            if n.op == "placeholder" and n not in read and (n in given or i == len(pieces) - 1):
+        for n in dict.fromkeys([*given, *ending]):
+            if n.op == "placeholder" and n not in read:
                 read.add(n)
                 reads.append((number(n), recorder.sources[n]))
-        made.update(own)
         live = lives[i] if i < len(lives) else None
         segments.append(
             Segment(
@@ -74,15 +93,12 @@ def cut(
             )
         )
     shown = map_each(result, Place, numbered)
-    return Program(name, segments, shown, calls, len(numbers), backend)
+    return Program(name, segments, shown, calls, len(numbers), backend, trace.saved)
 
 
-def _inputs(piece: list[Node]) -> list[Node]:
-    return [n for node in piece for n in node.all_input_nodes]
-
-
-def _used(nodes: list[Node]) -> dict[Node, None] | set[Node]:
-    return {n for node in nodes for n in node.all_input_nodes}
+def _ends(recorder: Recorder, writes: Writes) -> list[Writes]:
+    """What is put into places at the end of each segment."""
+    return [*(n.meta["writes"] for n in recorder.graph.nodes if n.target is LIVE), writes]
 
 
 def _graph(

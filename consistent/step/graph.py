@@ -156,6 +156,20 @@ class Graph:
             self._compiled = CompiledStep(self._step, backend=self.config.backend)
         return self._compiled(*args, **kwargs)
 
+    def show(self) -> str:
+        """The compiled programs as text: ops with their layouts, what is sent, and the lines of
+        ``build`` that they come from.
+
+        Raises:
+            RuntimeError: nothing was recorded yet, or nothing is to be.
+        """
+        if self._compiled is None or not self._compiled.programs:
+            raise RuntimeError(
+                f"{type(self).__name__}.show: no step was recorded yet.\n"
+                "  Call config.enable_compile(), then the graph twice."
+            )
+        return self._compiled.show()
+
     def _step(self, *args: Any, **kwargs: Any) -> Any:
         stages = self.stages()
         self._optimizers.begin()

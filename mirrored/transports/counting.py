@@ -54,11 +54,9 @@ class Counting(Wrapper):
 
     def pass_on(self, name: str, *args: Any, **kwargs: Any) -> Any:
         if name in COUNTED:
-            given = _SIGNATURES[name].bind(self, *args, **kwargs).arguments
-            ranks = tuple(given["ranks"]) if "ranks" in given else (self.rank, given["to"])
-            if len(ranks) > 1:
-                counted_as, sent = COUNTED[name]
-                self.calls.append(Call(counted_as, sent(self.rank, given), ranks))
+            call = call_of(self.rank, given_to(name, args, kwargs), name)
+            if len(call.ranks) > 1:
+                self.calls.append(call)
         return super().pass_on(name, *args, **kwargs)
 
 
@@ -141,6 +139,18 @@ COUNTED: dict[str, tuple[str, _Sent]] = {
     "gather_objects": ("gather_objects", _pickled),
 }
 _SIGNATURES = {name: inspect.signature(getattr(Transport, name)) for name in COUNTED}
+
+
+def given_to(name: str, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of the method, by name, without those that are left out."""
+    return dict(_SIGNATURES[name].bind(None, *args, **kwargs).arguments)
+
+
+def call_of(rank: int, given: dict[str, Any], name: str) -> Call:
+    """What a call of the method counts as."""
+    ranks = tuple(given["ranks"]) if "ranks" in given else (rank, given["to"])
+    counted_as, sent = COUNTED[name]
+    return Call(counted_as, sent(rank, given) if len(ranks) > 1 else 0, ranks)
 
 
 @contextmanager

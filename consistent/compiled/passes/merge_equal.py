@@ -1,0 +1,75 @@
+"""The same message on the same values is sent once.
+
+```
+%3 = all_gather(%1)            %3 = all_gather(%1)
+%5 = mm(%2, %3)        -->     %5 = mm(%2, %3)
+%6 = all_gather(%1)            %7 = mm(%5, %3)
+%7 = mm(%5, %6)
+```
+
+The first result is kept until it is used for the last time. In all, at most ``keep_bytes`` are kept
+so; a parameter that is gathered again for backward, to save memory, is gathered again if it is
+larger.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch.fx import Node
+
+from ..opaque import Call
+from .trace import Trace, memory_of
+
+
+def merge_equal(trace: Trace) -> None:
+    """Merge equal messages, in the order in which they are sent. A tensor that was gathered beside
+    others is there, too."""
+    first: dict[tuple, tuple[Node, int]] = {}  # what a result depends on -> message, its position
+    left = trace.keep_bytes
+    for node in trace.messages():
+        call = trace.call(node)
+        keys = [_key(node, call, i) for i in range(len(call.outs))]
+        used = trace.results(node)
+        known = {i: first[keys[i]] for i in used if keys[i] in first}
+        size = sum(_size(call, i) for i in used)
+        same = len(known) == len(used) and all(
+            _is_same(trace, before, j, node, i) for i, (before, j) in known.items()
+        )
+        if not same or size > left or not used:
+            first.update({key: (node, i) for i, key in enumerate(keys)})
+            continue
+        left -= size
+        for i, item in used.items():
+            trace.replace(item, _result(trace, *known[i], item))
+        trace.leave_out(node, "merge_equal: its result is there already")
+
+
+def _key(node: Node, call: Call, i: int) -> tuple:
+    given = node.args[0]
+    if call.gathered:
+        return given[i], *call.gathered[i]  # type: ignore[index]
+    return tuple(given), call.number, i  # type: ignore[arg-type]
+
+
+def _result(trace: Trace, message: Node, i: int, like: Any) -> Node:
+    found = trace.results(message)
+    if i in found:
+        return found[i]
+    with trace.graph.inserting_after(message):
+        made = trace.graph.call_function(like.target, (message, i))
+    made.meta.update(like.meta)
+    return made
+
+
+def _is_same(trace: Trace, before: Node, j: int, node: Node, i: int) -> bool:
+    """Whether nothing writes into what was sent until it is sent again, nor into the results."""
+    given = {memory_of(x) for x in node.all_input_nodes}
+    made = {memory_of(x) for x in (trace.results(node)[i], trace.results(before).get(j)) if x}
+    return not trace.is_written(given, before, node) and trace.is_own(made)
+
+
+def _size(call: Call, i: int) -> int:
+    shape, dtype, _ = call.outs[i]
+    return math.prod(shape) * dtype.itemsize

@@ -1,0 +1,72 @@
+"""What is summed over ranks and then added is added first, and summed over ranks once.
+
+```
+%3 = all_reduce(%1)
+%4 = all_reduce(%2)     -->    %5 = add(%1, %2)
+%5 = add(%3, %4)               %6 = all_reduce(%5)
+```
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..opaque import MESSAGE, Call
+from .trace import Trace, memory_of
+
+_ADDS = (torch.ops.aten.add.Tensor,)
+
+
+def sum_first(trace: Trace) -> None:
+    """Do it wherever both sums are used for nothing else, until nothing changes."""
+    changed = True
+    while changed:
+        changed = any(_tried(trace, node) for node in list(trace.graph.nodes))
+
+
+def _tried(trace: Trace, node: Node) -> bool:
+    if node.target not in _ADDS or len(node.args) != 2 or node.kwargs:
+        return False
+    sums = [_sum_of(trace, x) for x in node.args]
+    a, b = sums
+    if a is None or b is None or a is b or trace.call(a) != trace.call(b):
+        return False
+    if a.meta.get("dtype") != b.meta.get("dtype"):
+        return False
+    (x,), (y,) = a.args[0], b.args[0]  # type: ignore[misc]
+    if any(trace.is_written({memory_of(v)}, message, node) for v, message in ((x, a), (y, b))):
+        return False
+    call = trace.call(a)
+    with trace.graph.inserting_before(node):
+        added = trace.graph.call_function(node.target, (x, y))
+        message = trace.graph.call_function(MESSAGE, ([added], call.number))
+        total = trace.graph.node_copy(next(iter(a.users)), {a: message}.__getitem__)
+    added.meta.update(node.meta, memory=object())
+    message.meta.update(a.meta)
+    total.meta.update(node.meta)
+    trace.replace(node, total)
+    trace.graph.erase_node(node)
+    trace.leave_out(a, "sum_first: it is added to another sum, which is sent")
+    for item in list(b.users):
+        trace.graph.erase_node(item)
+    trace.graph.erase_node(b)
+    return True
+
+
+def _sum_of(trace: Trace, x: Any) -> Node | None:
+    """The message whose only result ``x`` is, and which is a sum over ranks."""
+    if not isinstance(x, Node) or len(x.users) != 1 or x.op != "call_function":
+        return None
+    message = x.args[0] if x.args else None
+    if not isinstance(message, Node) or message.target is not MESSAGE or len(message.users) != 1:
+        return None
+    return message if _is_sum(trace.call(message)) else None
+
+
+def _is_sum(call: Call) -> bool:
+    return (
+        call.kind in ("all_reduce", "reduce_scatter") and call.op == "sum" and len(call.outs) == 1
+    )

@@ -1,0 +1,51 @@
+"""A part that was gathered and is cut out again is there already.
+
+```
+%2 = join(%1)                      %2 = join(%1)     left out if nothing else uses it
+%3 = slice(%2, own part)    -->    %3 = clone(%1)
+```
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from .trace import Trace, memory_of
+
+_aten = torch.ops.aten
+
+
+def undo(trace: Trace) -> None:
+    """Do it wherever nothing writes into either meanwhile."""
+    for node in list(trace.messages()):
+        call = trace.call(node)
+        if call.own is None or len(call.outs) != 1:
+            continue
+        dim, start, size = call.own
+        (given,) = node.args[0]  # type: ignore[misc]
+        for whole in list(trace.results(node).values()):
+            for user in list(whole.users):
+                if _cut(user, whole, len(call.outs[0][0])) != (dim, start, start + size):
+                    continue
+                if trace.is_written({memory_of(given)}, node, user):
+                    continue
+                if not trace.is_own({memory_of(whole)}):
+                    continue
+                with trace.graph.inserting_before(user):
+                    copy = trace.graph.call_function(_aten.clone.default, (given,))
+                copy.meta.update(user.meta)
+                trace.replace(user, copy)
+                trace.graph.erase_node(user)
+            if not whole.users:
+                trace.leave_out(node, "undo: only this rank's own part of it is used")
+
+
+def _cut(user: Node, whole: Node, dims: int) -> tuple[int, int, int] | None:
+    """(dim, start, end) of what ``user`` cuts out of ``whole``."""
+    if user.target is not _aten.slice.Tensor or user.args[0] is not whole or len(user.args) < 4:
+        return None
+    dim, start, end, *step = user.args[1:]
+    if step not in ([], [1]):
+        return None
+    return int(dim) % dims, int(start), int(end)  # type: ignore[arg-type]
