@@ -95,7 +95,10 @@ def _batch(name: str) -> tuple[torch.Tensor, torch.Tensor]:
         case "mlp":
             x, y = torch.randn(32, 64, generator=rng), torch.randint(10, (32,), generator=rng)
         case "lenet":
-            x, y = torch.randn(32, 1, 28, 28, generator=rng), torch.randint(10, (32,), generator=rng)
+            x, y = (
+                torch.randn(32, 1, 28, 28, generator=rng),
+                torch.randint(10, (32,), generator=rng),
+            )
         case "block":
             x, y = torch.randn(ROWS, TOKENS, DIM, generator=rng), torch.randint(10, (ROWS,))
         case _:
@@ -221,7 +224,9 @@ def _worker(rank: int, world: int, file: str, models: list[str], rounds: int) ->
 
 
 def _show(name: str, world: int, times: dict[str, list[float]], made: dict[str, float]) -> None:
-    print(f"\n{name}, {world} rank(s)        ms a step   / plain   / plain, compiled   ready after s")
+    print(
+        f"\n{name}, {world} rank(s)        ms a step   / plain   / plain, compiled   ready after s"
+    )
     for way, own in times.items():
         ratios = [
             statistics.median(a / b for a, b in zip(own, times[base], strict=True))

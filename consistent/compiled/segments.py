@@ -29,7 +29,7 @@ def cut(
     """The program of what ``recorder`` noted, which ends with ``writes`` and gives ``result``."""
     lasting = [p.node for end in _ends(recorder, writes) for _, p in end if p and p.node]
     lasting += [p.node for p in each_in(result, Place) if p.node]
-    trace = Trace(recorder.graph, calls, {node.meta.get("memory") for node in lasting})
+    trace = Trace(recorder.graph, calls, set(lasting))
     for run in passes:
         run(trace)
     pieces: list[list[Node]] = [[]]

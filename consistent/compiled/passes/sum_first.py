@@ -30,6 +30,8 @@ def sum_first(trace: Trace) -> None:
 def _tried(trace: Trace, node: Node) -> bool:
     if node.target not in _ADDS or len(node.args) != 2 or node.kwargs:
         return False
+    if trace.lasting.intersection(node.all_input_nodes):
+        return False
     sums = [_sum_of(trace, x) for x in node.args]
     a, b = sums
     if a is None or b is None or a is b or trace.call(a) != trace.call(b):

@@ -35,14 +35,14 @@ class Trace:
 
     Args:
         replaced: node -> the one that has its value now.
-        escaped: memories that the caller of the step gets, or a place that lasts: what is done to
+        lasting: values that the caller of the step gets, or a place that lasts: what is done with
             them afterwards is not seen here.
         keep_bytes: how much more may be kept alive at a time than the step itself keeps.
     """
 
     graph: Graph
     calls: dict[int, Call]
-    escaped: set[Any] = field(default_factory=set)
+    lasting: set[Node] = field(default_factory=set)
     keep_bytes: int = 16 << 20
     replaced: dict[Node, Node] = field(default_factory=dict)
     saved: list[Saved] = field(default_factory=list)
@@ -76,7 +76,8 @@ class Trace:
     def is_own(self, memories: set[Any]) -> bool:
         """Whether nobody writes into ``memories`` after they were made, inside or outside."""
         written = (node.meta.get("written", set()) for node in self.graph.nodes)
-        return not memories & self.escaped and not any(memories & each for each in written)
+        escaped = {memory_of(node) for node in self.lasting}
+        return not memories & escaped and not any(memories & each for each in written)
 
     def replace(self, old: Node, new: Node) -> None:
         """Use ``new`` wherever ``old`` was used."""

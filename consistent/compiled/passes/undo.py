@@ -37,7 +37,7 @@ def undo(trace: Trace) -> None:
                 copy.meta.update(user.meta)
                 trace.replace(user, copy)
                 trace.graph.erase_node(user)
-            if not whole.users:
+            if not whole.users and whole not in trace.lasting:
                 trace.leave_out(node, "undo: only this rank's own part of it is used")
 
 

@@ -164,7 +164,8 @@ def test_accumulation_and_gradients_that_are_there_before(rank: int) -> None:
                 F.cross_entropy(model(x).flatten(0, 1), y.flatten()).backward()
             F.cross_entropy(model(y).flatten(0, 1), x.flatten()).backward()
             for param in model.parameters():
-                param.grad = param.grad * 0.5  # read by the next call, which adds to it
+                gradient: Any = param.grad
+                param.grad = gradient * 0.5  # read by the next call, which adds to it
             optim.step()
 
         return step, [model, optim]
@@ -226,7 +227,7 @@ def test_evaluation_beside_training_is_another_program(rank: int) -> None:
 @on_ranks(2)
 def test_a_replaced_parameter_is_read_anew(rank: int) -> None:
     p = Placement.all("cpu")
-    model = consistent.parallelize(nn.Linear(3, 3).double(), p)
+    model: Any = consistent.parallelize(nn.Linear(3, 3).double(), p)
     x = consistent.distribute(randn(4, 3), p, S(0))
 
     @consistent.compile(backend="ops")
@@ -241,7 +242,8 @@ def test_a_replaced_parameter_is_read_anew(rank: int) -> None:
     model.load_state_dict({k: v * 3 for k, v in model.state_dict().items()})
     assert torch.equal(forward(x).full(), model(x).full())
     assert len(forward.programs) == 1
-    model.weight = nn.Parameter(model.weight.detach().to_global(sbp=S(0)))
+    weight: Any = model.weight.detach()
+    model.weight = nn.Parameter(weight.to_global(sbp=S(0)))
     for _ in range(3):
         assert torch.equal(forward(x).full(), model(x).full())
     assert len(forward.programs) == 2

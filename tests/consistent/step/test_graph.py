@@ -83,6 +83,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "zero 1": {"zero": 1},
     "zero 2 and micro-batches": {"zero": 2, "micro_batches": 4},
     "recomputed": {},
+    "compiled": {"backend": "ops"},
+    "compiled, micro-batches": {"backend": "ops", "micro_batches": 3},
+    "compiled, zero": {"backend": "ops", "zero": 2},
 }
 
 
@@ -102,6 +105,11 @@ def test_trains_as_one_process_does(rank: int, name: str) -> None:
         assert loss.item() == pytest.approx(wanted[step], abs=1e-9)
         assert out.shape == (8, 3)
     assert_same(dict(net.named_parameters()), dict(plain.named_parameters()))
+    if name.startswith("compiled"):
+        # The schedule changes the learning rate outside the program, which reads it.
+        assert len(graph._compiled.programs) == 1, graph.show()
+        assert "call StepLR.step as it is written" in graph.show()
+        assert "call AdamW.step" not in graph.show()
 
 
 @on_ranks(2)
