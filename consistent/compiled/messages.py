@@ -16,18 +16,19 @@ from mirrored.transports.default import current
 
 from ..nn.nested import map_tensors, tensors_in
 from .errors import CannotRecord
-from .opaque import Call, shape_of
+from .opaque import Call, put, shape_of
 
 # (call, tensors, results)
 Note = Callable[[Call, list[Tensor], list[Tensor]], None]
+Reducing = Callable[[Call, Tensor], None]
 
 
 class Noting(Wrapper):
     """Passes every call on to ``inner``, and gives those that send tensors to ``note``."""
 
-    def __init__(self, inner: Transport, note: Note, reduced: Callable[[Call, Tensor], None]):
+    def __init__(self, inner: Transport, note: Note, start: Reducing, wait: Reducing):
         super().__init__(inner)
-        self._note, self._reduced = note, reduced
+        self._note, self._start, self._wait = note, start, wait
 
     def pass_on(self, name: str, *args: Any, **kwargs: Any) -> Any:
         if name in ("shares", "link", "gather_objects", "abandon"):
@@ -87,11 +88,11 @@ class Noting(Wrapper):
         given = {"x": x, "ranks": ranks}
         sent = call_of(self.rank, given, "all_reduce_async").bytes
         text = f"all_reduce {ranks} {op}"
-        call = Call(text, _Reduced(ranks, op), (), "all_reduce", op, tuple(ranks), sent)
+        call = Call(text, _Started(ranks, op), (), "all_reduce", op, tuple(ranks), sent)
         with unseen():
-            _reduce_into(self.inner, x, ranks, op)
-        self._reduced(call, x)
-        return Done(x)
+            under_way = self.inner.all_reduce_async(x.detach(), ranks, op)
+        self._start(call, x)
+        return _Noted(call, x, under_way, self._wait)
 
     # What lets a rank read the others' memory is done by messages.
     peers = Transport.peers
@@ -136,21 +137,27 @@ class _Passed:
         return f"{self.name} {self._given!r}"
 
 
-class _Reduced:
+class _Started:
     """An all-reduce in place."""
 
     def __init__(self, ranks: Ranks, op: str) -> None:
         self._ranks, self._op = ranks, op
 
-    def __call__(self, x: Tensor) -> None:
-        _reduce_into(current(), x, self._ranks, self._op)
+    def __call__(self, x: Tensor) -> Handle:
+        return current().all_reduce_async(x.detach(), self._ranks, self._op)
 
 
-def _reduce_into(transport: Transport, x: Tensor, ranks: Ranks, op: str) -> None:
-    x = x.detach()
-    made = transport.all_reduce_async(x, ranks, op).wait()
-    if made.data_ptr() != x.data_ptr():
-        x.copy_(made)
+class _Noted:
+    """A reduction under way, whose end is noted."""
+
+    def __init__(self, call: Call, x: Tensor, inner: Handle, note: Reducing) -> None:
+        self._call, self._x, self._inner, self._note = call, x, inner, note
+
+    def wait(self) -> Tensor:
+        with unseen():
+            put(self._inner.wait(), self._x)
+        self._note(self._call, self._x)
+        return self._x
 
 
 class _Hole:

@@ -6,7 +6,8 @@ cache on disk.
 
 ```
 consistent::message(Tensor[] xs, int number) -> Tensor[]     kept in order, as all ranks send alike
-consistent::reduce_(Tensor(a!) x, int number) -> ()           the same; sums into x
+consistent::start_reduce_(Tensor(a!) x, int number) -> ()     the same; begins to reduce x in place,
+consistent::wait_reduce_(Tensor(a!) x, int number) -> ()      and x is reduced; ops run in between
 consistent::drawn(Tensor[] xs, Tensor key, int number) -> Tensor[]     key: seed, and draws so far
 ```
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +24,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from mirrored.comm import Handle
 
 Shape = tuple[tuple[int, ...], torch.dtype, torch.device]
 
@@ -39,6 +43,7 @@ class Call:
         bytes: that this rank sends in it.
         own: of a tensor that is joined, (dim, start, size) of this rank's part.
         gathered: of each tensor of a gather, what its result depends on beside it.
+        where: the lines of the step that send it, three at most.
     """
 
     text: str
@@ -50,6 +55,7 @@ class Call:
     bytes: int = 0
     own: tuple[int, int, int] | None = None
     gathered: tuple[tuple, ...] = ()
+    where: str = ""
 
     @property
     def number(self) -> int:
@@ -59,7 +65,9 @@ class Call:
 
 
 class _Thread(threading.local):
-    calls: dict[int, Call] | None = None
+    def __init__(self) -> None:
+        self.calls: dict[int, Call] | None = None
+        self.under_way: dict[int, deque[Handle]] = {}
 
 
 _thread = _Thread()
@@ -68,11 +76,12 @@ _thread = _Thread()
 @contextmanager
 def known(calls: dict[int, Call]) -> Iterator[None]:
     """Inside, numbers stand for these calls."""
-    before, _thread.calls = _thread.calls, calls
+    before = _thread.calls, _thread.under_way
+    _thread.calls, _thread.under_way = calls, {}
     try:
         yield
     finally:
-        _thread.calls = before
+        _thread.calls, _thread.under_way = before
 
 
 def _call(number: int) -> Call:
@@ -87,7 +96,9 @@ def _made(call: Call) -> list[Tensor]:
 @torch.library.custom_op("consistent::message", mutates_args=())
 def message(xs: Sequence[Tensor], number: int) -> list[Tensor]:
     """Send and receive; see ``mirrored.comm.Transport``."""
-    return list(_call(number).run(list(xs)))
+    call = _call(number)
+    recorded_at = call.where  # noqa: F841 - a rank that waits here says so
+    return list(call.run(list(xs)))
 
 
 @message.register_fake
@@ -95,15 +106,35 @@ def _(xs: Sequence[Tensor], number: int) -> list[Tensor]:
     return _made(_call(number))
 
 
-@torch.library.custom_op("consistent::reduce_", mutates_args=("x",))
-def reduce_(x: Tensor, number: int) -> None:
-    """Reduce ``x`` over ranks, in place."""
-    _call(number).run(x)
+@torch.library.custom_op("consistent::start_reduce_", mutates_args=("x",))
+def start_reduce_(x: Tensor, number: int) -> None:
+    """Start to reduce ``x`` over ranks."""
+    call = _call(number)
+    recorded_at = call.where  # noqa: F841 - as above
+    _thread.under_way.setdefault(number, deque()).append(call.run(x))
 
 
-@reduce_.register_fake
+@start_reduce_.register_fake
 def _(x: Tensor, number: int) -> None:
     return None
+
+
+@torch.library.custom_op("consistent::wait_reduce_", mutates_args=("x",))
+def wait_reduce_(x: Tensor, number: int) -> None:
+    """Wait for the reduction that was started first, and put it into ``x``."""
+    recorded_at = _call(number).where  # noqa: F841 - as above
+    put(_thread.under_way[number].popleft().wait(), x)
+
+
+@wait_reduce_.register_fake
+def _(x: Tensor, number: int) -> None:
+    return None
+
+
+def put(made: Tensor, x: Tensor) -> None:
+    """``made`` into ``x``, unless it is there."""
+    if made.data_ptr() != x.data_ptr():
+        x.copy_(made)
 
 
 @torch.library.custom_op("consistent::drawn", mutates_args=())
@@ -119,9 +150,11 @@ def _(xs: Sequence[Tensor], key: Tensor, number: int) -> list[Tensor]:
 
 
 MESSAGE = torch.ops.consistent.message.default
-REDUCE = torch.ops.consistent.reduce_.default
+START = torch.ops.consistent.start_reduce_.default
+WAIT = torch.ops.consistent.wait_reduce_.default
 DRAWN = torch.ops.consistent.drawn.default
-SENDING = (MESSAGE, REDUCE)
+SENDING = (MESSAGE, START)
+ORDERED = (*SENDING, WAIT)
 
 
 def _keep_in_order() -> None:
@@ -129,7 +162,7 @@ def _keep_in_order() -> None:
     from torch._higher_order_ops.effects import _register_effectful_op
     from torch._library.effects import EffectType
 
-    for op in SENDING:
+    for op in ORDERED:
         _register_effectful_op(op, EffectType.ORDERED)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,12 +28,13 @@ from ..spec import TensorSpec
 from .errors import CannotRecord
 from .memory import Memory, geometry, has_memory, storage_of
 from .messages import Noting
-from .opaque import DRAWN, MESSAGE, REDUCE, Call, shape_of
+from .opaque import DRAWN, MESSAGE, START, WAIT, Call, shape_of
 from .program import LIVE, Source
 from .state import Slot
 
 _aten = torch.ops.aten
 _Off = torch._C.DisableTorchFunction
+_LINES = 3  # of a message, that are kept
 _READS = (_aten._local_scalar_dense.default, _aten.equal.default, _aten.is_nonzero.default)
 _CONSTANTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default)
 _TO_PYTHON = frozenset(
@@ -147,7 +148,7 @@ class Recorder(TorchDispatchMode):
     def recording(self) -> Iterator[None]:
         """Inside, all that runs is noted."""
         with ExitStack() as stack:
-            noting = Noting(current(), self._message, self._reduced)
+            noting = Noting(current(), self._message, self._started, self._waited)
             stack.enter_context(replace_current(noting))
             observers.append(self._observed)
             stack.callback(observers.remove, self._observed)
@@ -283,7 +284,7 @@ class Recorder(TorchDispatchMode):
             return
         with _Off():
             nodes = [self.node_of(x) for x in given]
-            self.calls[call.number] = call
+            self._keep_call(call)
             node = self._add(MESSAGE, (nodes, call.number), {})
             self._mark(node, call)
             for i, x in enumerate(results):
@@ -291,15 +292,27 @@ class Recorder(TorchDispatchMode):
                 self.memory.put(x, item)
                 self._describe(item, x)
 
-    def _reduced(self, call: Call, x: torch.Tensor) -> None:
+    def _started(self, call: Call, x: torch.Tensor) -> None:
+        self._in_place(START, call, x)
+
+    def _waited(self, call: Call, x: torch.Tensor) -> None:
+        self._in_place(WAIT, call, x)
+
+    def _in_place(self, op: Any, call: Call, x: torch.Tensor) -> None:
         if self._paused:
             return
         with _Off():
-            node = self.node_of(x)
-            self.calls[call.number] = call
-            reduced = self._add(REDUCE, (node, call.number), {})
-            reduced.meta["written"] = {storage_of(x)}
-            self._mark(reduced, call)
+            self._keep_call(call)
+            node = self._add(op, (self.node_of(x), call.number), {})
+            node.meta["written"] = {storage_of(x)}
+            self._mark(node, call)
+
+    def _keep_call(self, call: Call) -> None:
+        known = self.calls.get(call.number)
+        lines = known.where.split(" and ") if known is not None else []
+        if (line := user_line()) not in lines and len(lines) < _LINES:
+            lines.append(line)
+        self.calls[call.number] = replace(call, where=" and ".join(lines))
 
     def _mark(self, node: Node, call: Call) -> None:
         node.meta["text"] = call.text

@@ -10,7 +10,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from ..nn.nested import each_in, map_each
-from .opaque import SENDING, Call
+from .opaque import ORDERED, Call
 from .passes import Trace
 from .program import LIVE, Program, Segment, Source, Write
 from .program import Place as Numbered
@@ -110,7 +110,7 @@ def _graph(
     for n in piece:
         copies[n] = graph.node_copy(n, copies.__getitem__)
     graph.output(tuple(copies[n] for n in own))
-    graph.eliminate_dead_code(lambda n: n.target in SENDING or n.is_impure())
+    graph.eliminate_dead_code(lambda n: n.target in ORDERED or n.is_impure())
     used = {n.target for n in graph.nodes if n.op == "get_attr"}
     root = torch.nn.Module()
     for name in used:

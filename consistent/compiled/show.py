@@ -18,7 +18,7 @@ from typing import Any
 from torch.fx import Node
 
 from ..nn.nested import map_each
-from .opaque import DRAWN, SENDING
+from .opaque import DRAWN, ORDERED, SENDING, START, WAIT
 from .program import Program
 
 _LAYOUTS = ("getitem", "_item")
@@ -89,16 +89,17 @@ def _row(program: Program, node: Node, names: dict[Node, str]) -> tuple[str, str
     where = _line(node.meta.get("where", ""))
     if node.op == "get_attr":
         return f"{names[node]} = constant {node.target}", "", "", where
-    if node.target in SENDING or node.target is DRAWN:
+    if node.target in ORDERED or node.target is DRAWN:
         call = program.calls[node.args[-1]]  # type: ignore[index]
         kind = call.kind or call.text.split(" ")[0]
-        what = "message" if node.target in SENDING else "random"
+        words = ((DRAWN, "random"), (START, "start"), (WAIT, "wait for"))
+        what = next((word for op, word in words if node.target is op), "message")
         given = _shown(node.args[:1], names)
         layout = "".join(_layout(user) for user in list(node.users)[:1])
         boxing = node.meta.get("boxing")
         if boxing is not None:
             layout = f"{layout or _spec(boxing[1])} from {_sbp(boxing[0])}"
-        sent = _size(call.bytes) if what == "message" else ""
+        sent = _size(call.bytes) if node.target in SENDING else ""
         return f"{names[node]} = {what} {kind}({given})", layout, sent, where
     name = str(node.target).removeprefix("aten.").rpartition(".")[0]
     given = [_shown([x], names) for x in node.args]

@@ -30,6 +30,9 @@ def current_op(frames: Sequence[FrameType]) -> str:
         src, dst, plan = names.get("src"), names.get("dst"), names.get("self")
         if not boxing and isinstance(src, TensorSpec) and isinstance(dst, TensorSpec):
             boxing = _route(src, dst)
+        if isinstance(names.get("recorded_at"), str):  # a compiled step sends what a line of it did
+            op = f"for {names['recorded_at']}"
+            break
         if isinstance(plan, Plan):
             op = plan.name
             break

@@ -67,7 +67,7 @@ def is_users(frame: FrameType) -> bool:
     installed = "site-packages" in name or "dist-packages" in name
     return (
         not ours
-        and not name.startswith("<frozen")
+        and not name.startswith(("<frozen", "<eval_with_key"))  # the second is torch.fx's own
         and (installed or not name.startswith(_STANDARD))
     )
 
