@@ -31,7 +31,6 @@ def LIVE(number: int) -> None:  # noqa: N802 - a marker among the ops of a graph
     """Where a call stands that runs as it is written."""
 
 
-@dataclass(frozen=True, eq=False)
 class Source:
     """Where a program reads a value from.
 
@@ -43,15 +42,9 @@ class Source:
         segment: of a key.
     """
 
-    kind: str
-    at: Any = None
-    x: Any = None
-    segment: int = 0
-
-    @property
-    def spec(self) -> Any:
-        """The spec of a global tensor; None of a plain one."""
-        return getattr(self.x, "_spec", None) if isinstance(self.x, torch.Tensor) else None
+    def __init__(self, kind: str, at: Any = None, x: Any = None, segment: int = 0) -> None:
+        self.kind, self.at, self.x, self.segment = kind, at, x, segment
+        self._like = None if x is None else _like(x)
 
     def read(self, arguments: Sequence[torch.Tensor]) -> torch.Tensor:
         """The tensor that is there now."""
@@ -67,16 +60,24 @@ class Source:
                 return torch.tensor([seed - (1 << 64) if seed >= 1 << 63 else seed, counter])
 
     def fits(self) -> bool:
-        """Whether what is there now is of the kind that was there."""
+        """Whether what is there now is like what was there: its layout, its size, and whether it
+        requires grad."""
         if self.kind != "slot":
             return True
         now = self.at.read()
-        if not isinstance(now, torch.Tensor) or now.requires_grad != self.x.requires_grad:
-            return False
-        if is_global(now) or is_global(self.x):
-            return getattr(now, "_spec", None) is getattr(self.x, "_spec", None)
-        same = now.shape == self.x.shape and now.stride() == self.x.stride()
-        return same and now.dtype == self.x.dtype and now.device == self.x.device
+        return isinstance(now, torch.Tensor) and _like(now) == self._like
+
+
+def _like(x: Any) -> tuple:
+    with _Off():
+        return (
+            getattr(x, "_spec", None),
+            _T.size(x),
+            _T.stride(x),
+            x.requires_grad,
+            x.dtype,
+            _T.device.__get__(x),  # type: ignore[attr-defined]
+        )
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,21 @@ class Segment:
     live: Callable[[], Any] | None = None
     text: str = ""
     compiled: Callable[..., Any] | None = None
+    _shards: dict[int, tuple[Any, int, torch.Tensor]] = field(default_factory=dict)
+
+    def shards(self, inputs: list[Any]) -> list[torch.Tensor]:
+        """Plain tensors in the memory of ``inputs``: kernels and messages that are written in
+        Python ask them for their shapes. Those of places, which stay, are kept."""
+        for i, x in enumerate(inputs):
+            if x.__class__ is _T:
+                continue
+            kept = self._shards.get(i)
+            if kept is not None and kept[0] is x and kept[1] == _T.data_ptr(x):
+                inputs[i] = kept[2]
+            else:
+                inputs[i] = _T.as_subclass(x, _T)
+                self._shards[i] = x, _T.data_ptr(x), inputs[i]
+        return inputs
 
 
 @dataclass
@@ -168,7 +184,7 @@ class Program:
                 for i, source in part.reads:
                     values[i] = source.read(arguments)
                 with _Off():
-                    inputs = [_plain(values[i]) for i in part.inputs]
+                    inputs = part.shards([values[i] for i in part.inputs])
                     run = part.compiled
                     if run is None:
                         run = part.compiled = self.backend(part.graph, inputs)
@@ -197,11 +213,6 @@ class Program:
     def bytes(self) -> int:
         """What this rank sends in a step, without what live calls send."""
         return sum(call.bytes for call in self.messages())
-
-
-def _plain(x: torch.Tensor) -> torch.Tensor:
-    """The shard: kernels and messages that are written in Python ask it for its shape."""
-    return _T.as_subclass(x, _T) if x.__class__ is not _T else x  # type: ignore[arg-type]
 
 
 def _advance(draws: int) -> None:

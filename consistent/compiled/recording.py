@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from .program import Program, Source
 from .recorder import Place, Recorder, Writes, compiling
 from .segments import cut
 from .show import text
-from .state import State, find
+from .state import Slot, State, find
 from .unsettled import Unsettled
 
 _Off = torch._C.DisableTorchFunction
@@ -26,20 +26,33 @@ _Off = torch._C.DisableTorchFunction
 class Recorded:
     """A program, and what it was recorded with; or why there is none."""
 
-    def __init__(self, program: Program | None, state: State | None, why: str | None) -> None:
+    def __init__(
+        self,
+        program: Program | None,
+        state: State | None = None,
+        empty: Sequence[Slot] = (),
+        why: str | None = None,
+    ) -> None:
         self.program, self.why = program, why
         self._facts = [] if state is None else state.facts
+        self._empty = (
+            empty  # gradients that were not there before the step, which did not add to them
+        )
 
     @classmethod
     def failed(cls, why: str) -> Recorded:
         """There is none."""
-        return cls(None, None, why)
+        return cls(None, why=why)
 
     def fits(self) -> bool:
         """Whether all that the step can reach is as it was recorded with."""
         if self.program is None:
             return True
-        return all(fact.holds() for fact in self._facts) and self.program.fits()
+        return (
+            all(fact.holds() for fact in self._facts)
+            and all(slot.read() is None for slot in self._empty)
+            and self.program.fits()
+        )
 
     def run(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The result of the step."""
@@ -113,7 +126,7 @@ def record(
         return result, Recorded.failed(str(error))
     recorder.settle_specs()
     program = cut(how.name, recorder, writes, shown, calls, how.backend, PASSES)
-    return result, Recorded(program, state, None)
+    return result, Recorded(program, state, places.empty)
 
 
 class _Places:
@@ -122,7 +135,7 @@ class _Places:
     def __init__(self, recorder: Recorder, state: State) -> None:
         self._recorder, self._slots = recorder, state.slots
         self._seen: list[Any] = [None] * len(state.slots)
-        self._rates = state.rates()
+        self.empty = [slot for slot in state.slots if slot.read() is None]
 
     def know(self) -> None:
         """Take note of what is there."""

@@ -91,13 +91,6 @@ def _read(store: Any, key: Any) -> Any:
     return store.get(key, _ABSENT)
 
 
-class Rate(NamedTuple):
-    """A learning rate that is a number: the program gets it as a tensor."""
-
-    group: dict[str, Any]
-    path: str
-
-
 @dataclass
 class State:
     """All that was found."""
@@ -108,15 +101,6 @@ class State:
     schedules: list[Any] = field(default_factory=list)
     scalers: list[Any] = field(default_factory=list)
     modules: list[torch.nn.Module] = field(default_factory=list)
-
-    def rates(self) -> list[Rate]:
-        """The learning rates of the optimizers that are numbers."""
-        return [
-            Rate(group, f"learning rate of {type(optimizer).__name__}'s group {i}")
-            for optimizer in self.optimizers
-            for i, group in enumerate(optimizer.param_groups)
-            if isinstance(group.get("lr"), float | int)
-        ]
 
 
 def find(step: Callable[..., Any], given: Any) -> State:

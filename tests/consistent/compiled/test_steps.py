@@ -317,3 +317,73 @@ def test_sorting_a_split_dim_sends_what_sizes_say(rank: int) -> None:
 
     batches = [(consistent.distribute(randn(7, 2, seed=i), p, S(0)),) for i in range(4)]
     beside(make, batches)
+
+
+@on_ranks(2)
+def test_freezing_and_other_memory_are_noticed(rank: int) -> None:
+    p = Placement.all("cpu")
+
+    def make() -> Any:
+        model: Any = consistent.parallelize(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), p)
+        optim = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
+        calls = [0]
+
+        def step(x: Any) -> Any:
+            optim.zero_grad()
+            loss = model(x).square().sum()
+            loss.backward()
+            optim.step()
+            return loss
+
+        compiled: list[Any] = []
+
+        def outer(x: Any) -> Any:
+            if calls[0] == 4:
+                model[0].weight.requires_grad_(False)
+            if calls[0] == 8:
+                model[0].weight.requires_grad_(True)
+            if calls[0] == 12:
+                model[1].weight.data = model[1].weight.data * 2
+            if calls[0] == 14:
+                model[1].weight.data = model[1].weight.detach().to_global(sbp=S(0))
+            calls[0] += 1
+            return (compiled[0] if compiled else step)(x)
+
+        return outer, [model], step, compiled
+
+    wanted, found = make(), make()
+    for model in (wanted[1][0], found[1][0]):
+        torch.manual_seed(0)
+        for param in model.parameters():
+            param.data.normal_(std=0.3)
+    found[3].append(consistent.compile(found[2], backend="ops", fullgraph=True))
+    for i in range(20):
+        x = consistent.distribute(randn(4, 3, seed=i).float() / 8, p, S(0))
+        torch.testing.assert_close(found[0](x).full(), wanted[0](x).full())
+        for a, b in zip(found[1][0].parameters(), wanted[1][0].parameters(), strict=True):
+            torch.testing.assert_close(a.full(), b.full())
+            assert (a.grad is None) == (b.grad is None)
+
+
+@on_ranks(2)
+def test_gradients_that_somebody_left_are_added_to(rank: int) -> None:
+    p = Placement.all("cpu")
+    model, plain = consistent.parallelize(nn.Linear(3, 3), p), nn.Linear(3, 3)
+    plain.load_state_dict({k: v.full() for k, v in model.state_dict().items()})  # type: ignore[attr-defined]
+
+    @consistent.compile(backend="ops", fullgraph=True)
+    def step(x: Any) -> Any:
+        model(x).square().sum().backward()
+
+    for i in range(12):
+        x = randn(4, 3, seed=i).float()
+        if i < 5 or i % 3 == 0:
+            model.zero_grad()
+            plain.zero_grad()
+        if i == 9:
+            model.zero_grad(set_to_none=False)
+        step(consistent.distribute(x, p, S(0)))
+        plain(x).square().sum().backward()
+        for a, b in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(a.grad.full(), b.grad)  # type: ignore[union-attr]
+    assert len(step.programs) == 2
