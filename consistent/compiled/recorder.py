@@ -64,6 +64,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.name = name
         self.why: str | None = None  # there is no program
+        self.ran_backward = False
         self._whole = whole
         self.graph = Graph()
         self.calls = calls
@@ -180,6 +181,7 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
 
     def _op(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        self.ran_backward |= torch._C._current_graph_task_id() != -1
         if func in _CONSTANTS:
             return self._constant(func, args, kwargs)
         if func.namespace == "profiler":

@@ -176,4 +176,10 @@ class _Places:
         for slot, other in zip(self._slots, self._seen, strict=True):
             if x is other:
                 return Place(None, slot=slot)
+        if x.requires_grad and not self._recorder.ran_backward:
+            raise CannotRecord(
+                f"{self._recorder.name}: it returns a tensor that requires grad, and runs no "
+                "backward.\n  A program keeps no graph.\n  Compile the whole step, with "
+                "backward() in it, or call this under torch.no_grad()."
+            )
         return self._made(x)

@@ -2,12 +2,13 @@
 
 Its tracer would take a global tensor for its shard. There is nothing to patch: the tracer, dynamo,
 asks the class of each tensor that it meets for ``__torch_dispatch__``, and is answered by an
-exception of its own which says "not this frame".
+exception of its own which says "not this frame". A warning says once what to call instead.
 """
 
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Any
 
 import torch
@@ -25,12 +26,23 @@ class _AskedByTracer:
         return getattr(torch.Tensor, "__torch_dispatch__")  # noqa: B009  (no method to pyright)
 
 
+_warned = False
+
+
 def _skip_frame() -> None:
+    global _warned
     import torch._dynamo.exc as exc
     import torch._dynamo.trace_rules as rules
 
     for package in ("consistent", "mirrored"):
         rules.add(package)  # adding it again does no harm
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            "torch.compile: code that meets global tensors runs as it is written. To compile it, "
+            "give the training step to consistent.compile.",
+            stacklevel=2,
+        )
     raise exc.SkipFrame("a global tensor: this frame runs eagerly")
 
 

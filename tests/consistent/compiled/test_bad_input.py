@@ -180,3 +180,20 @@ def test_an_error_of_the_step_is_its_own(rank: int) -> None:
     raising[0] = False
     for _ in range(3):
         torch.testing.assert_close(compiled(x).full(), x.full() * 2)
+
+
+@on_ranks(2)
+def test_a_module_that_trains_keeps_its_graph(rank: int) -> None:
+    p = Placement.all("cpu")
+    model: Any = consistent.parallelize(nn.Linear(3, 3), p)
+    compiled = consistent.compile(model, backend="ops")
+    x = consistent.distribute(randn(4, 3).float(), p, S(0))
+    with pytest.warns(UserWarning, match="Compile the whole step"):
+        for _ in range(4):
+            model.zero_grad()
+            compiled(x).sum().backward()
+            torch.testing.assert_close(model.bias.grad.full(), torch.full((3,), 4.0))
+    with torch.no_grad():
+        for _ in range(4):
+            torch.testing.assert_close(compiled(x).full(), model(x).full())
+    assert compiled.programs[-1].program is not None
