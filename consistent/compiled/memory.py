@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 Geometry = tuple
 _Off = torch._C.DisableTorchFunction
@@ -42,26 +43,32 @@ def has_memory(x: torch.Tensor) -> bool:
 
 
 class Memory:
-    """Values by the memory that they lie in. It keeps all of them alive, so that no memory is used
-    for a second one."""
+    """Values by the memory that they lie in.
+
+    Memory that is let go of is free for others; a weak reference keeps its number, so that none
+    is used for a second one.
+    """
 
     def __init__(self) -> None:
         self._values: dict[int, dict[Geometry, Any]] = {}
-        self._objects: dict[int, Any] = {}
-        self._alive: list[torch.Tensor] = []
+        self._numbers: dict[int, StorageWeakRef] = {}
+        self._objects: dict[int, tuple[Any, torch.Tensor]] = {}
 
     def put(self, x: torch.Tensor, value: Any) -> None:
         """``x`` is ``value``."""
-        self._alive.append(x)
-        if has_memory(x):
-            self._values.setdefault(storage_of(x), {})[geometry(x)] = value
-        else:
-            self._objects[id(x)] = value
+        if not has_memory(x):
+            self._objects[id(x)] = value, x
+            return
+        number = storage_of(x)
+        if number not in self._numbers:
+            with _Off():
+                self._numbers[number] = StorageWeakRef(_T.untyped_storage(x))
+        self._values.setdefault(number, {})[geometry(x)] = value
 
     def find(self, x: torch.Tensor) -> Any:
         """The value that ``x`` is; None if no value lies there."""
         if not has_memory(x):
-            return self._objects.get(id(x))
+            return self._objects.get(id(x), (None, x))[0]
         return self._values.get(storage_of(x), {}).get(geometry(x))
 
     def base(self, x: torch.Tensor) -> Any:
@@ -72,10 +79,3 @@ class Memory:
             if dtype is x.dtype and not conj and not neg:
                 return value
         return None
-
-    def forget(self, x: torch.Tensor) -> None:
-        """Nothing is known of the memory of ``x``."""
-        if has_memory(x):
-            self._values.pop(storage_of(x), None)
-        else:
-            self._objects.pop(id(x), None)

@@ -77,7 +77,6 @@ class Recorder(TorchDispatchMode):
         self._paused = 0
         self._objects: list[Any] = []
         self._kept: list[Any] = []
-        self._described: list[tuple[Node, torch.Tensor]] = []
 
     # -- what is there before the step ------------------------------------------------------------
 
@@ -96,6 +95,7 @@ class Recorder(TorchDispatchMode):
         if isinstance(found, Source):
             return self._read(found, x)
         if found is not None:
+            self._describe(found, x)  # shards become global after they are made
             return found
         base = self.memory.base(x)
         if base is not None:
@@ -234,7 +234,8 @@ class Recorder(TorchDispatchMode):
     def _describe(self, node: Node, x: torch.Tensor) -> None:
         node.meta["shape"], node.meta["dtype"], _ = shape_of(x)
         node.meta["memory"] = storage_of(x) if has_memory(x) else id(x)
-        self._described.append((node, x))
+        if is_global(x):
+            node.meta["spec"] = x._spec  # type: ignore[attr-defined]
 
     def _constant(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         (x,) = args
@@ -388,12 +389,6 @@ class Recorder(TorchDispatchMode):
             out = run()
         self._start = generator.get_state()
         return out
-
-    def settle_specs(self) -> None:
-        """Say of each value which global tensor it is: shards become global after they are made."""
-        for node, x in self._described:
-            if is_global(x):
-                node.meta["spec"] = x._spec  # type: ignore[attr-defined]
 
     @property
     def objects(self) -> list[Any]:

@@ -124,7 +124,6 @@ def record(
         if how.whole:
             raise
         return result, Recorded.failed(str(error))
-    recorder.settle_specs()
     program = cut(how.name, recorder, writes, shown, calls, how.backend, PASSES)
     return result, Recorded(program, state, places.empty)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import consistent
 from consistent import B, P, Placement, S
@@ -387,3 +388,20 @@ def test_gradients_that_somebody_left_are_added_to(rank: int) -> None:
         for a, b in zip(model.parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(a.grad.full(), b.grad)  # type: ignore[union-attr]
     assert len(step.programs) == 2
+
+
+def test_recording_keeps_no_more_than_the_step() -> None:
+    made: list[Any] = []
+
+    @consistent.compile(backend="ops", fullgraph=True)
+    def step(x: Any) -> Any:
+        for _ in range(6):
+            x = x + 1
+            made.append(StorageWeakRef(x.untyped_storage()))
+            alive = sum(not ref.expired() for ref in made)
+            assert alive <= 2, alive
+        made.clear()
+        return x
+
+    for _ in range(4):
+        assert torch.equal(step(torch.zeros(5)), torch.full((5,), 6.0))
