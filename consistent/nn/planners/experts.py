@@ -13,6 +13,7 @@ from .asked import Asked
 
 _EXPERTS = re.compile(r"(^|\.|_)experts?($|\.|_)", re.IGNORECASE)
 _DOWN = frozenset("down_proj w2 wo down output_linear w2_weight".split())
+_UP = frozenset("gate_up_proj gate_proj up_proj w1 w3 input_linear".split())
 
 
 def stacked_experts(asked: Asked) -> Iterator[tuple[str, str, int]]:
@@ -62,10 +63,20 @@ def _lists(asked: Asked) -> Iterator[tuple[str, int]]:
 
 def split_experts_inside(plan: Plan, asked: Asked) -> None:
     """For tensor: the features inside each expert are split, those of the last layer along its
-    input."""
+    input. What is fused with a gate is split too: the op that takes both apart exchanges pieces,
+    and a whole gradient of all experts would cost more."""
     for name, key, _ in stacked_experts(asked):
         shape = asked.tensors[name].shape
-        if len(shape) == 3 and key in _DOWN:
-            inner = 2 if shape[2] != shape[1] or key != "w2" else 1
-            if shape[inner] % asked.ranks == 0:
-                plan.tensors.setdefault(name, Layouts((Split(inner),)))
+        role = name.split(".")[-2] if key == "weight" else key
+        dims = _features(asked, name)
+        if len(shape) != 3 or role not in _DOWN | _UP:
+            continue
+        dim = dims[1] if role in _DOWN else dims[0]
+        if shape[dim] % asked.ranks == 0:
+            plan.tensors.setdefault(name, Layouts((Split(dim),)))
+
+
+def _features(asked: Asked, name: str) -> tuple[int, int]:
+    """The dims of a weight [E, ...] that are as long as its layer's output and its input."""
+    owner = asked.module.get_submodule(name.rpartition(".")[0])
+    return (2, 1) if getattr(owner, "is_transposed", False) else (1, 2)
