@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from ...spec import Split
-from ..plan import Layouts, Plan
+from ...spec import B, Split
+from ..plan import Border, Layouts, Plan
 from .asked import Asked
 
 _EXPERTS = re.compile(r"(^|\.|_)experts?($|\.|_)", re.IGNORECASE)
@@ -44,6 +44,7 @@ def plan_expert(asked: Asked) -> Plan:
             plan.notes.append(f"{name}: {count} experts on {asked.ranks} ranks are left whole")
         else:
             plan.tensors[name] = Layouts((Split(0),))
+    _add_up_after(plan, asked)
     lists = list(_lists(asked))
     for name, size in lists:
         plan.notes.append(
@@ -74,6 +75,16 @@ def split_experts_inside(plan: Plan, asked: Asked) -> None:
         dim = dims[1] if role in _DOWN else dims[0]
         if shape[dim] % asked.ranks == 0:
             plan.tensors.setdefault(name, Layouts((Split(dim),)))
+    _add_up_after(plan, asked)
+
+
+def _add_up_after(plan: Plan, asked: Asked) -> None:
+    """Experts give addends. They are added up where the mixture ends, for the choice op by op would
+    let the layers after it run on pieces, and move those."""
+    split = [name for name, _, _ in stacked_experts(asked) if name in plan.tensors]
+    for name, part in asked.module.named_modules():
+        if hasattr(part, "experts") and any(n.startswith(f"{name}.experts") for n in split):
+            plan.modules.setdefault(name, Border(outputs={0: (B,)}))
 
 
 def _features(asked: Asked, name: str) -> tuple[int, int]:
