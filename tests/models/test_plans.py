@@ -121,6 +121,14 @@ def test_fused_columns_exchange_what_is_of_other_heads() -> None:
         assert sent == 0
 
 
+def _bytes(rank: int, name: str, plan: str) -> int:
+    return under(name, plan, Placement.all("cpu"), False)[0].bytes
+
+
+def test_a_mixture_sends_what_its_own_plan_does() -> None:
+    assert pool(2).run(_bytes, "Mixtral", "tensor") == pool(2).run(_bytes, "Mixtral", "hf")
+
+
 # -- what is decided -------------------------------------------------------------------------------
 
 
