@@ -16,6 +16,7 @@ import argparse
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import torch
@@ -163,28 +164,27 @@ def _kind(error: Exception) -> str:
     return type(error).__name__
 
 
+_HEAD = (
+    "Written by `benchmarks/models.py`: one training step of tiny random models, code unchanged, "
+    "on {shown} ranks (DTensor's own ways on {first}). A number is the bytes that the busiest of "
+    "{first} ranks sends in a step that was right on all of them: loss, every gradient, and the "
+    "loss after the step agree with one process. `-`: the model carries no plan. *Ran whole* are "
+    "ops whose inputs were gathered on every rank, under any plan. At these sizes weights are as "
+    "large as activations, which makes plans cost alike; what they send grows differently.",
+    "Where a model has q, k and v, or a gate and what it multiplies, in one layer (GPT2, Phi3, "
+    "Mpt, CodeGen, ModernBert), a rank computes some columns of the whole, and the op that takes "
+    "them apart exchanges what belongs to other heads: of GPT2 a half of an activation each way "
+    'on 2 ranks. No SBP says "a piece of each third"; weights and products are split all the same.',
+)
+
+
 def table(cells: dict[tuple[str, str], Cell], ranks: Sequence[int]) -> str:
     """The page."""
     shown = ", ".join(map(str, ranks))
     head = ["model", *PLANS, "ran whole", *(f"DTensor: {way}" for way in RIVALS)]
-    lines = [
-        "# Models under plans",
-        "",
-        "Written by `benchmarks/models.py`: one training step of tiny random models, code "
-        f"unchanged, on {shown} ranks (DTensor's own ways on {ranks[0]}). A number is the bytes "
-        f"that the busiest of {ranks[0]} ranks sends in a step that was right on all of them: "
-        "loss, every gradient, and the loss after the step agree with one process. `-`: the model "
-        "carries no plan. *Ran whole* are ops whose inputs were gathered on every rank, under any "
-        "plan. At these sizes weights are as large as activations, which makes plans cost alike; "
-        "what they send grows differently.",
-        "",
-        "Where a model has q, k and v, or a gate and what it multiplies, in one layer (GPT2, Phi3, "
-        "Mpt, CodeGen, ModernBert), a rank computes some columns of the whole, and the op that "
-        "takes them apart exchanges what belongs to other heads: of GPT2 a half of an all-reduce "
-        'each way on 2 ranks. No SBP says "a piece of each third"; weights and products are '
-        "split all the same.",
-        "",
-    ]
+    lines = ["# Models under plans", ""]
+    for text in _HEAD:
+        lines += [fill(text.format(shown=shown, first=ranks[0]), 150), ""]
     for family, models in FAMILIES.items():
         mine = [name for name in models if (name, PLANS[0]) in cells]
         if not mine:
