@@ -14,7 +14,7 @@ from tests.brute_force.called import Called, Grid, replaced
 from tests.pieces import Tensors, scatter
 
 _TOLERANCE = {
-    torch.float32: 1e-5,
+    torch.float32: 5e-5,  # addends are several times as large as what they add up to
     torch.complex64: 1e-5,
     torch.float16: 2e-2,
     torch.complex32: 2e-2,

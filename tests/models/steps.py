@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
 
 import consistent
 from consistent import Placement, S
+from mirrored.transports.counting import counting
 from tests.models.architectures import MODELS
 
 RATE = 0.1
@@ -38,8 +39,8 @@ def alone(name: str) -> dict[str, Any]:
     return step(model.eval(), inputs)
 
 
-def under(name: str, plan: Any, placement: Placement, part: bool) -> tuple[Any, dict[str, Any]]:
-    """(report, step) under a plan; ``part``: each rank passes its part of the batch."""
+def under(name: str, plan: Any, placement: Placement, part: bool) -> tuple[Watched, dict[str, Any]]:
+    """(what was watched, step) under a plan; ``part``: each rank passes its part of the batch."""
     model, inputs = MODELS[name]()
     model = consistent.parallelize(model.eval(), placement, plan)
     if part:
@@ -49,20 +50,27 @@ def under(name: str, plan: Any, placement: Placement, part: bool) -> tuple[Any, 
             else x
             for key, x in inputs.items()
         }
-    watched = _Watched()
-    found = step(model, inputs, watched)
-    return watched.report, found
+    watched = Watched()
+    with consistent.plain_may_differ():  # comparing plain tensors is not part of a step
+        found = step(model, inputs, watched)
+    return watched, found
 
 
-class _Watched:
-    """A report whose block is elsewhere."""
+class Watched:
+    """A report, and a count of what is sent, of a block that is elsewhere."""
 
     def __enter__(self) -> None:
-        self._context = consistent.report()
-        self.report = self._context.__enter__()
+        self._contexts = ExitStack()
+        self.report = self._contexts.enter_context(consistent.report())
+        self._counted = self._contexts.enter_context(counting())
 
     def __exit__(self, *why: Any) -> None:
-        self._context.__exit__(*why)
+        self._contexts.close()
+
+    @property
+    def bytes(self) -> int:
+        """The bytes that this rank has sent."""
+        return self._counted.bytes
 
 
 def worst(found: dict[str, Any], wanted: dict[str, Any]) -> tuple[str, float]:

@@ -1,5 +1,5 @@
 """Local forms, a folder for each family of ops."""
 
-from . import indexing, layers, reductions
+from . import indexing, layers, matrices, reductions
 
-__all__ = ["indexing", "layers", "reductions"]
+__all__ = ["indexing", "layers", "matrices", "reductions"]

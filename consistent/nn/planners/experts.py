@@ -7,12 +7,13 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from ...spec import Split
-from ..plan import Layouts, Plan
+from ...spec import B, Split
+from ..plan import Border, Layouts, Plan
 from .asked import Asked
 
 _EXPERTS = re.compile(r"(^|\.|_)experts?($|\.|_)", re.IGNORECASE)
 _DOWN = frozenset("down_proj w2 wo down output_linear w2_weight".split())
+_UP = frozenset("gate_up_proj gate_proj up_proj w1 w3 input_linear".split())
 
 
 def stacked_experts(asked: Asked) -> Iterator[tuple[str, str, int]]:
@@ -43,6 +44,7 @@ def plan_expert(asked: Asked) -> Plan:
             plan.notes.append(f"{name}: {count} experts on {asked.ranks} ranks are left whole")
         else:
             plan.tensors[name] = Layouts((Split(0),))
+    _add_up_after(plan, asked)
     lists = list(_lists(asked))
     for name, size in lists:
         plan.notes.append(
@@ -62,10 +64,30 @@ def _lists(asked: Asked) -> Iterator[tuple[str, int]]:
 
 def split_experts_inside(plan: Plan, asked: Asked) -> None:
     """For tensor: the features inside each expert are split, those of the last layer along its
-    input."""
+    input. What is fused with a gate is split too: the op that takes both apart exchanges pieces,
+    and a whole gradient of all experts would cost more."""
     for name, key, _ in stacked_experts(asked):
         shape = asked.tensors[name].shape
-        if len(shape) == 3 and key in _DOWN:
-            inner = 2 if shape[2] != shape[1] or key != "w2" else 1
-            if shape[inner] % asked.ranks == 0:
-                plan.tensors.setdefault(name, Layouts((Split(inner),)))
+        role = name.split(".")[-2] if key == "weight" else key
+        dims = _features(asked, name)
+        if len(shape) != 3 or role not in _DOWN | _UP:
+            continue
+        dim = dims[1] if role in _DOWN else dims[0]
+        if shape[dim] % asked.ranks == 0:
+            plan.tensors.setdefault(name, Layouts((Split(dim),)))
+    _add_up_after(plan, asked)
+
+
+def _add_up_after(plan: Plan, asked: Asked) -> None:
+    """Experts give addends. They are added up where the mixture ends, for the choice op by op would
+    let the layers after it run on pieces, and move those."""
+    split = [name for name, _, _ in stacked_experts(asked) if name in plan.tensors]
+    for name, part in asked.module.named_modules():
+        if hasattr(part, "experts") and any(n.startswith(f"{name}.experts") for n in split):
+            plan.modules.setdefault(name, Border(outputs={0: (B,)}))
+
+
+def _features(asked: Asked, name: str) -> tuple[int, int]:
+    """The dims of a weight [E, ...] that are as long as its layer's output and its input."""
+    owner = asked.module.get_submodule(name.rpartition(".")[0])
+    return (2, 1) if getattr(owner, "is_transposed", False) else (1, 2)

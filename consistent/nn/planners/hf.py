@@ -125,13 +125,6 @@ def _features(plan: Plan, asked: Asked, name: str) -> None:
     plan.modules[name] = Border(outputs={0: (B,)})
 
 
-def _stacked_columns(plan: Plan, asked: Asked, name: str) -> None:
-    plan.notes.append(
-        f"{name}: packed_colwise is left whole, for a split by columns would cut across what is "
-        "packed"
-    )
-
-
 def _sum(plan: Plan, asked: Asked, name: str) -> None:
     plan.modules[name] = Border(outputs={0: (B,)})
 
@@ -158,7 +151,7 @@ STYLES: dict[str, _Style] = {
     "rowwise_split_input": _rows,
     "embedding_rowwise": _vocabulary,
     "embedding_colwise": _features,
-    "packed_colwise": _stacked_columns,
+    "packed_colwise": _columns,
     "packed_rowwise": _rows,
     "sequence_parallel": _sequence,
     "replicate": _whole,

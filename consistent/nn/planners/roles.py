@@ -19,9 +19,14 @@ QUERY = frozenset(
 )
 KEY = frozenset("k_proj key k k_lin key_proj to_k wk linear_k w_k k_linear keys".split())
 VALUE = frozenset("v_proj value v v_lin value_proj to_v wv linear_v w_v v_linear values".split())
-# Rows of q, then of k, then of v; and those that lie by heads, [heads, 3, size of a head].
-STACKED = frozenset("c_attn qkv qkv_proj Wqkv in_proj_qkv att_proj to_qkv qkv_linear".split())
-BY_HEADS = frozenset("query_key_value kv_b_proj".split())
+# Columns of q, k and v in one layer, one after the other or by heads. What a rank computes of them
+# is some columns of the whole; the op that takes q, k and v apart exchanges what is of other heads.
+FUSED = frozenset(
+    """c_attn qkv qkv_proj Wqkv in_proj_qkv att_proj to_qkv qkv_linear query_key_value
+    kv_b_proj""".split()
+)
+# The same of an MLP's gate and what it multiplies.
+FUSED_GATE = frozenset("gate_up_proj up_gate_proj gate_up Wi w12 fc12".split())
 OUT = frozenset(
     """o_proj out_proj dense out_lin o to_out c_proj wo proj Wo linear_out projection w_o out
     o_linear fc_o""".split()
@@ -90,7 +95,7 @@ def _attention(module: nn.Module, free: dict[str, Linear], ranks: int) -> Iterat
         own = {n: free[f"{name}.{n}".lstrip(".")] for n, _ in part.named_children()
                if f"{name}.{n}".lstrip(".") in free}  # fmt: skip
         ways = [own[n] for names in (QUERY, KEY, VALUE) for n in own if n in names]
-        fused = [own[n] for n in own if n in STACKED | BY_HEADS]
+        fused = [own[n] for n in own if n in FUSED]
         split = [sum(n in names for n in own) for names in (QUERY, KEY, VALUE)]
         if not (fused or all(split)):
             continue
@@ -129,7 +134,6 @@ def _out_of(
 def _checked(module: nn.Module, part: nn.Module, pair: Pair, ranks: int) -> Pair:
     """``pair``, or the reason why it is not split."""
     heads = heads_of(module, part)
-    stacked = [layer for layer in pair.columns if layer.leaf in STACKED]
     if not pair.rows:
         why = "its output layer was not found"
     elif heads is None:
@@ -139,14 +143,6 @@ def _checked(module: nn.Module, part: nn.Module, pair: Pair, ranks: int) -> Pair
         why = f"{counts} heads do not divide by {ranks} ranks"
     elif any(layer.outs % ranks or layer.ins % ranks for layer in (*pair.columns, *pair.rows)):
         why = f"its widths do not divide by {ranks} ranks"
-    elif stacked:
-        pair.whole = stacked
-        pair.columns = [layer for layer in pair.columns if layer not in stacked]
-        pair.note = (
-            f"{pair.name}: {', '.join(x.leaf for x in stacked)} holds q, k and v one after the "
-            "other, and a split by columns would cut across them: it is whole on every rank"
-        )
-        return pair
     else:
         return pair
     pair.note = f"{pair.name}: attention is whole on every rank: {why}"
@@ -182,7 +178,7 @@ def _number(holder: Any, names: Sequence[str]) -> int | None:
 
 
 def _mlps(module: nn.Module, free: dict[str, Linear]) -> Iterator[Pair]:
-    """Blocks from the innermost out: layers d -> m and one m -> d after them."""
+    """Blocks from the innermost out: layers d -> m, or one d -> 2m, and one m -> d after them."""
     names = [name for name, _ in module.named_modules()]
     for name in sorted(names, key=lambda n: -n.count(".") - bool(n)):
         inside = [layer for n, layer in free.items() if n.startswith(name + "." if name else "")]
@@ -204,7 +200,12 @@ def _pairs_in(name: str, layers: Sequence[Linear]) -> Iterator[Pair]:
     left = list(layers)
     for down in layers:
         before = left[: left.index(down)] if down in left else []
-        ups = [up for up in before if up.outs == down.ins and up.ins == down.outs]
+        ups = [up for up in before if _feeds(up, down)]
         if ups and down.ins > 1 and not (down.ins == down.outs and len(ups) > 2):
             yield Pair(name, "mlp", ups, [down])
             left = [layer for layer in left if layer is not down and layer not in ups]
+
+
+def _feeds(up: Linear, down: Linear) -> bool:
+    width = 2 * down.ins if up.leaf in FUSED_GATE else down.ins
+    return up.outs == width and up.ins == down.outs

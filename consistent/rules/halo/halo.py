@@ -53,14 +53,22 @@ def fetched_bytes(
     x: Operand, d: int, m: int, ranges: Callable[[int, int], Ranges], parts: int
 ) -> int:
     """Bytes that the busiest rank gets from others, where the ranks split ``m`` outputs."""
-    n, most = x.shape[d], 0
+    return max(fetched_by_rank(x, d, m, ranges, parts))
+
+
+def fetched_by_rank(
+    x: Operand, d: int, m: int, ranges: Callable[[int, int], Ranges], parts: int
+) -> list[int]:
+    """Bytes that each rank gets from others, where the ranks split ``m`` outputs."""
+    n, found = x.shape[d], []
     for k in range(parts):
         start, size = piece(n, parts, k)
         first, count = piece(m, parts, k)
         wanted = clipped(ranges(first, first + count), n)
         own = clipped([(a - start, b - start) for a, b in wanted], size)
-        most = max(most, sum(b - a for a, b in wanted) - sum(b - a for a, b in own))
-    return most * x.spec.nbytes // max(1, n)
+        lacking = sum(b - a for a, b in wanted) - sum(b - a for a, b in own)
+        found.append(lacking * x.spec.nbytes // max(1, n))
+    return found
 
 
 def halo_of(call: Call, d: int) -> Halo | None:

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ...spec import P, S
-from ..halo.halo import fetched_bytes
+from ..halo.halo import fetched_by_rank
 from ..notation import places, rearranged
 from ..signature import Call, DoesNotFit, Operand, Signature
 from ..table import Row, add_rows
@@ -63,7 +63,7 @@ def joined(call: Call, parts: int) -> list[Signature]:
     made = _joined(call, {d: d for d in range(n) if d != dim})
     every = [i for i, operand in enumerate(call.operands) if not _skipped(call, operand)]
     for split in [every, *([i] for i in every if len(every) > 1)]:
-        nbytes = sum(_exchanged(call, i, dim, parts) for i in split)
+        nbytes = _busiest([_exchanged(call, i, dim, parts) for i in split])
         made.append(call.make(dict.fromkeys(split, S(dim)), S(dim), JOINED, nbytes))
     return made
 
@@ -78,10 +78,15 @@ def offsets(call: Call, dim: int) -> list[int | None]:
     return found
 
 
-def _exchanged(call: Call, i: int, dim: int, parts: int) -> int:
+def _exchanged(call: Call, i: int, dim: int, parts: int) -> list[int]:
     start = offsets(call, dim)[i] or 0
     m = call.outs[0].shape[dim]
-    return fetched_bytes(call.operands[i], dim, m, lambda o, e: [(o - start, e - start)], parts)
+    return fetched_by_rank(call.operands[i], dim, m, lambda o, e: [(o - start, e - start)], parts)
+
+
+def _busiest(each: Sequence[list[int]]) -> int:
+    """Bytes that the busiest rank gets, of several tensors that ranks exchange at once."""
+    return max(map(sum, zip(*each, strict=True)), default=0)
 
 
 def joined_by_name(call: Call, parts: int) -> list[Signature]:
@@ -105,14 +110,14 @@ def cut(call: Call, parts: int) -> list[Signature]:
     elif "dim" in call.params:
         dim = call.dim("dim", 0)
     others = [s for s in rearranged(call, parts) if s.ins[0] is not S(dim)]
-    start, nbytes = 0, 0
+    start, each = 0, []
     for out in call.outs:
         m = out.shape[dim]
-        nbytes += fetched_bytes(x, dim, m, lambda o, e, a=start: [(o + a, e + a)], parts)
+        each.append(fetched_by_rank(x, dim, m, lambda o, e, a=start: [(o + a, e + a)], parts))
         start += m
     if start != x.shape[dim]:  # tensor_split at decreasing places gives overlapping parts
         return others
-    return [*others, call.make({0: S(dim)}, S(dim), CUT, nbytes)]
+    return [*others, call.make({0: S(dim)}, S(dim), CUT, _busiest(each))]
 
 
 ROWS = (

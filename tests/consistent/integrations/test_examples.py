@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+import transformers
+from torch.utils.data import TensorDataset
 
+from consistent import Placement
+from consistent.integrations.transformers import Trainer
 from tests.ranks import on_ranks
 from tests.scripts import module_of
 
@@ -26,6 +30,29 @@ def test_trainer_trains_evaluates_saves_resumes_and_loads_the_best(
     assert example("hf_trainer").difference(tmp_path) < 1e-5  # the Trainer adds up losses in f32
     files = {each.name for each in (tmp_path / "all" / "checkpoint-8").iterdir()}
     assert {"model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json"} <= files
+
+
+@on_ranks(2, timeout=240)
+def test_trainer_whose_ranks_read_their_parts(rank: int, tmp_path: Path) -> None:
+    it, read = example("hf_trainer"), []
+
+    class Watched(TensorDataset):
+        def __getitem__(self, index: Any) -> Any:
+            read.append(index)
+            return super().__getitem__(index)
+
+    texts = it.texts
+    it.texts = lambda count, seed: Watched(*texts(count, seed).tensors)
+    spread = {"placement": Placement.all("cpu"), "plan": "zero3", "whole": False}
+    found = it.train(Trainer, tmp_path / "parts", **spread)
+    parts = len(read)
+    resumed = it.train(Trainer, tmp_path / "parts", True, **spread)
+    if rank == 0:
+        read.clear()
+        alone = it.train(transformers.Trainer, tmp_path / "alone")
+        assert parts <= len(read) * 0.7  # 3 of 5 items, of the last batches 2 of 3 and 1 of 2
+        assert found == pytest.approx(alone, abs=1e-5)
+        assert resumed == pytest.approx(alone, abs=1e-5)
 
 
 @on_ranks(2, timeout=240)

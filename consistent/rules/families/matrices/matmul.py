@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from string import ascii_lowercase
 
+import torch
+
 from ... import notation
-from ...signature import Call, DoesNotFit, Signature
+from ...signature import Call, DoesNotFit, Out, Signature
 from ...table import Row, add_rows
 
 
@@ -52,6 +54,18 @@ def tensordot(call: Call, parts: int) -> list[Signature]:
     return notation.of_call(f"{''.join(left)}, {''.join(right)} -> {''.join(kept)}", call, parts)
 
 
+def grouped_outs(call: Call) -> list[Out]:
+    """The result of _grouped_mm, whose meta kernel refuses float32. Torch sums over the dim that
+    offs divides only where it is that of both."""
+    x, w, *offs = call.operands
+    shape = [*x.shape[:-1], w.shape[-1]]
+    if x.ndim == 2 and w.ndim == 2:
+        shape = [offs[0].shape[0], *shape]
+    elif x.ndim == 3 and w.ndim == 2:
+        shape = shape[1:]
+    return [Out(torch.Size(shape), call.get("out_dtype") or x.spec.dtype)]
+
+
 def added(out: str, product: str) -> tuple[str, ...]:
     """c + a @ b for a c of any number of dims, aligned with the last dims of the result."""
     return tuple(f"{out[i:]} + {product} -> {out}" for i in range(len(out) + 1))
@@ -59,8 +73,18 @@ def added(out: str, product: str) -> tuple[str, ...]:
 
 _PLUS = "input mat1 mat2"
 
+# A letter in f([h]) is the number of groups, which the third operand always has whole. Pieces are
+# filled up to rows that torch's kernel takes, so every split is served by a form.
+_GROUPED = (
+    "mk, gkn, f([h]) -> mn; mkgn by grouped_mm",
+    "[g]mk, k[n], f([h]) -> m[n]; mk by grouped_mm",
+    "m[k], [k]n, f([h]) -> [h]mn; mn by grouped_mm",
+    "gmk, gkn -> gmn; gmkn by grouped_mm",
+)
+
 ROWS = (
     Row("_addmm_activation", ("f(n, m[k], [k]n) -> mn", "f(mn, m[k], [k]n) -> mn"), _PLUS),
+    Row("_grouped_mm", _GROUPED, "input mat2 offs bias out_dtype", outs=grouped_outs),
     Row("addbmm", added("mn", "bmk, bkn"), "input batch1 batch2"),
     Row("addmm", added("mn", "mk, kn"), _PLUS),
     # Torch does not broadcast a c of one element to an empty shard.

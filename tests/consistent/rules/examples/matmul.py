@@ -7,7 +7,22 @@ import torch
 from tests.brute_force import example
 from tests.consistent.rules.examples.numbers import real
 
+
+def _single(*shape: int) -> torch.Tensor:
+    """float32: products of groups take no float64."""
+    return real(*shape).float()
+
+
+def _ends(*places: int) -> torch.Tensor:
+    return torch.tensor(places, dtype=torch.int32)
+
+
 EXAMPLES = (
+    example(torch._grouped_mm, _single(7, 8), _single(4, 8, 4), offs=_ends(2, 2, 3, 7)),
+    example(torch._grouped_mm, _single(5, 4), _single(2, 4, 8), _ends(3, 5)),
+    example(torch._grouped_mm, _single(2, 5, 8), _single(8, 8), offs=_ends(3, 8)),
+    example(torch._grouped_mm, _single(5, 8), _single(8, 8), offs=_ends(4, 4, 8)),
+    example(torch._grouped_mm, _single(4, 5, 8), _single(4, 8, 4)),
     example(torch.addbmm, real(5, 2), real(4, 5, 3), real(4, 3, 2)),
     example(torch.addbmm, real(2), real(4, 5, 3), real(4, 3, 2), beta=2, alpha=3),
     example(torch.addmm, real(5, 7), real(5, 4), real(4, 7)),

@@ -1,0 +1,5 @@
+"""Forms of products of matrices."""
+
+from . import grouped_mm
+
+__all__ = ["grouped_mm"]
