@@ -23,6 +23,10 @@ from ..opaque import Call
 from .trace import Trace, memory_of
 
 
+# What one rank sends in it twice, another may send once.
+_BY_RANK = ("exchange", "broadcast")
+
+
 def merge_equal(trace: Trace) -> None:
     """Merge equal messages, in the order in which they are sent. A tensor that was gathered beside
     others is there, too."""
@@ -30,6 +34,8 @@ def merge_equal(trace: Trace) -> None:
     left = trace.keep_bytes
     for node in trace.messages():
         call = trace.call(node)
+        if call.kind in _BY_RANK:
+            continue
         keys = [_key(node, call, i) for i in range(len(call.outs))]
         used = trace.results(node)
         known = {i: first[keys[i]] for i in used if keys[i] in first}
