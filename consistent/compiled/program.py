@@ -21,6 +21,7 @@ from ..dispatch.plans.gradients import set_raw_grad
 from ..dispatch.plans.shards import attach, is_global
 from ..forms.random import generator
 from ..nn.nested import map_each
+from .drawing import signed
 from .opaque import SENDING, Call, known
 
 _Off = torch._C.DisableTorchFunction
@@ -57,7 +58,7 @@ class Source:
                 return self.x.fill_(self.at["lr"])
             case _:
                 seed, counter = generator.get_state()
-                return torch.tensor([seed - (1 << 64) if seed >= 1 << 63 else seed, counter])
+                return torch.tensor([signed(seed), counter])
 
     def fits(self) -> bool:
         """Whether what is there now is like what was there: its layout, its size, and whether it

@@ -25,6 +25,7 @@ from ..movement.run import observers
 from ..nn import gather_ahead
 from ..nn.nested import map_tensors, tensors_in
 from ..spec import TensorSpec
+from .drawing import Drawing, signed
 from .errors import CannotRecord
 from .memory import Memory, geometry, has_memory, storage_of
 from .messages import Noting
@@ -44,7 +45,7 @@ _TO_PYTHON = frozenset(
 
 
 @dataclass(frozen=True)
-class Place:
+class NodePlace:
     """Where a tensor comes from: a value of the recording, with its spec if it is a global tensor;
     or the very object that is an argument, or that a slot holds."""
 
@@ -54,7 +55,7 @@ class Place:
     slot: Any = None
 
 
-Writes = list[tuple[Slot, Place | None]]  # what is put into slots; nothing where it is None
+Writes = list[tuple[Slot, NodePlace | None]]  # what is put into slots; nothing where it is None
 
 
 class Recorder(TorchDispatchMode):
@@ -328,7 +329,7 @@ class Recorder(TorchDispatchMode):
         at = names.index("counter")
         values = [*args, *(kwargs[n] for n in names[len(args) :] if n in kwargs)]
         offset = values[at] - self._start.counter
-        if _signed(self._start.seed) != values[at - 1]:
+        if signed(self._start.seed) != values[at - 1]:
             raise CannotRecord(
                 f"{self.name}: at {user_line()}, random numbers are drawn from a generator of the "
                 "user's.\n  A program draws from torch's own.\n  Leave generator= out."
@@ -339,7 +340,7 @@ class Recorder(TorchDispatchMode):
         made = [values[0]] if filled else [out]
         call = Call(
             f"{func} {offset} {map_tensors(values[: at - 1], shape_of)!r} {values[at + 1 :]!r}",
-            _Drawing(func, values, at, offset, filled),
+            Drawing(func, values, at, offset, filled),
             tuple(map(shape_of, made)),
         )
         self.calls[call.number] = call
@@ -378,7 +379,7 @@ class Recorder(TorchDispatchMode):
     # -- calls that stay as they are ---------------------------------------------------------------
 
     def live(
-        self, run: Callable[[], Any], text: str, writes: list[tuple[Slot, Place | None]]
+        self, run: Callable[[], Any], text: str, writes: list[tuple[Slot, NodePlace | None]]
     ) -> Any:
         """``run()`` as a line of its own: it is called as it is written, every time."""
         node = self.graph.call_function(LIVE, (len(self._objects),))
@@ -426,36 +427,12 @@ def _inner(transport: Any) -> Any:
     return transport.inner if isinstance(transport, Noting) else transport
 
 
-def _signed(seed: int) -> int:
-    return seed - (1 << 64) if seed >= 1 << 63 else seed
-
-
 def _reads(name: str, what: str) -> str:
     return (
         f"{name}: at {user_line()}, {what} reads a value that the step computes.\n"
         "  What Python does with it would be done with the values of one step only.\n"
         "  Return it from the step and read it outside, or use torch.where in place of `if`."
     )
-
-
-class _Drawing:
-    """A random op of ours, so many draws after the beginning of its segment."""
-
-    def __init__(self, func: Any, values: list[Any], at: int, offset: int, filled: bool) -> None:
-        self._func, self._at, self._offset, self._filled = func, at, offset, filled
-        self._values = [None if isinstance(v, torch.Tensor) else v for v in values]
-        self._tensors = [i for i, v in enumerate(values) if isinstance(v, torch.Tensor)]
-
-    def __call__(self, seed: int, counter: int, xs: list[torch.Tensor]) -> list[torch.Tensor]:
-        values: list[Any] = list(self._values)
-        for i, x in zip(self._tensors, xs, strict=True):
-            values[i] = x
-        values[self._at - 1], values[self._at] = seed, counter + self._offset
-        if self._filled:
-            values[0] = torch.empty_like(values[0])
-            self._func(*values)
-            return [values[0]]
-        return [self._func(*values)]
 
 
 class _Reading(TorchFunctionMode):

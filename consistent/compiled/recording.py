@@ -14,7 +14,7 @@ from .live import listening
 from .opaque import Call
 from .passes import PASSES
 from .program import Program, Source
-from .recorder import Place, Recorder, Writes, compiling
+from .recorder import NodePlace, Recorder, Writes, compiling
 from .segments import cut
 from .show import text
 from .state import Slot, State, find
@@ -163,18 +163,18 @@ class _Places:
                 )
         return writes
 
-    def _made(self, x: Any) -> Place:
+    def _made(self, x: Any) -> NodePlace:
         node = self._recorder.node_of(x)
-        return Place(node, x._spec if is_global(x) else None)
+        return NodePlace(node, x._spec if is_global(x) else None)
 
-    def place_of(self, x: Any, given: list[Any]) -> Place:
+    def place_of(self, x: Any, given: list[Any]) -> NodePlace:
         """Where a tensor of the result comes from."""
         for i, other in enumerate(given):
             if x is other:
-                return Place(None, argument=i)
+                return NodePlace(None, argument=i)
         for slot, other in zip(self._slots, self._seen, strict=True):
             if x is other:
-                return Place(None, slot=slot)
+                return NodePlace(None, slot=slot)
         if x.requires_grad and not self._recorder.ran_backward:
             raise CannotRecord(
                 f"{self._recorder.name}: it returns a tensor that requires grad, and runs no "

@@ -12,9 +12,8 @@ from torch.fx import Graph, GraphModule, Node
 from ..nn.nested import each_in, map_each
 from .opaque import ORDERED, Call
 from .passes import Trace
-from .program import LIVE, Program, Segment, Source, Write
-from .program import Place as Numbered
-from .recorder import Place, Recorder, Writes
+from .program import LIVE, Place, Program, Segment, Source, Write
+from .recorder import NodePlace, Recorder, Writes
 
 
 def cut(
@@ -28,7 +27,7 @@ def cut(
 ) -> Program:
     """The program of what ``recorder`` noted, which ends with ``writes`` and gives ``result``."""
     lasting = [p.node for end in _ends(recorder, writes) for _, p in end if p and p.node]
-    lasting += [p.node for p in each_in(result, Place) if p.node]
+    lasting += [p.node for p in each_in(result, NodePlace) if p.node]
     trace = Trace(recorder.graph, calls, set(lasting))
     for run in passes:
         run(trace)
@@ -41,7 +40,7 @@ def cut(
         elif node.op != "placeholder":
             pieces[-1].append(node)
 
-    def settled(place: Place) -> Place:
+    def settled(place: NodePlace) -> NodePlace:
         node = place.node
         return place if node is None else replace(place, node=trace.replaced.get(node, node))
 
@@ -49,25 +48,25 @@ def cut(
         [(slot, None if place is None else settled(place)) for slot, place in each]
         for each in _ends(recorder, writes)
     ]
-    result = map_each(result, Place, settled)
+    result = map_each(result, NodePlace, settled)
     numbers: dict[Node, int] = {}
 
     def number(node: Node) -> int:
         return numbers.setdefault(node, len(numbers))
 
-    def numbered(place: Place) -> Numbered:
+    def numbered(place: NodePlace) -> Place:
         at = None if place.node is None else number(place.node)
-        return Numbered(at, place.spec, place.argument, place.slot)
+        return Place(at, place.spec, place.argument, place.slot)
 
     segments: list[Segment] = []
     read: set[Node] = set()
     for i, piece in enumerate(pieces):
         ending = [p.node for _, p in ended[i] if p is not None and p.node is not None]
         if i == len(pieces) - 1:
-            ending += [p.node for p in each_in(result, Place) if p.node is not None]
+            ending += [p.node for p in each_in(result, NodePlace) if p.node is not None]
         later = {n for other in pieces[i + 1 :] for node in other for n in node.all_input_nodes}
         later.update(p.node for end in ended[i + 1 :] for _, p in end if p and p.node is not None)
-        later.update(p.node for p in each_in(result, Place) if p.node is not None)
+        later.update(p.node for p in each_in(result, NodePlace) if p.node is not None)
         inside = set(piece)
         given = list(
             dict.fromkeys(n for node in piece for n in node.all_input_nodes if n not in inside)
@@ -92,7 +91,7 @@ def cut(
                 "" if live is None else live.meta["text"],
             )
         )
-    shown = map_each(result, Place, numbered)
+    shown = map_each(result, NodePlace, numbered)
     return Program(name, segments, shown, calls, len(numbers), backend, trace.saved)
 
 

@@ -22,7 +22,6 @@ from torch.fx import Node
 from ..opaque import Call
 from .trace import Trace, memory_of
 
-
 # What one rank sends in it twice, another may send once.
 _BY_RANK = ("exchange", "broadcast")
 

@@ -1,0 +1,32 @@
+"""A random op of a program: the same op, so many draws after the beginning of its segment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def signed(seed: int) -> int:
+    """The same 64 bits as torch's int holds them."""
+    return seed - (1 << 64) if seed >= 1 << 63 else seed
+
+
+class Drawing:
+    """A random op of ours, so many draws after the beginning of its segment."""
+
+    def __init__(self, func: Any, values: list[Any], at: int, offset: int, filled: bool) -> None:
+        self._func, self._at, self._offset, self._filled = func, at, offset, filled
+        self._values = [None if isinstance(v, torch.Tensor) else v for v in values]
+        self._tensors = [i for i, v in enumerate(values) if isinstance(v, torch.Tensor)]
+
+    def __call__(self, seed: int, counter: int, xs: list[torch.Tensor]) -> list[torch.Tensor]:
+        values: list[Any] = list(self._values)
+        for i, x in zip(self._tensors, xs, strict=True):
+            values[i] = x
+        values[self._at - 1], values[self._at] = seed, counter + self._offset
+        if self._filled:
+            values[0] = torch.empty_like(values[0])
+            self._func(*values)
+            return [values[0]]
+        return [self._func(*values)]
