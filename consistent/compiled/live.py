@@ -12,47 +12,141 @@ from typing import Any
 
 import torch
 
+from mirrored.transports.base.unseen import unseen
+
 from ..nn.nested import tensors_in
 from .program import Source
 from .recorder import Recorder
-from .state import State
+from .state import Fact, State
 
 _BY_TENSORS = (torch.optim.Adam, torch.optim.AdamW)
 _MISSING: Any = object()
+
+
+class _Group(dict):
+    """A group of an optimizer that notes who asks for its learning rate, or sets it."""
+
+    def __init__(self, group: dict[str, Any], rates: Rates) -> None:
+        super().__init__(group)
+        self.group, self._rates = group, rates
+
+    def __getitem__(self, key: Any) -> Any:
+        if key == "lr":
+            self._rates.asked(self.group)
+        return super().__getitem__(key)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        if key == "lr":
+            self._rates.asked(self.group)
+        return super().get(key, default)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value)
+        self.group[key] = value
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        super().update(*args, **kwargs)
+        self.group.update(*args, **kwargs)
+
+
+class Rates:
+    """The learning rates of optimizers, where they are numbers. Optimizers and schedules may use
+    them in their own steps; where the step itself does, a program is for that number alone."""
+
+    def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        self._optimizers = optimizers
+        self._asked: dict[int, dict] = {}
+        self._before = self._now()
+        self._on = False
+
+    def _now(self) -> list[Any]:
+        return [g.get("lr") for o in self._optimizers for g in self._groups(o)]
+
+    def _groups(self, optimizer: torch.optim.Optimizer) -> list[dict]:
+        return [getattr(group, "group", group) for group in optimizer.param_groups]
+
+    def asked(self, group: dict) -> None:
+        """The step asks for the rate of ``group``."""
+        if self._on:
+            self._asked[id(group)] = group
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Inside, groups note who asks."""
+        self._put(True)
+        try:
+            yield
+        finally:
+            self._put(False)
+
+    @contextmanager
+    def let(self) -> Iterator[None]:
+        """Inside, an optimizer or a schedule does, which may; and what it sets is no write of the
+        step's."""
+        on = self._on
+        if on:
+            self._put(False)
+            if self._changed is False:
+                self._changed = self._now() != self._before
+        try:
+            yield
+        finally:
+            if on:
+                self._before = self._now()
+                self._put(True)
+
+    _changed = False
+
+    def _put(self, on: bool) -> None:
+        self._on = on
+        for optimizer in self._optimizers:
+            groups = self._groups(optimizer)
+            optimizer.param_groups[:] = [_Group(g, self) for g in groups] if on else groups
+
+    @property
+    def read(self) -> list[Fact]:
+        """A fact for each rate that the step asked for."""
+        return [
+            Fact(g, "lr", "a learning rate", g["lr"])
+            for g in self._asked.values()
+            if not isinstance(g["lr"], torch.Tensor)
+        ]
+
+    def written(self) -> list[str]:
+        """That the step set a rate."""
+        same = self._now() == self._before and not self._changed
+        return [] if same else ["a learning rate"]
 
 
 @contextmanager
 def listening(
     recorder: Recorder,
     state: State,
+    rates: Rates,
     changes: Callable[[], list[Any]],
     know: Callable[[], None],
 ) -> Iterator[None]:
     """Inside, such calls come here. ``changes`` gives what the step has put into places so far, and
     ``know`` takes note of what is there after a call."""
-    rates = {
-        id(group): torch.tensor(float(group["lr"]), dtype=torch.float64)
-        for optimizer in state.optimizers
-        for group in optimizer.param_groups
-        if isinstance(group.get("lr"), float | int)
-    }
-    recorder.keep(rates)
 
     def live(owner: Any, method: str, text: str) -> Callable[..., Any]:
         original = getattr(owner, method)
 
         def called(*args: Any, **kwargs: Any) -> Any:
-            if recorder.is_paused:
-                return original(*args, **kwargs)
-            if tensors_in((args, kwargs)):
-                recorder.refuse(
-                    f"{text} is given a tensor, and it is called as it is written, beside the "
-                    "program.\n  Call it outside the step."
-                )
-                return original(*args, **kwargs)
-            out = recorder.live(lambda: original(*args, **kwargs), text, changes())
-            know()
-            return out
+            with rates.let():
+                if tensors_in((args, kwargs)) and not recorder.is_paused:
+                    recorder.refuse(
+                        f"{text} is given a tensor, and it is called as it is written, beside the "
+                        "program.\n  Call it outside the step."
+                    )
+                if recorder.is_paused:
+                    return original(*args, **kwargs)
+                recorder.check_seeds()
+                recorder.live_objects.add(id(owner))
+                writes = changes()
+                out = recorder.live(lambda: original(*args, **kwargs), text, writes)
+                know()
+                return out
 
         return called
 
@@ -60,10 +154,14 @@ def listening(
         original = optimizer.step
 
         def called(*args: Any, **kwargs: Any) -> Any:
-            if recorder.is_paused:
-                return original(*args, **kwargs)
-            with _by_tensors(recorder, optimizer, rates):
-                return original(*args, **kwargs)
+            with rates.let():
+                if recorder.is_paused:
+                    return original(*args, **kwargs)
+                if _makes_state(optimizer):  # which the next call will not
+                    with recorder.paused():
+                        return original(*args, **kwargs)
+                with _by_tensors(recorder, optimizer):
+                    return original(*args, **kwargs)
 
         return called
 
@@ -103,10 +201,13 @@ def _is_by_tensors(optimizer: Any) -> bool:
     )
 
 
+def _makes_state(optimizer: Any) -> bool:
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    return any(p.grad is not None and not optimizer.state.get(p) for p in params)
+
+
 @contextmanager
-def _by_tensors(
-    recorder: Recorder, optimizer: Any, rates: dict[int, torch.Tensor]
-) -> Iterator[None]:
+def _by_tensors(recorder: Recorder, optimizer: Any) -> Iterator[None]:
     """Inside, the optimizer reads its count of steps and its learning rate in ops. The count is in
     float64 for that time: in float32, the correction of the bias loses four digits to what Python
     computes."""
@@ -118,9 +219,12 @@ def _by_tensors(
             counts.append((of_one, count))
     for group in optimizer.param_groups:
         kept.append((group, group["lr"], group.get("capturable")))
-        if id(group) in rates:
-            recorder.know(Source("rate", group, rates[id(group)]), rates[id(group)])
-            group["lr"] = rates[id(group)]
+        if isinstance(group["lr"], float | int):
+            with unseen():
+                rate = torch.tensor(float(group["lr"]), dtype=torch.float64)
+            recorder.keep(rate)
+            recorder.know(Source("rate", group, rate), rate)
+            group["lr"] = rate
         group["capturable"] = True
     try:
         yield

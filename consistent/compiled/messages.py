@@ -15,7 +15,6 @@ from mirrored.transports.counting import call_of, given_to
 from mirrored.transports.default import current
 
 from ..nn.nested import map_tensors, tensors_in
-from .errors import CannotRecord
 from .opaque import Call, put, shape_of
 
 # (call, tensors, results)
@@ -26,19 +25,28 @@ Reducing = Callable[[Call, Tensor], None]
 class Noting(Wrapper):
     """Passes every call on to ``inner``, and gives those that send tensors to ``note``."""
 
-    def __init__(self, inner: Transport, note: Note, start: Reducing, wait: Reducing):
+    def __init__(
+        self,
+        inner: Transport,
+        note: Note,
+        start: Reducing,
+        wait: Reducing,
+        refuse: Callable[[str], None],
+    ) -> None:
         super().__init__(inner)
         self._note, self._start, self._wait = note, start, wait
+        self._count, self._refuse = 0, refuse
 
     def pass_on(self, name: str, *args: Any, **kwargs: Any) -> Any:
         if name in ("shares", "link", "gather_objects", "abandon"):
             with unseen():
                 return super().pass_on(name, *args, **kwargs)
         if name not in _SENDING:
-            raise CannotRecord(
+            self._refuse(
                 f"{name}: a step of one program does not send between stages.\n"
                 "  Stages are run by consistent.nn.pipeline, or by nn.Graph with micro-batches."
             )
+            return super().pass_on(name, *args, **kwargs)
         places = kwargs.pop("out", None)
         given = given_to(name, args, kwargs)
         if len(given["ranks"]) == 1:  # it sends nothing
@@ -87,7 +95,8 @@ class Noting(Wrapper):
             return Done(x)
         given = {"x": x, "ranks": ranks}
         sent = call_of(self.rank, given, "all_reduce_async").bytes
-        text = f"all_reduce {ranks} {op}"
+        self._count += 1  # what is started and what is waited for have one number
+        text = f"all_reduce {ranks} {op} {self._count}"
         call = Call(text, _Started(ranks, op), (), "all_reduce", op, tuple(ranks), sent)
         with unseen():
             under_way = self.inner.all_reduce_async(x.detach(), ranks, op)
@@ -151,12 +160,15 @@ class _Noted:
     """A reduction under way, whose end is noted."""
 
     def __init__(self, call: Call, x: Tensor, inner: Handle, note: Reducing) -> None:
-        self._call, self._x, self._inner, self._note = call, x, inner, note
+        self._call, self._x, self._note = call, x, note
+        self._inner: Handle | None = inner
 
     def wait(self) -> Tensor:
-        with unseen():
-            put(self._inner.wait(), self._x)
-        self._note(self._call, self._x)
+        if self._inner is not None:
+            with unseen():
+                put(self._inner.wait(), self._x)
+            self._note(self._call, self._x)
+            self._inner = None
         return self._x
 
 

@@ -10,6 +10,7 @@ segment 1:  what comes after it
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,7 +46,6 @@ class Source:
 
     def __init__(self, kind: str, at: Any = None, x: Any = None, segment: int = 0) -> None:
         self.kind, self.at, self.x, self.segment = kind, at, x, segment
-        self._like = None if x is None else _like(x)
 
     def read(self, arguments: Sequence[torch.Tensor]) -> torch.Tensor:
         """The tensor that is there now."""
@@ -59,26 +59,6 @@ class Source:
             case _:
                 seed, counter = generator.get_state()
                 return torch.tensor([signed(seed), counter])
-
-    def fits(self) -> bool:
-        """Whether what is there now is like what was there: its layout, its size, and whether it
-        requires grad."""
-        if self.kind != "slot":
-            return True
-        now = self.at.read()
-        return isinstance(now, torch.Tensor) and _like(now) == self._like
-
-
-def _like(x: Any) -> tuple:
-    with _Off():
-        return (
-            getattr(x, "_spec", None),
-            _T.size(x),
-            _T.stride(x),
-            x.requires_grad,
-            x.dtype,
-            _T.device.__get__(x),  # type: ignore[attr-defined]
-        )
 
 
 @dataclass(frozen=True)
@@ -168,14 +148,6 @@ class Program:
     count: int  # of values
     backend: Callable[..., Any]
     saved: list[Any] = field(default_factory=list)  # messages that passes left out
-    sources: list[Source] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.sources = [source for part in self.segments for _, source in part.reads]
-
-    def fits(self) -> bool:
-        """Whether all places hold what they held, or the like."""
-        return all(source.fits() for source in self.sources)
 
     def run(self, arguments: Sequence[torch.Tensor]) -> Any:
         """The result of the step."""
@@ -199,7 +171,7 @@ class Program:
                 if part.live is not None:
                     with torch.enable_grad():
                         part.live()
-            return map_each(self.result, Place, lambda place: place.get(values, arguments))
+            return _built(self.result, values, arguments)
 
     def messages(self) -> list[Call]:
         """What this rank sends and receives, in order."""
@@ -214,6 +186,12 @@ class Program:
     def bytes(self) -> int:
         """What this rank sends in a step, without what live calls send."""
         return sum(call.bytes for call in self.messages())
+
+
+def _built(template: Any, values: Sequence[Any], arguments: Sequence[torch.Tensor]) -> Any:
+    """A result; lists and dicts in it are new in each call."""
+    made = map_each(template, Place, lambda place: place.get(values, arguments))
+    return copy.deepcopy(made) if made is template else made
 
 
 def _advance(draws: int) -> None:

@@ -16,6 +16,7 @@ from torch.fx import Graph, Node
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mirrored.transports.base.unseen import unseen
 from mirrored.transports.default import current, replace_current
 from mirrored.transports.faults.place import user_line
 
@@ -58,21 +59,27 @@ class NodePlace:
 Writes = list[tuple[Slot, NodePlace | None]]  # what is put into slots; nothing where it is None
 
 
+# These read an argument past all ops.
+_SPLITS = (torch.tensor_split, torch.Tensor.tensor_split)
+
+
 class Recorder(TorchDispatchMode):
     """Notes ops, and what each value of the step is."""
 
-    def __init__(self, name: str, calls: dict[int, Call], whole: bool) -> None:
+    def __init__(self, name: str, calls: dict[int, Call]) -> None:
         super().__init__()
         self.name = name
         self.why: str | None = None  # there is no program
         self.ran_backward = False
-        self._whole = whole
+        self.live_objects: set[int] = set()
         self.graph = Graph()
         self.calls = calls
         self.sources: dict[Node, Source] = {}
         self.constants: dict[str, torch.Tensor] = {}
         self.memory = Memory()
         self._fixed: set[Node] = set()  # values that follow from sizes alone
+        self._changing: set[int] = set()  # memories into which others were written
+        self._seeds = _seeds()
         self._start = generator.get_state()
         self._boxing: tuple[TensorSpec, TensorSpec] | None = None
         self._paused = 0
@@ -131,18 +138,23 @@ class Recorder(TorchDispatchMode):
         return self._paused > 0
 
     def refuse(self, why: str) -> None:
-        """The step cannot be a program.
-
-        Raises:
-            CannotRecord: it has to be one.
-        """
-        self._fail(CannotRecord(f"{self.name}: at {user_line()}, {why}"))
+        """The step cannot be a program, so no more of it is noted; it goes on as it is written."""
+        self._fail(CannotRecord(f"{self.name}: at {user_line() or 'its end'}, {why}"))
 
     def _fail(self, error: CannotRecord) -> None:
-        if self._whole:
-            raise error
-        self.why = str(error)
-        self._paused += 1
+        if self.why is None:
+            self.why = str(error)
+            self._paused += 1
+
+    def found(self, x: torch.Tensor) -> Node | None:
+        """``node_of``; None, and no program, where it is not known."""
+        if self.why is not None:
+            return None
+        try:
+            return self.node_of(x)
+        except CannotRecord as error:
+            self._fail(error)
+            return None
 
     # -- while it runs -----------------------------------------------------------------------------
 
@@ -150,7 +162,7 @@ class Recorder(TorchDispatchMode):
     def recording(self) -> Iterator[None]:
         """Inside, all that runs is noted."""
         with ExitStack() as stack:
-            noting = Noting(current(), self._message, self._started, self._waited)
+            noting = Noting(current(), self._message, self._started, self._waited, self.refuse)
             stack.enter_context(replace_current(noting))
             observers.append(self._observed)
             stack.callback(observers.remove, self._observed)
@@ -188,17 +200,21 @@ class Recorder(TorchDispatchMode):
         if func.namespace == "profiler":
             return func(*args, **kwargs)
         nodes = {id(x): self.node_of(x) for x in tensors_in((args, kwargs))}
-        fixed = all(node in self._fixed for node in nodes.values())
+        fixed = all(map(self._is_fixed, nodes.values()))
         if not fixed:
             self._refuse_reading(func, args)
+        _check_printable(self.name, func, (args, kwargs))
         if func.namespace == "consistent" and any(
             a.name == "counter" for a in func._schema.arguments
         ):
             return self._draws(func, args, kwargs)
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        seeded = torch.Tag.nondeterministic_seeded in func.tags
+        if seeded:
             self._check_seeded(func)
             fixed = False
         out = func(*args, **kwargs)
+        if seeded:
+            self._seeds = _seeds()
         if func in _READS:
             return out
         if func.is_view and isinstance(out, torch.Tensor) and self.memory.find(out) is not None:
@@ -206,8 +222,11 @@ class Recorder(TorchDispatchMode):
         node = self._add(func, *map_tensors((args, kwargs), lambda x: nodes[id(x)]))
         if fixed and not func._schema.is_mutable:
             self._fixed.add(node)
-        if func._schema.is_mutable:
-            node.meta["written"] = _written(func, args, kwargs)
+        written = _written(func, args, kwargs)
+        if written:
+            node.meta["written"] = written
+            if not fixed:
+                self._changing |= written
         self._results(node, func, out)
         return out
 
@@ -250,6 +269,7 @@ class Recorder(TorchDispatchMode):
             node = self._add(_aten.clone.default, (node,), {})
             self._fixed.add(node)
         self.memory.put(out, node)
+        self._describe(node, out)
         return out
 
     def check_read(self, x: torch.Tensor, what: str) -> None:
@@ -260,8 +280,11 @@ class Recorder(TorchDispatchMode):
         """
         with _Off():
             found = self.memory.find(x)
-        if found not in self._fixed:
+        if not isinstance(found, Node) or not self._is_fixed(found):
             self._fail(CannotRecord(_reads(self.name, what)))
+
+    def _is_fixed(self, node: Node) -> bool:
+        return node in self._fixed and node.meta.get("memory") not in self._changing
 
     def _refuse_reading(self, func: Any, args: tuple) -> None:
         tags = func.tags
@@ -287,7 +310,10 @@ class Recorder(TorchDispatchMode):
         if self._paused:
             return
         with _Off():
-            nodes = [self.node_of(x) for x in given]
+            found = [self.found(x) for x in given]
+            if self.why is not None:
+                return
+            nodes = found
             self._keep_call(call)
             node = self._add(MESSAGE, (nodes, call.number), {})
             self._mark(node, call)
@@ -306,9 +332,13 @@ class Recorder(TorchDispatchMode):
         if self._paused:
             return
         with _Off():
+            found = self.found(x)
+            if found is None:
+                return
             self._keep_call(call)
-            node = self._add(op, (self.node_of(x), call.number), {})
+            node = self._add(op, (found, call.number), {})
             node.meta["written"] = {storage_of(x)}
+            self._changing.add(storage_of(x))
             self._mark(node, call)
 
     def _keep_call(self, call: Call) -> None:
@@ -329,10 +359,11 @@ class Recorder(TorchDispatchMode):
         at = names.index("counter")
         values = [*args, *(kwargs[n] for n in names[len(args) :] if n in kwargs)]
         offset = values[at] - self._start.counter
-        if signed(self._start.seed) != values[at - 1]:
+        if signed(self._start.seed) != values[at - 1] or offset < 0:
             raise CannotRecord(
                 f"{self.name}: at {user_line()}, random numbers are drawn from a generator of the "
-                "user's.\n  A program draws from torch's own.\n  Leave generator= out."
+                "user's, or after manual_seed.\n  A program goes on from where torch's own is.\n"
+                "  Leave generator= out, and seed outside the step."
             )
         nodes = [self.node_of(x) for x in tensors_in(values)]
         out = func(*args, **kwargs)
@@ -349,6 +380,7 @@ class Recorder(TorchDispatchMode):
         if filled:
             copied = self._add(_aten.copy_.default, (nodes[0], item), {})
             copied.meta["written"] = {storage_of(values[0])}
+            self._changing.add(storage_of(values[0]))
         else:
             self.memory.put(out, item)
             self._describe(item, out)
@@ -365,7 +397,19 @@ class Recorder(TorchDispatchMode):
     def _segment(self) -> int:
         return sum(node.target is LIVE for node in self.graph.nodes)
 
+    def check_seeds(self) -> None:
+        """Refuse if somebody set the state of torch's random numbers: that is no op."""
+        if not self.is_paused and self._seeds != _seeds():
+            self.refuse(
+                "the step sets the state of torch's random numbers (manual_seed, set_rng_state, "
+                "fork_rng, or a checkpoint around random ops on plain tensors).\n"
+                "  A program would draw other numbers.\n  Set it outside the step."
+            )
+
     def _check_seeded(self, func: Any) -> None:
+        self.check_seeds()
+        if self.why is not None:
+            raise CannotRecord(self.why)
         if draw.is_seeding():
             raise CannotRecord(
                 f"{self.name}: at {user_line()}, {func} draws with a seed of its own, which a "
@@ -388,7 +432,7 @@ class Recorder(TorchDispatchMode):
         node.meta["draws"], node.meta["writes"] = self.drawn(), writes
         with self.paused():
             out = run()
-        self._start = generator.get_state()
+        self._start, self._seeds = generator.get_state(), _seeds()
         return out
 
     @property
@@ -409,14 +453,45 @@ def compiling(value: bool) -> Iterator[None]:
         torch.compiler._is_compiling_flag = before  # type: ignore[attr-defined]
 
 
+# Ops that write into running statistics, which their schemas do not say.
+_NORMS = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "batch_norm_gather_stats")
+
+
 def _written(func: Any, args: tuple, kwargs: dict[str, Any]) -> set[int]:
     """The memories that an op writes into."""
     written: set[int] = set()
+    norm = func._schema.name.partition("::")[2].startswith(_NORMS)
     for i, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
+        says_so = argument.alias_info is not None and argument.alias_info.is_write
+        if says_so or (norm and argument.name.startswith("running_")):
             given = args[i] if i < len(args) else kwargs.get(argument.name)
             written.update(storage_of(x) for x in tensors_in(given) if has_memory(x))
     return written
+
+
+_PRINTED = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout)
+
+
+def _check_printable(name: str, func: Any, given: Any) -> None:
+    """A program is kept as text. Raises CannotRecord where it would have no text."""
+    if isinstance(given, dict):
+        given = list(given.values())
+    if isinstance(given, list | tuple):
+        for x in given:
+            _check_printable(name, func, x)
+    elif not isinstance(given, (*_PRINTED, torch.memory_format, torch.Tensor, slice)):
+        raise CannotRecord(
+            f"{name}: at {user_line()}, {func} is given a {type(given).__name__}, which a program "
+            "cannot hold.\n  Use collectives of torch.distributed and generators of your own "
+            "outside a compiled step."
+        )
+
+
+def _seeds() -> bytes:
+    """The state of torch's generator, without the bits that hold our count."""
+    with unseen():
+        words = torch.default_generator.get_state().view(torch.int64)
+        return (words & 0xFFFF_FFFF).numpy().tobytes()
 
 
 def _item(values: Any, i: int) -> Any:
@@ -445,6 +520,9 @@ class _Reading(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in _TO_PYTHON and not self._recorder._paused:
-            self._recorder.check_read(args[0], func.__name__)
+        if not self._recorder.is_paused:
+            if func in _TO_PYTHON:
+                self._recorder.check_read(args[0], func.__name__)
+            elif func in _SPLITS and len(args) > 1 and isinstance(args[1], torch.Tensor):
+                self._recorder.check_read(args[1], func.__name__)
         return func(*args, **(kwargs or {}))

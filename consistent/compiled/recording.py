@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from ..dispatch.plans.shards import is_global
 from ..nn.nested import map_tensors, tensors_in
-from .errors import CannotRecord
-from .live import listening
+from .live import Rates, listening
+from .memory import has_memory, storage_of
 from .opaque import Call
 from .passes import PASSES
 from .program import Program, Source
 from .recorder import NodePlace, Recorder, Writes, compiling
 from .segments import cut
 from .show import text
-from .state import Slot, State, find
+from .state import State, find
 from .unsettled import Unsettled
 
 _Off = torch._C.DisableTorchFunction
@@ -27,32 +30,18 @@ class Recorded:
     """A program, and what it was recorded with; or why there is none."""
 
     def __init__(
-        self,
-        program: Program | None,
-        state: State | None = None,
-        empty: Sequence[Slot] = (),
-        why: str | None = None,
+        self, program: Program | None, before: Before | None = None, why: str | None = None
     ) -> None:
-        self.program, self.why = program, why
-        self._facts = [] if state is None else state.facts
-        self._empty = (
-            empty  # gradients that were not there before the step, which did not add to them
-        )
+        self.program, self._before, self.why = program, before, why
 
     @classmethod
     def failed(cls, why: str) -> Recorded:
         """There is none."""
         return cls(None, why=why)
 
-    def fits(self) -> bool:
+    def fits(self, given: Sequence[torch.Tensor]) -> bool:
         """Whether all that the step can reach is as it was recorded with."""
-        if self.program is None:
-            return True
-        return (
-            all(fact.holds() for fact in self._facts)
-            and all(slot.read() is None for slot in self._empty)
-            and self.program.fits()
-        )
+        return self._before is None or self._before.holds(given)
 
     def run(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The result of the step."""
@@ -63,18 +52,57 @@ class Recorded:
         return f"not a program: {self.why}" if self.program is None else text(self.program)
 
 
+class Before:
+    """What was there before a step."""
+
+    def __init__(self, state: State, given: Sequence[torch.Tensor]) -> None:
+        self.facts = list(state.facts)
+        self._slots = state.slots
+        self._likes = [_like(slot.read()) for slot in state.slots]
+        self._shared = self._sharing(given)
+
+    def holds(self, given: Sequence[torch.Tensor]) -> bool:
+        """Whether facts are the same, slots hold tensors like those, and share memory as those."""
+        return (
+            all(fact.holds() for fact in self.facts)
+            and all(_like(s.read()) == like for s, like in zip(self._slots, self._likes))
+            and self._sharing(given) == self._shared
+        )
+
+    def _sharing(self, given: Sequence[torch.Tensor]) -> list[int]:
+        """Of each slot and argument, the first one that lies in the same memory."""
+        first: dict[int, int] = {}
+        tensors = [*(slot.read() for slot in self._slots), *given]
+        return [
+            first.setdefault(storage_of(x), i)
+            if isinstance(x, torch.Tensor) and has_memory(x)
+            else -1
+            for i, x in enumerate(tensors)
+        ]
+
+
+def _like(x: Any) -> Any:
+    """The kind of a slot's tensor: its layout, its size, and whether it requires grad."""
+    if not isinstance(x, torch.Tensor):
+        return None
+    with _Off():
+        if x.layout is not torch.strided:
+            return x.layout, x.shape, x.requires_grad
+        size, stride = torch.Tensor.size(x), torch.Tensor.stride(x)
+        spec, device = getattr(x, "_spec", None), torch.Tensor.device.__get__(x)  # type: ignore
+        return spec, size, stride, x.requires_grad, x.dtype, device, x.grad_fn is None
+
+
 class How(NamedTuple):
     """How a step is recorded.
 
     Args:
         name: for messages.
-        whole: raise where the step cannot be a program.
         compiling: what ``torch.compiler.is_compiling()`` says meanwhile.
         backend: makes a callable of a segment.
     """
 
     name: str
-    whole: bool
     compiling: bool
     backend: Callable[..., Any]
 
@@ -82,28 +110,29 @@ class How(NamedTuple):
 def record(
     how: How, step: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
 ) -> tuple[Any, Recorded | Unsettled]:
-    """(the result of ``step(*args, **kwargs)``, its program).
-
-    Raises:
-        CannotRecord: the step cannot be a program, and is to be a ``whole`` one.
-    """
+    """(the result of ``step(*args, **kwargs)``, its program, or why there is none)."""
     state = find(step, (args, kwargs))
-    calls: dict[int, Call] = {}
-    recorder = Recorder(how.name, calls, how.whole)
     given = tensors_in((args, kwargs))
+    before, graded = Before(state, given), [x.requires_grad for x in given]
+    calls: dict[int, Call] = {}
+    recorder = Recorder(how.name, calls)
     places = _Places(recorder, state)
+    if state.refused:
+        recorder.refuse(f"{state.refused[0]}.\n  A program would not notice if it changed.")
     for i, x in enumerate(given):
         recorder.know(Source("argument", i, x), x)
     places.know()
+    drawn = _drawn_by_python()
+    rates = Rates(state.optimizers)
     try:
         with (
-            listening(recorder, state, places.changes, places.know),
+            rates.watched(),
+            listening(recorder, state, rates, places.changes, places.know),
             recorder.recording(),
             compiling(how.compiling),
         ):
             result = step(*args, **kwargs)
-    except CannotRecord:
-        raise
+            recorder.check_seeds()
     except Exception as error:
         error.add_note(f"  while {how.name} was recorded to be compiled")
         if how.compiling:
@@ -112,20 +141,56 @@ def record(
                 "here, call consistent.compile(..., tell_compiling=False)."
             )
         raise
+    for key, facts in state.of_schedules.items():
+        if key not in recorder.live_objects:
+            before.facts += facts
+    before.facts += rates.read
+    changed = [fact.path for fact in before.facts if not fact.holds()] + rates.written()
+    if drawn != _drawn_by_python():
+        changed.append("the state of Python's or numpy's random numbers")
+    if changed and recorder.why is None:
+        return result, Unsettled(changed)
+    if graded != [x.requires_grad for x in given]:
+        recorder.refuse("an argument requires grad after the step and did not before, or reversed.")
+    writes = places.changes()
+    shown = map_tensors(result, lambda x: places.place_of(x, given))
+    _check_result(recorder, shown)
     if recorder.why is not None:
         return result, Recorded.failed(recorder.why)
-    changed = [fact.path for fact in state.facts if not fact.holds()]
-    if changed:
-        return result, Unsettled(changed)
-    try:
-        writes = places.changes()
-        shown = map_tensors(result, lambda x: places.place_of(x, given))
-    except CannotRecord as error:
-        if how.whole:
-            raise
-        return result, Recorded.failed(str(error))
     program = cut(how.name, recorder, writes, shown, calls, how.backend, PASSES)
-    return result, Recorded(program, state, places.empty)
+    return result, Recorded(program, before)
+
+
+def _drawn_by_python() -> tuple:
+    """States of random numbers that are not torch's."""
+    numpy = sys.modules.get("numpy")
+    of_numpy = () if numpy is None else numpy.random.get_state()[1:3]
+    return random.getstate(), *((of_numpy[0].tobytes(), of_numpy[1]) if of_numpy else ())
+
+
+_PLAIN = (int, float, complex, str, bytes, slice, torch.dtype, torch.device)
+
+
+def _check_result(recorder: Recorder, value: Any) -> None:
+    """A result is made anew in each call: of tensors, numbers, words and containers."""
+    if isinstance(
+        value, NodePlace | int | float | complex | str | bytes | torch.dtype | torch.device
+    ):
+        return
+    if value is None or isinstance(value, slice):
+        return
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = [getattr(value, f.name) for f in dataclasses.fields(value)]
+    if not isinstance(value, list | tuple):
+        recorder.refuse(
+            f"the step returns a {type(value).__name__}, which a program cannot make anew.\n"
+            "  Return tensors, numbers, lists, tuples, dicts or dataclasses of them."
+        )
+        return
+    for x in value:
+        _check_result(recorder, x)
 
 
 class _Places:
@@ -134,14 +199,17 @@ class _Places:
     def __init__(self, recorder: Recorder, state: State) -> None:
         self._recorder, self._slots = recorder, state.slots
         self._seen: list[Any] = [None] * len(state.slots)
-        self.empty = [slot for slot in state.slots if slot.read() is None]
+        self._memories: list[Any] = [None] * len(state.slots)
 
     def know(self) -> None:
         """Take note of what is there."""
         for i, slot in enumerate(self._slots):
             now = slot.read()
-            if now is not self._seen[i] and isinstance(now, torch.Tensor):
-                self._recorder.know(Source("slot", slot, now), now)
+            if isinstance(now, torch.Tensor):
+                memory = storage_of(now) if has_memory(now) else None
+                if now is not self._seen[i] or memory != self._memories[i]:
+                    self._recorder.know(Source("slot", slot, now), now)
+                self._memories[i] = memory
             self._seen[i] = now
 
     def changes(self) -> Writes:
@@ -150,21 +218,27 @@ class _Places:
         for i, slot in enumerate(self._slots):
             now = slot.read()
             if now is self._seen[i]:
+                if isinstance(now, torch.Tensor) and has_memory(now):
+                    if storage_of(now) != self._memories[i]:
+                        self._recorder.refuse(
+                            f"{slot.path} was given other memory (x.data = ...).\n"
+                            "  Write into it: x.data.copy_(...)."
+                        )
                 continue
             self._seen[i] = now
             if now is None:
                 writes.append((slot, None))
             elif isinstance(now, torch.Tensor):
+                self._memories[i] = storage_of(now) if has_memory(now) else None
                 writes.append((slot, self._made(now)))
             else:
-                raise CannotRecord(
-                    f"{self._recorder.name}: {slot.path} holds a tensor before the step and "
-                    f"{type(now).__name__} after it.\n  A program would not change that."
+                self._recorder.refuse(
+                    f"{slot.path} holds a tensor before the step and {type(now).__name__} after it."
                 )
         return writes
 
     def _made(self, x: Any) -> NodePlace:
-        node = self._recorder.node_of(x)
+        node = self._recorder.found(x)
         return NodePlace(node, x._spec if is_global(x) else None)
 
     def place_of(self, x: Any, given: list[Any]) -> NodePlace:
@@ -176,9 +250,9 @@ class _Places:
             if x is other:
                 return NodePlace(None, slot=slot)
         if x.requires_grad and not self._recorder.ran_backward:
-            raise CannotRecord(
-                f"{self._recorder.name}: it returns a tensor that requires grad, and runs no "
-                "backward.\n  A program keeps no graph.\n  Compile the whole step, with "
-                "backward() in it, or call this under torch.no_grad()."
+            self._recorder.refuse(
+                "the step returns a tensor that requires grad, and runs no backward.\n"
+                "  A program keeps no graph.\n  Compile the whole step, with backward() in it, or "
+                "call this under torch.no_grad()."
             )
         return self._made(x)

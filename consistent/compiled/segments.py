@@ -109,7 +109,9 @@ def _graph(
     for n in piece:
         copies[n] = graph.node_copy(n, copies.__getitem__)
     graph.output(tuple(copies[n] for n in own))
-    graph.eliminate_dead_code(lambda n: n.target in ORDERED or n.is_impure())
+    graph.eliminate_dead_code(
+        lambda n: n.target in ORDERED or bool(n.meta.get("written")) or n.is_impure()
+    )
     used = {n.target for n in graph.nodes if n.op == "get_attr"}
     root = torch.nn.Module()
     for name in used:

@@ -2,29 +2,39 @@
 
 ```
 slot    a tensor, and where it is kept: read anew before every run, so it may be replaced
-fact    a number, a word, a length: what the program was recorded with, and what it may not change
+fact    a number, a word, a length, which object is where: what the program was recorded with, and
+        what it may not change
 ```
 
 What is reached: arguments that are modules or optimizers, the object of a bound method, the
-variables that a function closes over, the globals that it names, and from there lists, tuples,
-dicts, modules, optimizers, scalers and plain objects.
+variables that a function closes over, the globals that it names, and from there containers,
+modules, optimizers, scalers and objects, with the functions of classes that are the user's own.
 """
 
 from __future__ import annotations
 
+import dis
 import functools
+import sys
+import sysconfig
 import types
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
-MOST = 200_000
-_FACTS = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device, complex)
+MOST = 200_000  # values that are looked at
+MOST_BYTES = 1 << 16  # of an array of numpy, which are compared before each run
+_SIMPLE = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device, complex)
 _LIBRARIES = ("consistent", "mirrored", "torch")
 _LOOKED_INTO = "consistent.step."  # a graph, its config and its optimizers
+_STANDARD = sysconfig.get_paths()["stdlib"]
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_OF_TORCH = frozenset(vars(torch.nn.Module())) - {"training"}
 _ABSENT: Any = object()
+_Item = tuple[str, Any, Any, Any]  # path, store, key, value
 
 
 class Slot(NamedTuple):
@@ -50,12 +60,15 @@ class Slot(NamedTuple):
             self.store.grad = value
         elif isinstance(self.store, types.CellType):
             self.store.cell_contents = value
+        elif isinstance(self.store, _Attributes):
+            setattr(self.store.owner, self.key, value)
         else:
             self.store[self.key] = value
 
 
 class Fact(NamedTuple):
-    """A place that holds a number, a word, or an object by which the program was recorded."""
+    """A place that holds a number, a word, or an object by which the program was recorded; or
+    something that is asked of the store."""
 
     store: Any
     key: Any
@@ -63,51 +76,75 @@ class Fact(NamedTuple):
     value: Any
 
     def holds(self) -> bool:
-        """Whether it is as it was."""
+        """Whether it is as it was: the same object, or the same number or word."""
         now = _read(self.store, self.key)
-        return now is self.value or (type(now) is type(self.value) and now == self.value)
+        if now is self.value:
+            return True
+        by_value = isinstance(self.value, _SIMPLE) or isinstance(self.key, _Asked)
+        return by_value and type(now) is type(self.value) and bool(now == self.value)
 
 
-class _Length:
-    def __repr__(self) -> str:
-        return "length"
+class _Asked:
+    """A key that stands for something that is asked of the store."""
+
+    def __init__(self, ask: Callable[[Any], Any]) -> None:
+        self.ask = ask
 
 
-_LENGTH = _Length()
+_LENGTH, _MEMBERS = _Asked(len), _Asked(frozenset)
+_BYTES = _Asked(lambda array: (array.shape, array.dtype.str, array.tobytes()))
+_MODULE_HOOKS = _Asked(lambda module: tuple(tuple(getattr(module, name)) for name in _HOOKS))
+_LEAF_HOOKS = _Asked(
+    lambda x: (tuple(x._backward_hooks or ()), tuple(x._post_accumulate_grad_hooks or ()))
+)
+
+
+class _Attributes(NamedTuple):
+    """Attributes that are in no dict: those of classes, functions, and objects with slots."""
+
+    owner: Any
 
 
 def _read(store: Any, key: Any) -> Any:
-    if key is _LENGTH:
-        return len(store)
+    if type(key) is _Asked:
+        return key.ask(store)
     kind = type(store)
     if kind is dict:
         return store.get(key, _ABSENT)
+    if kind is _Attributes:
+        return getattr(store.owner, key, _ABSENT)
     if isinstance(store, torch.Tensor):
         return store.grad
     if kind is types.CellType:
         return store.cell_contents
-    if kind is list or kind is tuple:
+    if isinstance(store, list | tuple | deque):
         return store[key] if key < len(store) else _ABSENT
     return store.get(key, _ABSENT)
 
 
 @dataclass
 class State:
-    """All that was found."""
+    """All that was found.
+
+    Args:
+        of_schedules: schedule -> its own facts, which count where the step does not step it.
+        refused: paths of what cannot be compared, and why.
+    """
 
     slots: list[Slot] = field(default_factory=list)
     facts: list[Fact] = field(default_factory=list)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     schedules: list[Any] = field(default_factory=list)
     scalers: list[Any] = field(default_factory=list)
-    modules: list[torch.nn.Module] = field(default_factory=list)
+    of_schedules: dict[int, list[Fact]] = field(default_factory=dict)
+    refused: list[str] = field(default_factory=list)
 
 
 def find(step: Callable[..., Any], given: Any) -> State:
     """What ``step`` can reach, called with ``given``."""
     walk = _Walk()
     walk.arguments(given)
-    walk.function(step, "step")
+    walk.visit(step, "step", None, None)
     walk.gradients()
     return walk.state
 
@@ -122,36 +159,30 @@ class _Walk:
 
     def visit(self, value: Any, path: str, store: Any, key: Any) -> None:
         """``value`` is at ``store[key]``."""
+        self._count += 1
+        if self._count > MOST:
+            if self._count == MOST + 1:
+                self.state.refused.append(
+                    f"more than {MOST} values can be reached, the last at {path}"
+                )
+            return
         if isinstance(value, torch.Tensor):
-            if store is not None:
-                self.state.slots.append(Slot(store, key, path))
-            self._leaf(value, path)
-            return
-        if isinstance(value, _FACTS):
-            if store is not None:
-                self.state.facts.append(Fact(store, key, path, value))
-            return
-        if id(value) in self._seen:
-            if store is not None:
-                self.state.facts.append(Fact(store, key, path, value))
-            return
-        inside = self._inside(value, path)
-        if inside is None:
+            self._tensor(value, path, store, key)
             return
         if store is not None:
             self.state.facts.append(Fact(store, key, path, value))
+        if isinstance(value, _SIMPLE) or type(value).__module__ == "builtins" and callable(value):
+            if not isinstance(value, type | types.FunctionType | types.MethodType):
+                return
+        if id(value) in self._seen:
+            return
         self._seen.add(id(value))
         self._alive.append(value)
-        for name, at, where, x in inside:
-            self._count += 1
-            if self._count > MOST:
-                raise RuntimeError(
-                    f"consistent.compile: more than {MOST} values are reached from the step, the "
-                    f"last at {path}.\n  Each of them could change what the step does.\n"
-                    "  Pass the step what it needs as arguments, or keep large containers out of "
-                    "the objects that it uses."
-                )
-            self.visit(x, name, at, where)
+        for name, at, where, x in self._inside(value, path):
+            if type(where) is _Asked:
+                self.state.facts.append(Fact(at, where, name, x))
+            else:
+                self.visit(x, name, at, where)
 
     def arguments(self, value: Any) -> None:
         """Modules and other objects among arguments; tensors and numbers are given anew with each
@@ -163,102 +194,181 @@ class _Walk:
                 self.arguments(x)
         elif isinstance(value, torch.Tensor):
             self._leaf(value, "argument")
-        elif not isinstance(value, _FACTS):
+        elif not isinstance(value, _SIMPLE):
             self.visit(value, "argument", None, None)
 
-    def _inside(self, value: Any, path: str) -> Iterator[tuple[str, Any, Any, Any]] | None:
-        """(path, store, key, value) of what is in ``value``; None if it is not looked into."""
-        state = self.state
+    def _tensor(self, x: torch.Tensor, path: str, store: Any, key: Any) -> None:
+        if store is not None and id(x) in self._seen:  # it is in another slot, too
+            self.state.facts.append(Fact(store, key, path, x))
+        elif store is not None:
+            self._seen.add(id(x))
+            self._alive.append(x)
+            self.state.slots.append(Slot(store, key, path))
+        self._leaf(x, path)
+
+    # -- what is in a value ------------------------------------------------------------------------
+
+    def _inside(self, value: Any, path: str) -> Iterator[_Item]:
+        """What is in ``value``; nothing if it is not looked into."""
         if isinstance(value, torch.nn.Module):
-            state.modules.append(value)
             return self._module(value, path)
         if isinstance(value, torch.optim.Optimizer):
-            state.optimizers.append(value)
+            self.state.optimizers.append(value)
             return self._optimizer(value, path)
         if isinstance(value, torch.optim.lr_scheduler.LRScheduler):
-            state.schedules.append(value)
-            return iter(())
+            return self._schedule(value, path)
         if isinstance(value, torch.amp.GradScaler):
-            state.scalers.append(value)
-            return self._items(vars(value), path, ".")
-        if type(value) in (list, tuple):
+            self.state.scalers.append(value)
+            simple = (*_SIMPLE, torch.Tensor)
+            kept = vars(value)
+            return ((f"{path}.{n}", kept, n, x) for n, x in kept.items() if isinstance(x, simple))
+        if isinstance(value, list | tuple | deque):
             return self._list(value, path)
         if isinstance(value, dict):
             return self._items(value, path, "")
-        if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
-            self.function(value, path)
+        if isinstance(value, set | frozenset):
+            return iter([(path, value, _MEMBERS, frozenset(value))])
+        if isinstance(value, types.MethodType):
+            return iter([(path, None, None, value.__self__), (path, None, None, value.__func__)])
+        if isinstance(value, functools.partial):
+            parts = (value.func, value.args, value.keywords)
+            return iter([(path, None, None, x) for x in parts])
+        if isinstance(value, types.FunctionType):
+            return self._function(value, path)
+        if isinstance(value, type):
+            return self._class(value, path)
+        if isinstance(value, types.ModuleType):
             return iter(())
-        if isinstance(value, type | types.ModuleType) or not hasattr(value, "__dict__"):
-            return None
-        where = type(value).__module__
-        if where.partition(".")[0] in _LIBRARIES and not where.startswith(_LOOKED_INTO):
-            return None
-        return self._items(vars(value), path, ".")
+        return self._object(value, path)
 
-    def _module(self, module: torch.nn.Module, path: str) -> Iterator[tuple[str, Any, Any, Any]]:
+    def _object(self, value: Any, path: str) -> Iterator[_Item]:
+        where = type(value).__module__
+        if where == "numpy":
+            return self._array(value, path)
+        if isinstance(value, Iterator):
+            self.state.refused.append(f"{path} is an iterator, which each call may advance")
+            return iter(())
+        own = where.startswith(_LOOKED_INTO) or isinstance(value, types.SimpleNamespace)
+        if not own and (where.partition(".")[0] in _LIBRARIES or _is_standard(where)):
+            return iter(())
+        return self._own(value, path)
+
+    def _own(self, value: Any, path: str) -> Iterator[_Item]:
+        if hasattr(value, "__dict__"):
+            yield from self._items(vars(value), path, ".")
+        for cls in type(value).__mro__:
+            names = vars(cls).get("__slots__", ())
+            for name in (names,) if isinstance(names, str) else names:
+                if hasattr(value, name) and name not in ("__dict__", "__weakref__"):
+                    yield f"{path}.{name}", _Attributes(value), name, getattr(value, name)
+        for cls in type(value).__mro__:
+            yield path, None, None, cls
+
+    def _array(self, value: Any, path: str) -> Iterator[_Item]:
+        if getattr(value, "nbytes", 0) > MOST_BYTES or getattr(value.dtype, "hasobject", False):
+            self.state.refused.append(f"{path} is a large array of numpy; make it a tensor")
+        else:
+            yield path, value, _BYTES, _BYTES.ask(value)
+
+    def _module(self, module: torch.nn.Module, path: str) -> Iterator[_Item]:
+        yield path, module, _MODULE_HOOKS, _MODULE_HOOKS.ask(module)
         for store in (module._parameters, module._buffers, module._modules):
+            yield path, store, _LENGTH, len(store)
             for name, x in store.items():
                 yield f"{path}.{name}", store, name, x
-        for name, x in vars(module).items():
-            if not name.startswith("_") or isinstance(x, torch.Tensor):
-                yield f"{path}.{name}", vars(module), name, x
+        kept = vars(module)
+        yield path, kept, _LENGTH, len(kept)
+        for name, x in list(kept.items()):
+            if name not in _OF_TORCH and not name.startswith("_consistent"):
+                yield f"{path}.{name}", kept, name, x
+        for cls in type(module).__mro__:
+            yield path, None, None, cls
 
-    def _optimizer(self, optimizer: Any, path: str) -> Iterator[tuple[str, Any, Any, Any]]:
-        yield f"{path}.param_groups", optimizer.param_groups, _LENGTH, len(optimizer.param_groups)
-        for i, group in enumerate(optimizer.param_groups):
+    def _optimizer(self, optimizer: Any, path: str) -> Iterator[_Item]:
+        kept, groups, state = vars(optimizer), optimizer.param_groups, optimizer.state
+        for name in ("param_groups", "state"):
+            self.state.facts.append(Fact(kept, name, f"{path}.{name}", kept[name]))
+        for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+            yield f"{path}.{name}", kept[name], _LENGTH, len(kept[name])
+        yield f"{path}.param_groups", groups, _LENGTH, len(groups)
+        for i, group in enumerate(groups):
+            self.state.facts.append(Fact(groups, i, f"{path}.param_groups[{i}]", group))
             for name, x in group.items():
                 if name != "lr" or isinstance(x, torch.Tensor):
                     yield f"{path}.param_groups[{i}][{name!r}]", group, name, x
-        yield f"{path}.state", optimizer.state, _LENGTH, len(optimizer.state)
-        for i, (_, kept) in enumerate(list(optimizer.state.items())):
-            yield f"{path}.state of parameter {i}", None, None, kept
+        yield f"{path}.state", state, _LENGTH, len(state)
+        for i, (param, of_one) in enumerate(list(state.items())):
+            yield f"{path}.state of parameter {i}", state, param, of_one
 
-    def _list(self, value: Any, path: str) -> Iterator[tuple[str, Any, Any, Any]]:
+    def _schedule(self, schedule: Any, path: str) -> Iterator[_Item]:
+        self.state.schedules.append(schedule)
+        kept = vars(schedule)
+        self.state.of_schedules[id(schedule)] = [
+            Fact(store, key, f"{path}.{name}", x)
+            for name, value in kept.items()
+            for store, key, x in (
+                [(value, i, each) for i, each in enumerate(value)]
+                if isinstance(value, list)
+                else [(kept, name, value)]
+            )
+            if isinstance(x, _SIMPLE)
+        ]
+        yield path, None, None, getattr(schedule, "optimizer", None)
+
+    def _list(self, value: Any, path: str) -> Iterator[_Item]:
         yield path, value, _LENGTH, len(value)
         for i, x in enumerate(value):
             yield f"{path}[{i}]", value, i, x
 
-    def _items(self, value: Any, path: str, dot: str) -> Iterator[tuple[str, Any, Any, Any]]:
+    def _items(self, value: Any, path: str, dot: str) -> Iterator[_Item]:
         yield path, value, _LENGTH, len(value)
         for name, x in list(value.items()):
             where = f"{path}.{name}" if dot else f"{path}[{name!r}]"
             yield where, value, name, x
 
-    def function(self, step: Any, path: str) -> None:
+    # -- code --------------------------------------------------------------------------------------
+
+    def _class(self, cls: type, path: str) -> Iterator[_Item]:
+        """Attributes and functions of a class of the user's own."""
+        if _is_installed(cls.__module__):
+            return
+        for name, x in list(vars(cls).items()):
+            if isinstance(x, staticmethod | classmethod):
+                x = x.__func__
+            if isinstance(x, types.FunctionType):
+                yield f"{path}.{name}", None, None, x
+            elif isinstance(x, property):
+                for each in (x.fget, x.fset):
+                    yield f"{path}.{name}", None, None, each
+            elif not name.startswith("__"):
+                yield f"{path}.{name}", _Attributes(cls), name, getattr(cls, name, x)
+
+    def _function(self, function: types.FunctionType, path: str) -> Iterator[_Item]:
         """What a function closes over, the globals that it names, and its defaults."""
-        if isinstance(step, functools.partial):
-            self.visit(step.args, f"{path} argument", None, None)
-            self.visit(step.keywords, f"{path} argument", None, None)
-            self.function(step.func, path)
+        if _is_installed(function.__module__ or ""):
             return
-        if isinstance(step, types.MethodType):
-            self.visit(step.__self__, "self", None, None)
-            step = step.__func__
-        if not isinstance(step, types.FunctionType):
-            self.visit(step, path, None, None)
-            return
-        if id(step) in self._seen or _is_librarys(step):
-            return
-        self._seen.add(id(step))
-        self._alive.append(step)
-        for name, cell in zip(step.__code__.co_freevars, step.__closure__ or (), strict=True):
+        code, cells = function.__code__, function.__closure__ or ()
+        names, attributes = _names(code)
+        for name, cell in zip(code.co_freevars, cells, strict=True):
             try:
                 value = cell.cell_contents
             except ValueError:  # not set yet
                 continue
-            self.visit(value, name, cell, None)
-        for i, value in enumerate(step.__defaults__ or ()):
-            self.visit(value, f"{path}, default {i}", None, None)
-        for name in _names(step.__code__):
-            value = step.__globals__.get(name, _ABSENT)
-            if value is not _ABSENT:
-                self.visit(value, name, step.__globals__, name)
+            yield name, cell, None, value
+            yield from _of_module(name, value, attributes)
+        for name in ("__defaults__", "__kwdefaults__"):
+            yield f"{path}, defaults", _Attributes(function), name, getattr(function, name)
+        for name in sorted(names & function.__globals__.keys()):
+            value = function.__globals__[name]
+            yield name, function.__globals__, name, value
+            yield from _of_module(name, value, attributes)
 
     # -- leaves ------------------------------------------------------------------------------------
 
     def _leaf(self, x: torch.Tensor, path: str) -> None:
-        if x.requires_grad and x.is_leaf:
-            self._leaves.setdefault(id(x), (x, path))
+        if x.requires_grad and x.is_leaf and id(x) not in self._leaves:
+            self._leaves[id(x)] = x, path
+            self.state.facts.append(Fact(x, _LEAF_HOOKS, f"{path}, hooks", _LEAF_HOOKS.ask(x)))
 
     def gradients(self) -> None:
         """A slot for the gradient of each leaf."""
@@ -266,12 +376,39 @@ class _Walk:
             self.state.slots.append(Slot(x, "grad", f"{path}.grad"))
 
 
-def _is_librarys(function: types.FunctionType) -> bool:
-    return (function.__module__ or "").partition(".")[0] in _LIBRARIES
+def _of_module(name: str, value: Any, attributes: set[str]) -> Iterator[_Item]:
+    """Those of ``attributes`` that a module of the user's own has."""
+    if isinstance(value, types.ModuleType) and not _is_installed(value.__name__):
+        kept = vars(value)
+        for attribute in sorted(attributes & kept.keys()):
+            yield f"{name}.{attribute}", kept, attribute, kept[attribute]
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
+@functools.cache
+def _is_standard(module: str) -> bool:
+    file = getattr(sys.modules.get(module.partition(".")[0]), "__file__", None) or ""
+    return module == "builtins" or (file.startswith(_STANDARD) and "site-packages" not in file)
+
+
+def _is_installed(module: str) -> bool:
+    """Whether a module is none of the user's own."""
+    top = module.partition(".")[0]
+    file = getattr(sys.modules.get(top), "__file__", None) or ""
+    known = top in _LIBRARIES or top in sys.builtin_module_names
+    return known or _is_standard(module) or "site-packages" in file or "dist-packages" in file
+
+
+def _names(code: types.CodeType) -> tuple[set[str], set[str]]:
+    """The globals that code names, and the attributes that it asks for."""
+    names, attributes = set(), set()
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL"):
+            names.add(instruction.argval)
+        elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"):
+            attributes.add(instruction.argval)
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            yield from _names(inner)
+            more = _names(inner)
+            names |= more[0]
+            attributes |= more[1]
+    return names, attributes

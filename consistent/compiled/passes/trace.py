@@ -83,6 +83,8 @@ class Trace:
         """Use ``new`` wherever ``old`` was used."""
         old.replace_all_uses_with(new)
         self.replaced[old] = new
+        if old in self.lasting:
+            self.lasting.add(new)
         for node, other in self.replaced.items():
             if other is old:
                 self.replaced[node] = new
