@@ -20,10 +20,13 @@ from .program import Program, Source
 from .recorder import NodePlace, Recorder, Writes, compiling
 from .segments import cut
 from .show import text
-from .state import State, find
+from .state import Fact, State, find, same_value
 from .unsettled import Unsettled
 
 _Off = torch._C.DisableTorchFunction
+_T = torch.Tensor
+_device = torch.Tensor.device.__get__  # type: ignore[attr-defined]
+_ABSENT: Any = object()
 
 
 class Recorded:
@@ -53,44 +56,65 @@ class Recorded:
 
 
 class Before:
-    """What was there before a step."""
+    """What was there before a step. It is compared before each run, in as few calls as can be."""
 
     def __init__(self, state: State, given: Sequence[torch.Tensor]) -> None:
-        self.facts = list(state.facts)
         self._slots = state.slots
-        self._likes = [_like(slot.read()) for slot in state.slots]
-        self._shared = self._sharing(given)
+        self._tensors, self._likes = self._now(), []
+        with _Off():
+            self._likes = [_like(x) for x in self._tensors]
+            self._shared = _sharing([*self._tensors, *given])
+        self._in_dicts: list[tuple[dict, Any, Any]] = []
+        self._others: list[Fact] = []
+        self.add(state.facts)
+
+    def add(self, facts: Sequence[Fact]) -> None:
+        """Compare these, too."""
+        for fact in facts:
+            if type(fact.store) is dict and not fact.is_asked:
+                self._in_dicts.append((fact.store, fact.key, fact.value))
+            else:
+                self._others.append(fact)
 
     def holds(self, given: Sequence[torch.Tensor]) -> bool:
         """Whether facts are the same, slots hold tensors like those, and share memory as those."""
-        return (
-            all(fact.holds() for fact in self.facts)
-            and all(_like(s.read()) == like for s, like in zip(self._slots, self._likes))
-            and self._sharing(given) == self._shared
-        )
+        for store, key, value in self._in_dicts:
+            now = store.get(key, _ABSENT)
+            if now is not value and not same_value(now, value):
+                return False
+        if not all(fact.holds() for fact in self._others):
+            return False
+        tensors = self._now()
+        with _Off():
+            for x, like in zip(tensors, self._likes):
+                if _like(x) != like:
+                    return False
+            return _sharing([*tensors, *given]) == self._shared
 
-    def _sharing(self, given: Sequence[torch.Tensor]) -> list[int]:
-        """Of each slot and argument, the first one that lies in the same memory."""
-        first: dict[int, int] = {}
-        tensors = [*(slot.read() for slot in self._slots), *given]
-        return [
-            first.setdefault(storage_of(x), i)
-            if isinstance(x, torch.Tensor) and has_memory(x)
-            else -1
-            for i, x in enumerate(tensors)
-        ]
+    def _now(self) -> list[Any]:
+        return [slot.read() for slot in self._slots]
+
+
+def _sharing(tensors: list[Any]) -> list[int]:
+    """Of each slot and argument, the first one that lies in the same memory."""
+    first: dict[int, int] = {}
+    found = []
+    for i, x in enumerate(tensors):
+        if isinstance(x, torch.Tensor) and x.layout is torch.strided:
+            found.append(first.setdefault(_T.untyped_storage(x)._cdata, i))
+        else:
+            found.append(-1)
+    return found
 
 
 def _like(x: Any) -> Any:
     """The kind of a slot's tensor: its layout, its size, and whether it requires grad."""
     if not isinstance(x, torch.Tensor):
         return None
-    with _Off():
-        if x.layout is not torch.strided:
-            return x.layout, x.shape, x.requires_grad
-        size, stride = torch.Tensor.size(x), torch.Tensor.stride(x)
-        spec, device = getattr(x, "_spec", None), torch.Tensor.device.__get__(x)  # type: ignore
-        return spec, size, stride, x.requires_grad, x.dtype, device, x.grad_fn is None
+    if x.layout is not torch.strided:
+        return x.layout, x.shape, x.requires_grad
+    spec = x._spec if is_global(x) else None  # type: ignore[attr-defined]
+    return spec, _T.size(x), _T.stride(x), x.requires_grad, x.dtype, _device(x), x.grad_fn is None
 
 
 class How(NamedTuple):
@@ -141,11 +165,15 @@ def record(
                 "here, call consistent.compile(..., tell_compiling=False)."
             )
         raise
-    for key, facts in state.of_schedules.items():
-        if key not in recorder.live_objects:
-            before.facts += facts
-    before.facts += rates.read
-    changed = [fact.path for fact in before.facts if not fact.holds()] + rates.written()
+    more = [
+        fact
+        for key, facts in state.of_schedules.items()
+        for fact in facts
+        if key not in recorder.live_objects
+    ]
+    more += rates.read
+    before.add(more)
+    changed = [fact.path for fact in [*state.facts, *more] if not fact.holds()] + rates.written()
     if drawn != _drawn_by_python():
         changed.append("the state of Python's or numpy's random numbers")
     if changed and recorder.why is None:

@@ -78,10 +78,18 @@ class Fact(NamedTuple):
     def holds(self) -> bool:
         """Whether it is as it was: the same object, or the same number or word."""
         now = _read(self.store, self.key)
-        if now is self.value:
-            return True
-        by_value = isinstance(self.value, _SIMPLE) or isinstance(self.key, _Asked)
-        return by_value and type(now) is type(self.value) and bool(now == self.value)
+        return now is self.value or same_value(now, self.value, self.is_asked)
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether it is not what is at a key, but something that is asked of the store."""
+        return isinstance(self.key, _Asked)
+
+
+def same_value(now: Any, before: Any, by_value: bool = False) -> bool:
+    """Whether both are the same number or word; other objects only ``by_value``."""
+    by_value = by_value or isinstance(before, _SIMPLE)
+    return by_value and type(now) is type(before) and bool(now == before)
 
 
 class _Asked:

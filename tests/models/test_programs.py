@@ -29,5 +29,5 @@ def test_a_program_is_the_step_as_written(name: str, plan: str) -> None:
         if name != "Mixtral":
             assert found.recorded <= found.written + AGREEMENT
         if plan == "zero3":
-            assert found.recorded < found.written
+            assert name == "Mixtral" or found.recorded < found.written
             assert "merge_equal" in found.saved
