@@ -45,6 +45,10 @@ _TO_PYTHON = frozenset(
 )
 
 
+# These read an argument past all ops.
+_SPLITS = (torch.tensor_split, torch.Tensor.tensor_split)
+
+
 @dataclass(frozen=True)
 class NodePlace:
     """Where a tensor comes from: a value of the recording, with its spec if it is a global tensor;
@@ -57,10 +61,6 @@ class NodePlace:
 
 
 Writes = list[tuple[Slot, NodePlace | None]]  # what is put into slots; nothing where it is None
-
-
-# These read an argument past all ops.
-_SPLITS = (torch.tensor_split, torch.Tensor.tensor_split)
 
 
 class Recorder(TorchDispatchMode):
@@ -488,10 +488,14 @@ def _check_printable(name: str, func: Any, given: Any) -> None:
 
 
 def _seeds() -> bytes:
-    """The state of torch's generator, without the bits that hold our count."""
+    """The states of torch's generators, without the bits that hold our count."""
     with unseen():
         words = torch.default_generator.get_state().view(torch.int64)
-        return (words & 0xFFFF_FFFF).numpy().tobytes()
+        found = (words & 0xFFFF_FFFF).numpy().tobytes()
+        if torch.cuda.is_initialized():
+            states = (g.get_state().numpy().tobytes() for g in torch.cuda.default_generators)
+            found = b"".join([found, *states])
+        return found
 
 
 def _item(values: Any, i: int) -> Any:

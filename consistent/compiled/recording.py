@@ -12,11 +12,12 @@ import torch
 
 from ..dispatch.plans.shards import is_global
 from ..nn.nested import map_tensors, tensors_in
-from .live import Rates, listening
+from .live import listening
 from .memory import has_memory, storage_of
 from .opaque import Call
 from .passes import PASSES
 from .program import Program, Source
+from .rates import Rates
 from .recorder import NodePlace, Recorder, Writes, compiling
 from .segments import cut
 from .show import text
