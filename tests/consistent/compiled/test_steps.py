@@ -295,7 +295,7 @@ def test_ranks_outside_the_placement_follow(rank: int) -> None:
 
 
 @pytest.mark.slow
-@on_ranks(2)
+@on_ranks(2, timeout=300)  # a machine that has compiled nothing yet takes a minute
 def test_inductor(rank: int) -> None:
     made = trained("zero3", "AdamW", clip=True)
     beside(made, batches(6, (Placement.all("cpu"), S(0))), "inductor")
