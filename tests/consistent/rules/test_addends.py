@@ -30,7 +30,10 @@ def _number(value: float) -> Callable[[Any], Any]:
 
 
 def _expected(case: Example) -> Expected | None:
-    """The call, if torch takes it."""
+    """The call, if torch takes it. The addends of float32's `_grouped_mm` overflow beside numbers
+    that are huge for it, and their sum is then NaN where the whole is finite."""
+    if getattr(case.func, "__name__", "") == "_grouped_mm":
+        return None
     try:
         return Expected(case.func, case.args, case.kwargs, 2).forward_only()
     except (RuntimeError, TypeError, ValueError, IndexError, ZeroDivisionError):
