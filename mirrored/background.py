@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from .comm import Ranks, Transport
+from .transports.base.wrapper import Wrapper
 from .transports.default import current, use
 
 T = TypeVar("T")
@@ -73,7 +74,10 @@ def has_spare_cores(ranks: Ranks) -> bool:
     Later calls return the same answer, which is the same on all of them.
     """
     transport = current()
-    known = _answers.setdefault(transport, {})
+    innermost = transport  # ranks may put another number of transports around it
+    while isinstance(innermost, Wrapper):
+        innermost = innermost.inner
+    known = _answers.setdefault(innermost, {})
     if ranks not in known:
         own = socket.gethostname(), _cores(), torch.get_num_threads()
         known[ranks] = _are_enough(transport.gather_objects(own, ranks))

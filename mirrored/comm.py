@@ -25,14 +25,19 @@ from torch import Tensor
 from .reduction import ordered_reduce
 
 Ranks = tuple[int, ...]
+"""World ranks, in the order in which they hold the pieces of a tensor."""
+
 Shape = Sequence[int]
 OPS = ("sum", "max", "min")
+_CPU = torch.device("cpu")
 
 
 class Handle(Protocol):
     """A reduction under way; `wait()` gives its result and may be called once."""
 
-    def wait(self) -> Tensor: ...
+    def wait(self) -> Tensor:
+        """The result, once it is there."""
+        ...
 
 
 class Done:
@@ -47,10 +52,12 @@ class Done:
 
 @dataclass(frozen=True)
 class Link:
-    """What messages between ranks cost."""
+    """What messages between ranks cost, and copies on one of them; None is not measured."""
 
     latency_s: float  # seconds that the smallest collective takes
     bytes_per_s: float  # bytes that a rank sends in a second
+    copy_start_s: float | None = None  # seconds that the smallest local copy takes
+    copy_bytes_per_s: float | None = None  # bytes that a rank copies in a second, within itself
 
 
 class Transport(ABC):
@@ -70,6 +77,15 @@ class Transport(ABC):
     @abstractmethod
     def size(self) -> int:
         """The number of ranks in the world."""
+
+    def rank_in(self, placement: Any) -> int:
+        """The rank that this process is among those of ``placement``: its own. A simulated process
+        may stand for another one in each placement."""
+        return self.rank
+
+    def device(self, kind: str) -> torch.device:
+        """Where this process keeps its tensors of a placement on devices of this kind."""
+        return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else _CPU
 
     @abstractmethod
     def all_reduce_async(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Handle:

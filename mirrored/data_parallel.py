@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -47,3 +48,19 @@ class DataParallel(DistributedDataParallel):
                 'torch.distributed.init_process_group("gloo").'
             )
         super().__init__(module, **options)
+        self._keep_group()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._keep_group()
+
+    def _keep_group(self) -> None:
+        """Keep the process group until the reducer is gone.
+
+        A group that was destroyed ends its threads with its last reference. If that is the
+        reducer's, torch waits for them and holds the interpreter, while a thread that lets go of a
+        tensor waits for the interpreter: for ever. Before it drops a reference of Python's, torch
+        lets go of the interpreter.
+        """
+        for holder in (self.reducer, self.logger):
+            weakref.finalize(holder, lambda group: None, self.process_group).atexit = False

@@ -43,15 +43,19 @@ SLOW = (
     "consistent/programs", "consistent/rules/families", "consistent/rules/test_addends.py",
     "consistent/rules/test_halves.py", "consistent/rules/test_rows.py",
     "consistent/tensor/inspection", "consistent/torch_patches", "csrc",
-    "docs/test_make_faults.py", "examples", "faults", "gpu", "mirrored", "models",
+    "consistent/tensor/making/test_types.py", "docs/test_comparison.py",
+    "docs/test_make_faults.py", "docs/test_pages.py", "examples", "faults", "gpu", "mirrored",
+    "models",
 )  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     root = Path(__file__).parent
-    slow = [root / name for name in SLOW]
+    slow = {root / name for name in SLOW}
+    files = {item.path for item in items}
+    marked = {path for path in files if not slow.isdisjoint({path, *path.parents})}
     for item in items:
-        if any(item.path == path or path in item.path.parents for path in slow):
+        if item.path in marked:
             item.add_marker(pytest.mark.slow)
     # First, so that no worker is alone with a long file in the end.
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)

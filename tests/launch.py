@@ -28,7 +28,11 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-IMPORTED = ["torch", "torch.distributed", "consistent", "mirrored", "tests.launch"]
+IMPORTED = [
+    "torch", "torch.distributed", "consistent", "mirrored", "tests.launch",
+    # What torch imports when an op is first run on meta tensors, 2 s in every process.
+    "torch.fx.experimental.symbolic_shapes", "torch._dynamo.utils",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ class Counting(Wrapper):
         self.calls.clear()
 
     def pass_on(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Note what this rank sends by the method ``name``, and call it."""
         if name in COUNTED:
             call = call_of(self.rank, given_to(name, args, kwargs), name)
             if len(call.ranks) > 1:

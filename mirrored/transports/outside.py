@@ -19,6 +19,7 @@ class Outside(CheckedTransport):
 
     def __init__(self, inside: Transport, why: str, size: int = 1) -> None:
         self.link: Any = inside.link
+        self.device: Any = inside.device
         self.size = size
         self._why = why
 

@@ -1,27 +1,17 @@
 """The kernels stand alone: they build without torch, for every processor, with the same bits."""
 
 import platform
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.csrc.compiling import CXX, NVCC, ROOT, run
+
 KERNELS = ROOT / "csrc" / "kernels"
-CXX = shutil.which("c++") or shutil.which("g++")
-NVCC = shutil.which("nvcc")
 
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="nvcc was not found")
 needs_x86 = pytest.mark.skipif(
     CXX is None or platform.machine() != "x86_64", reason="a C++ compiler on x86-64 is needed"
 )
-
-
-def run(*command):
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def build_bits(folder, *flags):
@@ -32,10 +22,9 @@ def build_bits(folder, *flags):
 
 
 def processor_has(march):
-    asked = ["-march=native", "-Q", "--help=target"]
-    done = subprocess.run([CXX, *asked], capture_output=True, text=True)
+    printed = run(CXX, "-march=native", "-Q", "--help=target")
     needed = {"x86-64-v3": "-mavx2", "x86-64-v4": "-mavx512bw"}[march]
-    return any(line.split() == [needed, "[enabled]"] for line in done.stdout.splitlines())
+    return any(line.split() == [needed, "[enabled]"] for line in printed.splitlines())
 
 
 @needs_x86

@@ -1,14 +1,10 @@
 """The peer-memory moves stand alone, and are clean under the sanitizers."""
 
-import shutil
-import subprocess
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.csrc.compiling import CXX, ROOT, run
+
 PEER = ROOT / "csrc" / "peer"
-CXX = shutil.which("c++") or shutil.which("g++")
 
 needs_compiler = pytest.mark.skipif(CXX is None, reason="a C++ compiler was not found")
 
@@ -22,13 +18,8 @@ def test_every_move_is_right_and_clean(sanitizer, ranks, tmp_path):
     # Clones for several processors are chosen before a sanitizer has started.
     flags = "-std=c++17", "-O0", "-Werror", "-Wall", "-DCONSISTENT_CLONES="
     sources = ROOT / "csrc" / "tests" / "peer_test.cpp", *PEER.glob("*.cpp")
-    built = subprocess.run(
-        [CXX, *flags, f"-fsanitize={sanitizer}", "-fno-sanitize-recover", *sources, "-o", program],
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert built.returncode == 0, built.stderr
-    done = subprocess.run([program, ranks], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "every move is right\n", "")
+    run(CXX, *flags, f"-fsanitize={sanitizer}", "-fno-sanitize-recover", *sources, "-o", program)
+    assert run(program, ranks) == "every move is right\n"
 
 
 @needs_compiler
@@ -37,11 +28,8 @@ def test_moves_between_devices_are_right_and_clean_where_the_cpu_does_them(tmp_p
     flags = "-std=c++17", "-O1", "-Werror", "-Wall", "-DCONSISTENT_CLONES="
     sanitizing = "-fsanitize=address,undefined", "-fno-sanitize-recover=all"
     sources = ROOT / "csrc" / "tests" / "device_moves_test.cpp", PEER / "device_moves_cpu.cpp"
-    command = [CXX, *flags, *sanitizing, *sources, PEER / "reduce.cpp", "-o", program]
-    built = subprocess.run(command, capture_output=True, text=True)
-    assert built.returncode == 0, built.stderr
-    done = subprocess.run([program], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "every move is right\n", "")
+    run(CXX, *flags, *sanitizing, *sources, PEER / "reduce.cpp", "-o", program)
+    assert run(program) == "every move is right\n"
 
 
 def test_neither_torch_nor_python_is_needed():

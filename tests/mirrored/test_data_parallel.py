@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,7 @@ from torch import nn
 
 import consistent
 import mirrored
+from tests.launch import launch
 from tests.ranks import RankError, pool
 
 STEPS = 5
@@ -65,3 +68,31 @@ def test_global_parameters_are_refused_on_every_rank() -> None:
 def test_without_a_process_group_it_says_how_to_start_one() -> None:
     with pytest.raises(RuntimeError, match="torch.distributed is not initialised"):
         mirrored.DataParallel(build())
+
+
+# The threads of a group are still at work when the copies, the last that know it, go: which of them
+# has the interpreter first differs from round to round.
+GOING = """
+import copy, sys, torch, torch.distributed as dist, mirrored
+for _ in range(8):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = mirrored.DataParallel(torch.nn.Linear(3, 1))
+    model = copy.deepcopy(model) if sys.argv[1] == "copied" else model
+    group, sums = dist.group.WORLD, [torch.ones(3) for _ in range(20)]
+    dist.destroy_process_group()
+    sys.setswitchinterval(100)  # seconds: a thread that has the interpreter keeps it
+    for x in sums:
+        group.allreduce([x])
+    del group
+    del model
+    sys.setswitchinterval(0.005)
+print("over")
+"""
+
+
+@pytest.mark.parametrize("made", ["new", "copied"])
+def test_copies_that_outlive_their_process_group_go(made: str, tmp_path: Path) -> None:
+    program = tmp_path / "going.py"
+    program.write_text(GOING)
+    done = launch(program, made, ranks=1, timeout=60)
+    assert (done.status, done.printed) == (0, ["over\n"]), done.errors

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
+
 from ...comm import Ranks, Transport
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -34,6 +36,12 @@ class Wrapper(Transport):
     @property
     def size(self) -> int:
         return self.inner.size
+
+    def rank_in(self, placement: Any) -> int:
+        return self.inner.rank_in(placement)
+
+    def device(self, kind: str) -> torch.device:
+        return self.inner.device(kind)
 
     def tune(self, ranks: Ranks) -> Any:
         """Measure anew, keep and return the table by which this transport chooses how it sends;

@@ -72,7 +72,7 @@ class Watch:
         """It goes off once, with the words that every rank raises."""
         self.waiters: weakref.WeakSet[Waiter] = weakref.WeakSet()
         self._messages: dict[int, tuple[float, Call]] = {}  # waits for messages, by thread
-        self._deciding = threading.Lock()  # held by the thread that gives up
+        self._deciding = threading.RLock()  # held by the thread that gives up
         self._changed = threading.Condition()  # guards what follows
         self._lower_gives_up = False
         self._notes: dict[int, str] = {}  # notes that ranks left here when they ended

@@ -45,7 +45,7 @@ class DeviceMoves:
         self._slots = [[whole[part] for whole in memory.memory] for part in parts]
         self._step = 0
         self._one_shot = Table().one_shot, Table().one_shot_narrow
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def set_one_shot(self, nbytes: int, narrow: int) -> None:
         """In all-reduces of at most so many bytes every rank reads all of x from all others;

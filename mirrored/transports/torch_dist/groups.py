@@ -114,7 +114,9 @@ class World:
 
 _ALONE = World()
 _worlds: weakref.WeakKeyDictionary[dist.ProcessGroup, World] = weakref.WeakKeyDictionary()
-_making = threading.Lock()
+_making = threading.RLock()
+# The last group and its world, both weak: each op asks, and a lookup by weak keys takes longer.
+_latest: tuple[Callable[[], Any], Callable[[], World | None]] = (lambda: None), (lambda: None)
 
 
 def world() -> World:
@@ -127,16 +129,18 @@ def world() -> World:
         init_from_environment()
         found = c10d.GroupMember.WORLD
         assert found is not None
-    try:
-        return _worlds[found]
-    except KeyError:
-        pass
+    global _latest
+    group, latest = _latest
+    if group() is found and (known := latest()) is not None:
+        return known
     with _making:
         if found not in _worlds:
             if not _worlds:
                 atexit.register(let_workers_finish)
             _worlds[found] = _world_of(found)
-    return _worlds[found]
+        made = _worlds[found]
+        _latest = weakref.ref(found), weakref.ref(made)
+    return made
 
 
 def _watch_of(made: World) -> Watch:
@@ -173,7 +177,7 @@ def _world_of(group: dist.ProcessGroup) -> World:
 def _after_fork() -> None:
     """Runs in a forked child of a rank: it may look at its parent's world but not communicate."""
     global _making
-    _making = threading.Lock()  # a thread that the child lacks may have held the old one
+    _making = threading.RLock()  # a thread that the child lacks may have held the old one
     for group, each in list(_worlds.items()):
         each.is_childs = True
         if each.watch is not None:

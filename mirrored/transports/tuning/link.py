@@ -1,4 +1,5 @@
-"""What messages between the ranks of this world cost, by the table that was kept for them.
+"""What messages between the ranks of this world cost, and copies on one of them, by the table that
+was kept for them.
 
 Plans are chosen by it, so all ranks must use the same numbers: those of the first rank that asks.
 """

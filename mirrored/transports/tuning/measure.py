@@ -20,6 +20,7 @@ from .table import Table
 
 ONE_SHOT_SIZES = [2**k for k in range(12, 21)]  # 4 KiB to 1 MiB
 SIZES = [2**18, 2**22]
+COPIED = 2**25  # bytes
 CLEARLY = 1.2  # how many times faster messages must be, so that noise does not decide
 NEVER, ALWAYS = 0, 1 << 62
 
@@ -63,7 +64,8 @@ def measured(ways: TwoWays) -> Table:
             if limit is not None:
                 above[table.row(name, dtype)] = limit
     limits = _one_shot(ways, torch.float32), _one_shot(ways, torch.bfloat16)
-    mine = Table(*limits, above, _latency_s(ways), _bytes_per_s(ways))
+    copies = _copy_start_s(ways), _copy_bytes_per_s(ways)
+    mine = Table(*limits, above, _latency_s(ways), _bytes_per_s(ways), *copies)
     found = ways.shared.gather_objects(mine, ways.ranks)[0]
     if ways.is_first:
         table.save(found, len(ways.ranks), ways.name)
@@ -129,6 +131,17 @@ def _bytes_per_s(ways: TwoWays) -> float:
     x = torch.ones(rows, device=ways.device)
     join = partial(ways.shared.join, x, 0, [rows] * n, ways.ranks)
     return x.nbytes * (n - 1) / _fastest(join, ways.device, 2)
+
+
+def _copy_start_s(ways: TwoWays) -> float:
+    return _fastest(torch.ones(1, device=ways.device).clone, ways.device, 100)
+
+
+def _copy_bytes_per_s(ways: TwoWays) -> float:
+    """The bytes that a rank copies in a second, more than its caches hold."""
+    x = torch.ones(COPIED // torch.float32.itemsize, device=ways.device)
+    y = torch.empty_like(x)
+    return x.nbytes / _fastest(partial(y.copy_, x), ways.device, 2)
 
 
 def _fastest(call: Callable[[], object], device: torch.device, count: int) -> float:

@@ -31,6 +31,8 @@ class Table:
             transport below does it faster. A move that is not named never goes there.
         latency_s: seconds that the smallest all-reduce takes.
         bytes_per_s: bytes that a rank sends in a second when large tensors are joined.
+        copy_start_s: seconds that the smallest copy on one rank takes; None if it was not measured.
+        copy_bytes_per_s: bytes that a rank copies in a second while all ranks copy large tensors.
     """
 
     one_shot: int = 64 * 1024
@@ -38,11 +40,13 @@ class Table:
     messages_above: dict[str, int] = field(default_factory=dict)
     latency_s: float = 4e-6
     bytes_per_s: float = 4e9
+    copy_start_s: float | None = None
+    copy_bytes_per_s: float | None = None
 
     @property
     def link(self) -> Link:
-        """What messages cost, by which plans are chosen."""
-        return Link(self.latency_s, self.bytes_per_s)
+        """What messages and copies cost, by which plans are chosen."""
+        return Link(self.latency_s, self.bytes_per_s, self.copy_start_s, self.copy_bytes_per_s)
 
     def by_messages(self, move: str, dtype: torch.dtype, nbytes: int) -> bool:
         """Whether the transport below does the move."""

@@ -49,7 +49,7 @@ CALLS: dict[str, Callable[[Transport, tuple[int, ...]], Any]] = {
     "addends": lambda t, ranks: _entered(t.addends(X, 0, _cut(4, ranks), ranks)),
     "shares": lambda t, ranks: t.shares(ranks, "cpu"),
 }
-ASKS_NOBODY = {"link", "abandon"}  # the second tells others, and waits for nobody
+ASKS_NOBODY = {"link", "device", "rank_in", "abandon"}  # the last tells others, without waiting
 ONE_TO_ONE = {"send", "receive"}  # between two ranks, and not of a group
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import pytest
 
+from consistent.boxing import cost
 from consistent.boxing.cost import DEVICES, device_speeds
 from mirrored.comm import Link
 from mirrored.transports.default import current
@@ -60,6 +61,19 @@ def priced(rank: int) -> tuple:
         link.bytes_per_s,
     )
     return found.latency, found.bandwidth
+
+
+def test_copies_are_priced_by_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    table.save(replace(Table(), copy_bytes_per_s=5e9), 2, "one")
+    link = agreed_link(World(), "cpu", lambda: kept_link(2, "one", True))
+    assert link is not None
+    monkeypatch.setattr(cost, "_links", lambda device_type: cost.Measured(*astuple(link)))
+    found = device_speeds("cpu")
+    assert (found.memory, found.overhead) == (5e9, DEVICES["cpu"].overhead)
+    assert cost.touch_seconds(5e9, "cpu") == 1.0
 
 
 @pytest.mark.parametrize("n", [2, 3])
