@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from ..spec import NdSbp, Sbp, Split, piece
 
@@ -28,7 +29,7 @@ class Device:
 
 
 DEVICES = {
-    # Orders of magnitude, for links that were not measured; ranking plans needs no more. gloo over
+    # Orders of magnitude, for what was not measured; ranking plans needs no more. gloo over
     # loopback on an idle host takes 0.2 to 0.4 ms for a small collective, about 1 GB/s in a large
     # one; a core copies 10 GB/s.
     "cpu": Device(latency=300e-6, bandwidth=1e9, overhead=2e-6, memory=10e9),
@@ -38,15 +39,24 @@ DEVICES = {
 }
 
 
-# Maps a device type to (latency, bandwidth) of the links between this world's ranks, the same on
-# every rank, or None where they were not measured.
-Links = Callable[[str], tuple[float, float] | None]
+class Measured(NamedTuple):
+    """What was measured of a `Device`, in its order; None where it was not."""
+
+    latency: float
+    bandwidth: float
+    overhead: float | None = None
+    memory: float | None = None
+
+
+# Maps a device type to the speeds of this world's ranks, the same on every rank, or None where they
+# were not measured.
+Links = Callable[[str], Measured | None]
 
 _links: Links = lambda device_type: None  # noqa: E731
 
 
 def use_links(links: Links) -> None:
-    """From now on, take the speeds of links from ``links``."""
+    """From now on, take the speeds that were measured from ``links``."""
     global _links
     _links = links
 
@@ -58,8 +68,9 @@ def device_speeds(device_type: str) -> Device:
 
 
 @lru_cache
-def _linked(device_type: str, link: tuple[float, float]) -> Device:
-    return replace(DEVICES[device_type], latency=link[0], bandwidth=link[1])
+def _linked(device_type: str, link: Measured) -> Device:
+    known = {name: speed for name, speed in link._asdict().items() if speed is not None}
+    return replace(DEVICES[device_type], **known)
 
 
 def latency_seconds(device_type: str) -> float:
@@ -74,7 +85,7 @@ def wire_seconds(nbytes: float, device_type: str) -> float:
 
 def touch_seconds(nbytes: float, device_type: str) -> float:
     """Time to read or write ``nbytes`` of local memory."""
-    return nbytes / DEVICES[device_type].memory
+    return nbytes / device_speeds(device_type).memory
 
 
 def move_seconds(nbytes: int, local_nbytes: int, device_type: str) -> float:

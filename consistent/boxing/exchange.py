@@ -55,12 +55,19 @@ def _transfers(src: TensorSpec, dst: TensorSpec) -> Iterator[Transfer]:
     boxes = _holders(src)
     ways = {box: _way(held, box, dst, k) for k, (box, held) in enumerate(boxes.items())}
     load: Counter[int] = Counter()
+    # Ranks that want the same share this: boxes, and what each has of it.
+    found: dict[Region, list[tuple[Region, Region]]] = {}
     for to in _grid(dst.placement):
         target, wanted, slot = dst.placement.rank_at(to), dst.region(to), _partial_index(dst, to)
-        for box, held in boxes.items():
-            part, way = overlap(box, wanted), ways[box]
+        if wanted not in found and wanted in boxes and all(wanted[1]):
+            found[wanted] = [(wanted, wanted)]  # boxes do not overlap each other
+        if wanted not in found:
+            parts = ((box, overlap(box, wanted)) for box in boxes)
+            found[wanted] = [(box, part) for box, part in parts if part is not None]
+        for box, part in found[wanted]:
+            held, way = boxes[box], ways[box]
             addends = [held[k] for k in range(len(held)) if way.slots[k] == slot]
-            if part is None or not addends:
+            if not addends:
                 continue
             replica = _nearest(addends, target, load) if way.replica is None else way.replica
             for addend, holders in enumerate(addends):

@@ -30,6 +30,9 @@ from .exchange import exchange
 from .steps import Exchange, Move, Step, kind_of
 
 _KEPT = 1 << 11  # plans; a program with ever new sizes asks for new ones all the time
+# Of more ranks no exchange is looked at: to list who sends what to whom takes time that grows with
+# their square, and each rank would send to very many.
+_EXCHANGING = 256
 
 
 @lru_cache(maxsize=_KEPT)
@@ -62,7 +65,9 @@ def _path(src: TensorSpec, dst: TensorSpec) -> tuple[Move, ...]:
 def _exchanged(src: TensorSpec, dst: TensorSpec, path: tuple[Move, ...]) -> tuple[Exchange] | None:
     """One exchange in the place of ``path``, if it sends less and is faster. Addends are left to
     the collectives, which reduce as they go."""
-    if len(path) < 2 or any(entry.is_partial for entry in (*src.sbp, *dst.sbp)):
+    if len(path) < 2 or src.placement.size > _EXCHANGING:
+        return None
+    if any(entry.is_partial for entry in (*src.sbp, *dst.sbp)):
         return None
     made = exchange(src, dst)
     better = made.nbytes < plan_bytes(path) and made.seconds < plan_cost(path)

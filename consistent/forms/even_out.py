@@ -18,6 +18,7 @@ from mirrored.transports.default import current
 from ..movement.differentiable import swap
 from .join_results import slot
 from .registry import Shards
+from .whole_numbers import whole_numbers
 
 
 def gathered(shard: Shards, x: Tensor, counts: Sequence[int]) -> list[Tensor]:
@@ -29,7 +30,9 @@ def gathered(shard: Shards, x: Tensor, counts: Sequence[int]) -> list[Tensor]:
 def numbers(shard: Shards, own: Sequence[int], device: torch.device) -> list[list[int]]:
     """Every rank's few integers, in order."""
     mine = torch.tensor([own], device=device)
-    return torch.cat(gathered(shard, mine, [1] * len(shard.ranks))).tolist()
+    every = torch.cat(gathered(shard, mine, [1] * len(shard.ranks)))
+    found = whole_numbers(every.flatten(), lambda: [*own] * len(shard.ranks))
+    return [found[k : k + len(own)] for k in range(0, len(found), len(own))]
 
 
 def evened(

@@ -25,7 +25,7 @@ from ..spec import Placement, TensorSpec
 
 _always = os.environ.get("CONSISTENT_CHECK", "0") not in ("", "0")
 _on: Counter[int] = Counter()  # by rank, for simulated ranks share this module
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 enabled: bool = _always
 """Whether any rank of this process checks. The one thing that is read when check mode is off."""

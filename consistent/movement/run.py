@@ -29,6 +29,9 @@ from .world import my_coordinate
 # Called with (src, dst, moves) at each boxing, on every rank; empty costs one truth test.
 observers: list[Callable[[TensorSpec, TensorSpec, tuple[Step, ...]], None]] = []
 
+# Called with (src, dst) after a boxing that the program waits for, while a report takes times.
+finishers: list[Callable[[TensorSpec, TensorSpec], None]] = []
+
 _Action = Callable[[Tensor], Tensor]
 _is_alias_of = torch._C._is_alias_of  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -43,10 +46,14 @@ def run(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
         return local
     x, moves = begin(local, src, dst)
     if src.placement == dst.placement:
-        return run_within(x, src, dst)
-    (middle,) = (move for move in moves if isinstance(move, Exchange))
-    arrived = run_exchange(run_within(x, src, middle.src), middle.src, middle.dst)
-    return run_within(arrived, middle.dst, dst)
+        out = run_within(x, src, dst)
+    else:
+        (middle,) = (move for move in moves if isinstance(move, Exchange))
+        arrived = run_exchange(run_within(x, src, middle.src), middle.src, middle.dst)
+        out = run_within(arrived, middle.dst, dst)
+    for finish in finishers:
+        finish(src, dst)
+    return out
 
 
 def begin(local: Tensor, src: TensorSpec, dst: TensorSpec) -> tuple[Tensor, tuple[Step, ...]]:

@@ -20,7 +20,7 @@ from ..boxing.plan import plan
 from ..boxing.steps import Move
 from ..spec import Coordinate, Split, TensorSpec, piece
 from .differentiable import _apply, _HookOff, _tracks
-from .run import begin, run, run_within
+from .run import begin, finishers, run, run_within
 from .world import my_coordinate
 
 Route = tuple[TensorSpec, TensorSpec]
@@ -74,6 +74,9 @@ def run_several(
             made = [_put(x, into, i) for i, x in zip(positions, made, strict=True)]
         for i, x in zip(positions, made, strict=True):
             out[i] = x
+        for finish in finishers:
+            for i in () if begun else reversed(positions):
+                finish(*routes[i])
     return out
 
 

@@ -3,24 +3,34 @@ what messages between them cost."""
 
 from __future__ import annotations
 
+import os
+from dataclasses import astuple
 from functools import lru_cache
 
-from mirrored.transports.default import current
+import torch
 
-from ..boxing.cost import use_links
-from ..spec import B, Coordinate, Placement, TensorSpec
+from mirrored.transports.default import current
+from mirrored.transports.torch_dist.children import started_by_launcher
+
+from ..boxing.cost import Measured, use_links
+from ..spec import B, Coordinate, Placement, TensorSpec, World, use_world
 
 
 def my_coordinate(placement: Placement) -> Coordinate | None:
     """This rank's coordinate in ``placement``; None outside it."""
     # Kept on the placement by rank: simulated ranks share it.
     known = placement.__dict__.setdefault("_coordinates", {})
-    rank = current().rank
+    rank = current().rank_in(placement)
     try:
         return known[rank]
     except KeyError:
         made = known[rank] = placement.coordinate_of(rank)
         return made
+
+
+def device_of(placement: Placement) -> torch.device:
+    """Where this rank keeps its shard."""
+    return current().device(placement.type)
 
 
 def local_shape(spec: TensorSpec) -> tuple[int, ...]:
@@ -41,9 +51,21 @@ def _world(device_type: str, size: int) -> Placement:
     return Placement(device_type, range(size))
 
 
-def _link(device_type: str) -> tuple[float, float] | None:
+def _link(device_type: str) -> Measured | None:
     found = current().link(device_type)
-    return None if found is None else (found.latency_s, found.bytes_per_s)
+    return None if found is None else Measured(*astuple(found))
 
 
 use_links(_link)
+
+
+class _Launched(World):
+    """The world of torch.distributed, or the one that a launcher has begun: the first message would
+    start it, and a placement may come before."""
+
+    def size(self) -> int | None:
+        found = super().size()
+        return int(os.environ["WORLD_SIZE"]) if found is None and started_by_launcher() else found
+
+
+use_world(_Launched())

@@ -3,9 +3,11 @@ answer.
 
 One axis at a time. A signature that fits the inputs without boxing costs nothing and wins (data
 stays where it is), unless it makes a P of them, which has to be reduced later. Otherwise the
-cheapest in seconds: bytes to box now, bytes that the local form sends, the reduction that whoever
-reads a P will need, and the bytes that the op then touches on each rank (so that, at equal boxing,
-a split beats computing the same on every rank).
+cheapest in seconds: bytes to box now, bytes that the local form sends, the messages that whoever
+reads the output will need (a P must be reduced; a split that no operand had may have to be
+gathered), and the bytes that the op then touches on each rank (so that, at equal boxing, a split
+beats computing the same on every rank). So a large P is reduce-scattered, and a small one, for
+which only the number of messages counts, is all-reduced once and for all.
 """
 
 from __future__ import annotations
@@ -63,12 +65,17 @@ def choose(
         best = _cheapest(call, specs, allowed, axis, _cuts(call, specs, by_axis, chosen))
         form = form or best.form
         chosen.append(best)
+    return choice_of(call, specs, chosen)
+
+
+def choice_of(call: Call, specs: Sequence[TensorSpec], chosen: Sequence[Signature]) -> Choice:
+    """One signature on each axis as a choice."""
     count, outs = len(specs), len(call.outs)
     ins = tuple(tuple(s.ins[i] for s in chosen) for i in range(count))
     return Choice(
         ins,
         tuple(tuple(s.outs[i] for s in chosen) for i in range(outs)),
-        form,
+        next((s.form for s in chosen if s.form is not None), None),
         tuple(a for a, s in enumerate(chosen) if s.form is not None),
         any(ins[i] != specs[i].sbp for i in range(count)) or any(map(_is_by_size, chosen)),
     )
@@ -162,19 +169,26 @@ def _sending(
     axis: int,
     cuts: Sequence[int],
 ) -> float:
-    """Boxing, what a form sends, and the reduction that a P result will need."""
+    """Boxing, what a form sends, and the messages that whoever reads the outputs will need."""
     placement = specs[0].placement
     parts, kind = placement.shape[axis], placement.type
+    message = latency_seconds(kind)
+    # A split that no operand had is one more message to whoever reads the output whole.
+    gather = 0.0 if any(spec.sbp[axis].is_split for spec in specs) else message
     total = 0.0
     for spec, want in zip(specs, option.ins, strict=True):
         target = spec.with_sbp((*spec.sbp[:axis], want, *spec.sbp[axis + 1 :]))
         total += boxing_seconds(spec, target)
     for out, have, cut in zip(call.outs, option.outs, cuts, strict=True):
-        if have.is_partial and parts > 1:  # whoever reads it pays at least a reduce-scatter
-            nbytes = _nbytes(out) // cut * (parts - 1) // parts
-            total += latency_seconds(kind) + wire_seconds(nbytes, kind)
+        if parts == 1:
+            continue
+        if have.is_partial:  # an all-reduce, or a reduce-scatter, which leaves a split
+            half = wire_seconds(_nbytes(out) // cut * (parts - 1) // parts, kind)
+            total += message + half + min(half, gather)
+        elif have.is_split:
+            total += gather
     if option.nbytes:
-        total += latency_seconds(kind) + wire_seconds(option.nbytes, kind)
+        total += message + wire_seconds(option.nbytes, kind)
     return total
 
 

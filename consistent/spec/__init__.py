@@ -1,7 +1,7 @@
 """Placement, SBP and the spec of a tensor. No tensor data, no communication."""
 
-from . import sbp
-from .placement import Placement
+from . import elsewhere, sbp
+from .placement import Placement, World, check_placement, use_world
 from .sbp import (
     EXTREMES,
     B,
@@ -13,6 +13,7 @@ from .sbp import (
     SbpLike,
     Split,
     as_nd_sbp,
+    as_sbp,
     dual,
     dual_nd,
     is_one_way,
@@ -35,9 +36,13 @@ __all__ = [
     "SbpLike",
     "Split",
     "TensorSpec",
+    "World",
     "as_nd_sbp",
+    "as_sbp",
+    "check_placement",
     "dual",
     "dual_nd",
+    "elsewhere",
     "is_one_way",
     "may_be",
     "misfit",
@@ -45,4 +50,5 @@ __all__ = [
     "piece",
     "resolve_sbp",
     "sbp",
+    "use_world",
 ]

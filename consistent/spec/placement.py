@@ -17,8 +17,32 @@ import torch
 import torch.distributed as dist
 
 from .grid import as_grid, compress, row_major, short, solve, unravel
+from .sbp import Sbp
 
 _DEVICE_TYPES = ("cpu", "cuda")
+_SAME_TYPE = {"gpu": "cuda", "nvidia": "cuda", "cuda": "cuda", "cpu": "cpu", "host": "cpu"}
+
+
+class World:
+    """What placements are checked against: the ranks that there are, and their devices."""
+
+    def size(self) -> int | None:
+        """The number of ranks; None where nobody knows."""
+        return dist.get_world_size() if dist.is_initialized() else None
+
+    def has_gpus(self) -> bool:
+        """Whether ranks have GPUs."""
+        return torch.cuda.is_available()
+
+
+_world = World()
+
+
+def use_world(world: World) -> World:
+    """From now on check placements against ``world``. Returns the one before."""
+    global _world
+    before, _world = _world, world
+    return before
 
 
 class Placement:
@@ -50,7 +74,7 @@ class Placement:
     @classmethod
     def all(cls, type: str) -> Placement:  # noqa: A003
         """All ranks of the world on one axis; without torch.distributed this one process."""
-        return cls(type, range(dist.get_world_size() if dist.is_initialized() else 1))
+        return cls(type, range(_world.size() or 1))
 
     # -- the grid ----------------------------------------------------------------------------------
 
@@ -172,7 +196,7 @@ class Placement:
                 "rank holds one piece of a tensor. Name each rank once."
             )
         low, high = self._extremes()
-        world = dist.get_world_size() if dist.is_initialized() else None
+        world = _world.size()
         if low < 0 or (world is not None and high >= world):
             outside = low if low < 0 else high
             size = f"the world has {world} ranks (0 to {world - 1})" if world else ""
@@ -206,15 +230,39 @@ class Placement:
 
 def _check_type(type: str) -> None:  # noqa: A002
     if type not in _DEVICE_TYPES:
+        near = _SAME_TYPE.get(str(type).partition(":")[0].lower())
         raise ValueError(
             f'placement: type is {type!r}, which is not a device type. Use "cpu" or "cuda".'
+            + (
+                f" Did you mean {near!r}? Which device a rank has is its own affair."
+                if near
+                else ""
+            )
         )
-    if type == "cuda" and not torch.cuda.is_available():
+    if type == "cuda" and not _world.has_gpus():
         raise RuntimeError(
             'placement: type is "cuda", and this process sees no GPU '
             "(torch.cuda.is_available() is False). "
             'Use type="cpu", or run where a GPU and a CUDA build of torch are present.'
         )
+
+
+def check_placement(what: str, given: object) -> None:
+    """Raise a TypeError if ``given`` is no placement; the message says how to write it as one."""
+    if isinstance(given, Placement):
+        return
+    instead = 'Write placement("cpu", ranks=[0, 1]).'
+    if isinstance(given, Sbp | int | str) and not isinstance(given, bool):
+        instead += " An SBP is given by its name: sbp=S(0)."
+    elif hasattr(given, "mesh_dim_names") and hasattr(given, "device_type"):  # a DeviceMesh
+        names = given.mesh_dim_names and tuple(given.mesh_dim_names)  # type: ignore[attr-defined]
+        axes = f", axes={names!r}" if names else ""
+        ranks = given.mesh.tolist()  # type: ignore[attr-defined]
+        instead = f'Write placement("{given.device_type}", {ranks}{axes}).'  # type: ignore[attr-defined]
+    raise TypeError(
+        f"{what}: placement is {given!r} of type {type(given).__name__}, which is not a "
+        f"placement. {instead}"
+    )
 
 
 def _check_axes(axes: Sequence[str] | None, shape: tuple[int, ...]) -> tuple[str, ...] | None:

@@ -18,6 +18,8 @@ from typing import Any, Union
 
 import torch
 
+from .nearest import nearest_sbp
+
 
 class Sbp:
     """One entry of an nd-sbp. Instances are interned, so ``is`` and ``==`` agree."""
@@ -130,7 +132,12 @@ class Partial(Sbp):
 
 
 def split(dim: int) -> Split:
-    """``S(dim)``."""
+    """``S(dim)``: each rank of the axis holds a piece along tensor dim ``dim``, in rank order. Of
+    n = q·k + r items on k ranks the first r ranks hold q + 1. Negative dims count from the end.
+
+    Raises:
+        TypeError: ``dim`` is no int.
+    """
     return Split(dim)
 
 
@@ -142,11 +149,17 @@ partial_min = Partial("min")
 EXTREMES = (partial_max, partial_min)
 
 S = split
+"""``S(dim)``: each rank of the axis holds a piece along tensor dim ``dim``, in rank order."""
+
 B = broadcast
+"""Every rank of the axis holds the whole tensor."""
+
 P = partial_sum
+"""Every rank of the axis holds an addend, and the tensor is their sum. ``P(max)`` and ``P(min)``:
+the elementwise largest, smallest, of what the ranks hold."""
 
 NdSbp = tuple[Sbp, ...]
-SbpLike = Union[Sbp, str, Sequence[Union[Sbp, str]]]  # noqa: UP007  (used at run time on 3.11)
+SbpLike = Union[Sbp, str, int, Sequence[Union[Sbp, str, int]]]  # noqa: UP007  (used at run time on 3.11)
 
 _DUAL: dict[Sbp, Sbp] = {broadcast: partial_sum, partial_sum: broadcast}
 _ENTRY = re.compile(
@@ -240,15 +253,25 @@ def _entry(match: re.Match) -> Sbp:
 
 
 def _parse_error(text: str, position: int) -> ValueError:
+    begin = text.rfind(",", 0, position) + 1 or len(text) - len(text.lstrip(" ("))
+    is_word = position <= begin + 1 or text[position : position + 1] == "("
+    near = nearest_sbp(text[begin:].partition(",")[0]) if is_word else None
     return ValueError(
         f"sbp: cannot read this text as an SBP:\n  {text}\n  {' ' * position}^\n"
-        'An SBP is "S(dim)", "B", "P", "P(max)" or "P(min)", and for several axes a tuple such as '
-        '"(S(0), B)".'
+        + (f"Did you mean {near!r}? " if near else "")
+        + 'An SBP is "S(dim)", "B", "P", "P(max)" or "P(min)", and for several axes a tuple such '
+        'as "(S(0), B)".'
     )
 
 
 def as_nd_sbp(value: SbpLike) -> NdSbp:
-    """A single SBP, its text, or a sequence of them, as a tuple of ``Sbp``."""
+    """A single SBP, its text, the dim that it splits, or a sequence of them, as a tuple of ``Sbp``:
+    ``S(0)``, ``"S(0)"``, ``0`` and ``[0]`` are all ``(S(0),)``.
+
+    Raises:
+        TypeError: it is nothing of the kind; the message says what to write.
+        ValueError: the text is not an SBP.
+    """
     if isinstance(value, Sbp):
         return (value,)
     if isinstance(value, str):
@@ -256,20 +279,35 @@ def as_nd_sbp(value: SbpLike) -> NdSbp:
         return parsed if isinstance(parsed, tuple) else (parsed,)
     if isinstance(value, tuple | list):
         return tuple(_one(entry) for entry in value)
-    raise TypeError(
-        f"sbp: got {value!r} of type {type(value).__name__}, which is not an SBP. "
-        "Use sbp.split(dim), sbp.broadcast or sbp.partial_sum, or a tuple of them, one per "
-        "placement axis."
-    )
+    return (_one(value),)
 
 
-def _one(entry: Sbp | str) -> Sbp:
-    if isinstance(entry, Sbp):
-        return entry
+def as_sbp(value: SbpLike) -> Sbp:
+    """The SBP of one axis, in any form that ``as_nd_sbp`` reads.
+
+    Raises:
+        TypeError: it is nothing of the kind, or has several entries.
+    """
+    entries = as_nd_sbp(value)
+    if len(entries) != 1:
+        raise TypeError(
+            f"sbp: got {value!r}, which has {len(entries)} entries, where one axis is asked for. "
+            "Give the SBP of that axis, such as S(0)."
+        )
+    return entries[0]
+
+
+def _one(entry: Any) -> Sbp:
+    if isinstance(entry, int) and not isinstance(entry, bool):
+        return Split(entry)
     parsed = parse(entry) if isinstance(entry, str) else entry
     if not isinstance(parsed, Sbp):
+        is_dtensors = type(entry).__module__.startswith("torch.distributed")  # Shard(0)
+        near = nearest_sbp(repr(entry)) if is_dtensors else None
         raise TypeError(
-            f"sbp: got {entry!r} among the entries of an nd-sbp, which is not an SBP. "
-            "Give one of sbp.split(dim), sbp.broadcast or sbp.partial_sum per placement axis."
+            f"sbp: got {entry!r} of type {type(entry).__name__}, which is not an SBP. "
+            + (f"It is called {near} here. " if near else "")
+            + 'Give S(dim), B or P, their text ("S(0)"), or the dim that is split (0); on several '
+            "axes a tuple with one for each."
         )
     return parsed

@@ -206,7 +206,7 @@ class TensorSpec:
 # Weak, so that a program that meets ever new shapes does not grow without bound.
 _layouts: weakref.WeakValueDictionary[tuple, Layout] = weakref.WeakValueDictionary()
 _interned: weakref.WeakValueDictionary[tuple, TensorSpec] = weakref.WeakValueDictionary()
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 def _intern(layout: Layout, shape: torch.Size, dtype: torch.dtype) -> TensorSpec:

@@ -12,14 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mirrored.native import not_loaded
+
 try:
     # Loading it registers torch.ops.consistent.
     from consistent.forms.native import _C  # noqa: F401  # pyright: ignore[reportAttributeAccessIssue]
 except ImportError as error:
-    raise ImportError(
-        "consistent.forms.native._C, the native part of this package, could not be loaded "
-        f"({error}); build it with `make build`, or `pip install --no-build-isolation -e .`."
-    ) from error
+    raise not_loaded("consistent.forms.native._C", error) from error
 
 __all__ = [
     "bernoulli_",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from consistent.boxing import cost
 from consistent.dispatch.plans.plan import clear_plans, plans
 from consistent.movement.plain_values import plain_may_differ
 from consistent.rules import fused_reduce_scatter
@@ -24,10 +26,20 @@ OPS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _join_all() -> None:
-    """Small tensors too."""
-    fused_reduce_scatter.WORTH = 0
+@contextmanager
+def _joining(worth: int = 0) -> Iterator[None]:
+    """Parts of ``worth`` bytes join, and messages start at once, so that small sums are not
+    finished in one message."""
+    links, before = cost._links, fused_reduce_scatter.WORTH
+    cost.use_links(lambda _: cost.Measured(latency=0.0, bandwidth=1e9))
+    fused_reduce_scatter.WORTH = worth
     clear_plans()
+    try:
+        yield
+    finally:
+        cost.use_links(links)
+        fused_reduce_scatter.WORTH = before
+        clear_plans()
 
 
 def _numbers(*shape: int, seed: int) -> torch.Tensor:
@@ -56,14 +68,14 @@ def _programs(name: str, tensors: list[Any]) -> list[Any]:
 
 
 def _on_ranks(rank: int, name: str, shape: tuple[int, ...], grid: Any, sbp: Any) -> tuple:
-    _join_all()
     placement = Placement("cpu", torch.arange(torch.Size(grid).numel()).view(grid).numpy())
     x, *others = (t.detach() for t in _inputs(shape))
     part = _addend(x, rank, placement.size)
     whole = from_local(part, placement, (P,) * len(grid)).to_global(sbp=sbp)
     whole = whole.detach().requires_grad_()
     rest = [distribute(t, placement, (B,) * len(grid)).requires_grad_() for t in others]
-    made = _programs(name, [whole, *rest])
+    with _joining():
+        made = _programs(name, [whole, *rest])
     return made[0].sbp, [t.detach().full() for t in made]
 
 
@@ -87,9 +99,8 @@ def test_values_and_gradients_on_a_grid(sbp: Any) -> None:
 def _bytes_on_ranks(rank: int) -> list[tuple]:
     x = from_local(torch.randn(4, 3, 6), Placement("cpu", range(2)), (P,))
     w, found = torch.ones(6), []
-    _join_all()
     for name, op in OPS.items():
-        with plain_may_differ(), counting() as log:
+        with _joining(), plain_may_differ(), counting() as log:
             sbp = op(x, w).sbp
         found.append((name, sbp, log.bytes))
     return found
@@ -102,14 +113,13 @@ def test_it_sends_what_the_reduce_scatter_sends() -> None:
 
 
 def _forms_on_ranks(rank: int) -> list[str]:
-    fused_reduce_scatter.WORTH = 2 * 6 * 4
-    clear_plans()
     placement = Placement("cpu", range(2))
-    for rows in (4, 2):
-        x = from_local(torch.randn(rows, 6), placement, (P,))
-        F.rms_norm(x, (6,))
-        F.gelu(x)
-    return [str(plan.choice.form) for plan in plans.values() if plan.choice is not None]
+    with _joining(worth=2 * 6 * 4):
+        for rows in (4, 2):
+            x = from_local(torch.randn(rows, 6), placement, (P,))
+            F.rms_norm(x, (6,))
+            F.gelu(x)
+        return [str(plan.choice.form) for plan in plans.values() if plan.choice is not None]
 
 
 def test_only_what_is_worth_it_joins() -> None:
@@ -119,8 +129,8 @@ def test_only_what_is_worth_it_joins() -> None:
 
 def _large(rank: int) -> tuple[float, torch.dtype]:
     x = from_local(torch.randn(3000, 128).bfloat16(), Placement("cpu", range(2)), (P,))
-    _join_all()
-    y = F.rms_norm(x, (128,))
+    with _joining():
+        y = F.rms_norm(x, (128,))
     return (y.full().float() - F.rms_norm(x.full().float(), (128,))).abs().max().item(), y.dtype
 
 

@@ -30,10 +30,7 @@ def _number(value: float) -> Callable[[Any], Any]:
 
 
 def _expected(case: Example) -> Expected | None:
-    """The call, if torch takes it. The addends of float32's `_grouped_mm` overflow beside numbers
-    that are huge for it, and their sum is then NaN where the whole is finite."""
-    if getattr(case.func, "__name__", "") == "_grouped_mm":
-        return None
+    """The call, if torch takes it."""
     try:
         return Expected(case.func, case.args, case.kwargs, 2).forward_only()
     except (RuntimeError, TypeError, ValueError, IndexError, ZeroDivisionError):
@@ -62,7 +59,7 @@ def _with_special(case: Example, op: Expected, i: int, value: float) -> Example:
         if not isinstance(x, torch.Tensor) or next(source) != i:
             return x
         flat = x.detach().clone().flatten()
-        flat[::3] = value
+        flat[::3] = min(value, 1e30) if math.isfinite(value) and x.dtype == torch.float32 else value
         return flat.view(x.shape)
 
     return Example(case.func, *tree_map(one, (case.args, case.kwargs)))
@@ -89,11 +86,12 @@ def _check(op: Expected, sums: bool) -> None:
 
 # The ops whose rule sums a dim of a product, or solves a system.
 SUMMING = frozenset(
-    """_convolution addbmm addmm addmv baddbmm bilinear bmm chain_matmul cholesky_solve conv1d
-    conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution dot einsum
-    embedding_bag linalg_ldl_solve linalg_lu_solve linalg_multi_dot linalg_solve linalg_solve_ex
-    linalg_solve_triangular linalg_vecdot linear lu_solve matmul mm mv ormqr
-    scaled_dot_product_attention stft tensordot trapezoid trapz triangular_solve vdot""".split()
+    """_convolution _grouped_mm addbmm addmm addmv baddbmm bilinear bmm chain_matmul
+    cholesky_solve conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d
+    convolution dot einsum embedding_bag linalg_ldl_solve linalg_lu_solve linalg_multi_dot
+    linalg_solve linalg_solve_ex linalg_solve_triangular linalg_vecdot linear lu_solve matmul mm mv
+    ormqr scaled_dot_product_attention stft tensordot trapezoid trapz triangular_solve
+    vdot""".split()
 )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from consistent.rules import find
 from consistent.rules.choose import Choice, choose
 from consistent.rules.notation import signatures
 from consistent.rules.signature import Call, Operand, Out
@@ -77,3 +78,26 @@ def test_only_what_no_size_decides_is_remembered_for_other_sizes() -> None:
     assert not chosen([P, B], small, [2]).by_size
     assert chosen([S(1), S(0)], small, [2]).by_size
     assert chosen([S(0), S(1)], small, [2]).by_size
+
+
+def joined(name: str, sbps: Sequence[Sbp], shape: tuple[int, ...], ranks: int) -> Sbp:
+    """Where the output of an elementwise op lies."""
+    placement = Placement("cpu", list(range(ranks)))
+    specs = [TensorSpec.of(placement, (sbp,), shape, torch.float32) for sbp in sbps]
+    call = Call(name, (), {}, tuple(Operand(i, spec) for i, spec in enumerate(specs)))
+    call.args, call.outs = call.operands, (Out(torch.Size(shape), torch.float32),)
+    row = find(name)
+    assert row is not None
+    choice = choose(call, specs, [row.signatures(call, ranks)], None)
+    assert choice is not None
+    return choice.outs[0][0]
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_small_sum_is_finished_in_one_message_and_a_large_one_in_halves(ranks: int) -> None:
+    small, large = (1, 64), (1 << 16, 1024)
+    assert joined("exp", [P], small, ranks) is B
+    assert joined("exp", [P], large, ranks) == S(0)
+    # A residual stream, and what a layer split by rows adds to it.
+    assert joined("add", [B, P], small, ranks) is B
+    assert joined("add", [B, P], large, ranks) == S(0)

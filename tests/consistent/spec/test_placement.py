@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import tracemalloc
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from consistent.spec import Placement
+from consistent.spec import Placement, S, check_placement
 from tests.ranks import pool
 from tests.strategies import rank_grids
 
@@ -157,6 +158,12 @@ def test_unknown_device_type_is_an_error(kind):
         Placement(kind, [0])
 
 
+@pytest.mark.parametrize(("kind", "near"), [("gpu", "cuda"), ("cuda:0", "cuda"), ("CPU", "cpu")])
+def test_the_nearest_device_type_is_suggested(kind, near):
+    with pytest.raises(ValueError, match=f"Did you mean {near!r}"):
+        Placement(kind, [0])
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_cuda_without_a_gpu_is_an_error():
     with pytest.raises(RuntimeError, match="this process sees no GPU"):
@@ -218,3 +225,18 @@ def _bytes_kept(ranks) -> int:
 def test_65536_ranks_take_no_more_memory_than_two(few, many):
     bytes_kept(few)  # first call: imports and caches
     assert bytes_kept(many) <= bytes_kept(few) + 512
+
+
+@pytest.mark.parametrize("given", ["cpu", 0, S(0), None, torch.device("cpu")], ids=repr)
+def test_what_is_no_placement_is_an_error_that_says_how_to_write_one(given):
+    with pytest.raises(TypeError, match=r'f: .*not a placement. Write placement\("cpu"'):
+        check_placement("f", given)
+
+
+def test_a_device_mesh_is_told_as_a_placement():
+    class DeviceMesh:  # torch's own needs a process group
+        device_type, mesh, mesh_dim_names = "cpu", torch.tensor([[0, 1]]), ("dp", "tp")
+
+    wanted = """Write placement("cpu", [[0, 1]], axes=('dp', 'tp'))."""
+    with pytest.raises(TypeError, match=re.escape(wanted)):
+        check_placement("f", DeviceMesh())

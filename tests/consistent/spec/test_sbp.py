@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 
 import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from torch.distributed.tensor import Partial, Replicate, Shard
 
 from consistent.spec import (
     EXTREMES,
@@ -16,6 +18,7 @@ from consistent.spec import (
     P,
     S,
     as_nd_sbp,
+    as_sbp,
     dual,
     dual_nd,
     is_one_way,
@@ -121,16 +124,58 @@ def test_extremes_have_no_dual(entry):
         dual(entry)
 
 
+@pytest.mark.parametrize(
+    ("text", "near"),
+    [
+        ("s(0)", "S(0)"),
+        ("S1", "S(1)"),
+        ("Shard(dim=1)", "S(1)"),
+        ("split(axis=-1)", "S(-1)"),
+        ("(S(0), Shard(2))", "S(2)"),
+        ("S", "S(0)"),
+        ("0", "S(0)"),
+        ("replicate", "B"),
+        ("brodcast", "B"),
+        ("Partial()", "P"),
+        ("partial(max)", "P(max)"),
+        ("P(mean)", None),
+        ("zero3", None),
+        ("S(0) B", None),
+    ],
+)
+def test_the_nearest_right_text_is_suggested(text, near):
+    with pytest.raises(ValueError, match="cannot read this text as an SBP") as error:
+        parse(text)
+    suggested = re.findall(r"Did you mean '(.*?)'\?", str(error.value))
+    assert suggested == ([near] if near else [])
+
+
+def test_placements_of_dtensor_are_told_their_names_here():
+    for theirs, here in ((Shard(1), "S(1)"), (Replicate(), "B"), (Partial(), "P")):
+        with pytest.raises(TypeError, match=re.escape(f"It is called {here} here.")):
+            as_nd_sbp([theirs])
+
+
 def test_dual_swaps_broadcast_and_partial():
     assert (dual(B), dual(P), dual(S(3))) == (P, B, S(3))
 
 
-@pytest.mark.parametrize("value", [S(0), "S(0)", (S(0),), [S(0)], ["S(0)"], "(S(0),)"], ids=repr)
+ONE_AXIS = [S(0), "S(0)", (S(0),), [S(0)], ["S(0)"], "(S(0),)", 0, [0]]
+
+
+@pytest.mark.parametrize("value", ONE_AXIS, ids=repr)
 def test_one_axis_in_any_form(value):
-    assert as_nd_sbp(value) == (S(0),)
+    assert as_nd_sbp(value) == (S(0),) and as_sbp(value) is S(0)
 
 
-@pytest.mark.parametrize("value", [None, 0, {"S": 0}, [0], [None], ((B, B),)], ids=repr)
+def test_several_axes_in_any_form():
+    assert as_nd_sbp((0, "B")) == as_nd_sbp("(S(0), B)") == (S(0), B)
+    assert as_nd_sbp([-1, P]) == (S(-1), P)
+    with pytest.raises(TypeError, match="has 2 entries, where one axis is asked for"):
+        as_sbp((0, 1))
+
+
+@pytest.mark.parametrize("value", [None, True, 1.0, {"S": 0}, [None], ((B, B),)], ids=repr)
 def test_what_is_no_sbp_is_a_type_error(value):
     with pytest.raises(TypeError, match="is not an SBP"):
         as_nd_sbp(value)

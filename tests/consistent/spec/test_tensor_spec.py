@@ -185,7 +185,7 @@ def test_wrong_number_of_sbps_is_an_error_with_both_numbers(sbp):
         TensorSpec.of(GRID, sbp, (8, 16), torch.float32)
 
 
-@pytest.mark.parametrize("sbp", [0, None, torch.float32], ids=str)
+@pytest.mark.parametrize("sbp", [True, None, torch.float32], ids=str)
 def test_what_is_no_sbp_is_an_error(sbp):
     with pytest.raises(TypeError, match="is not an SBP"):
         of(sbp)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ....rules.notation import MEAN, NONE
 from ...registry import Shards, form
+from ...whole_numbers import whole_numbers
 
 
 @form("ctc_loss")
@@ -44,4 +45,4 @@ def _ctc(shard: Shards) -> Tensor:
 def _numbers(lengths: Any) -> list[int]:
     if not isinstance(lengths, Tensor):
         return list(lengths)
-    return [0] * len(lengths) if lengths.is_meta else lengths.tolist()
+    return [0] * len(lengths) if lengths.is_meta else whole_numbers(lengths)

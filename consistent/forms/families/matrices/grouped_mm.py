@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...registry import Shards, form
+from ...whole_numbers import whole_numbers
 
 _BYTES = 16
 
@@ -31,7 +32,7 @@ def grouped_mm(shard: Shards) -> Tensor:
     (row, _), (rows, _) = shard.region(0)
     (group, *_), (groups, *_) = shard.region(1)
     ends = (shard.tensors[2] - row).clamp(0, rows)
-    edges = [0, *ends.tolist()]
+    edges = [0, *whole_numbers(ends, lambda: _even_ends(shard, row, rows))]
     first, last = edges[group], edges[group + groups]
     mine = x[first:last]
     if groups:
@@ -39,6 +40,12 @@ def grouped_mm(shard: Shards) -> Tensor:
     else:  # torch takes no product of no groups; this one keeps both in the graph
         made = (mine @ w.sum(0)).to(shard.outs[0].dtype)
     return pad(made, (0, 0, first, rows - last))
+
+
+def _even_ends(shard: Shards, row: int, rows: int) -> list[int]:
+    """Where groups end among these rows, if all have as many rows."""
+    total, groups = shard.specs[0].shape[0], shard.specs[1].shape[0]
+    return [min(max((k + 1) * total // groups - row, 0), rows) for k in range(groups)]
 
 
 def _product(shard: Shards, x: Tensor, w: Tensor, *offs: Tensor) -> Tensor:

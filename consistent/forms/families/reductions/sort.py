@@ -25,6 +25,7 @@ from ....spec import B, Split
 from ...even_out import evened, gathered, numbers
 from ...join_results import slot
 from ...registry import Shards, form
+from ...whole_numbers import has_values
 from .sort_keys import keys
 
 _SAMPLES = 64  # of each rank, for each rank: cuts then miss a border by a 64th of a piece at most
@@ -90,7 +91,11 @@ def _counts(
     shard: Shards, key: Tensor, place: Tensor, pieces: Sequence[tuple[int, int]]
 ) -> list[list[int]]:
     """How many items go from each rank to each: [from][to], the same on every rank."""
-    ends = [0, *_cut(key, place, _splitters(shard, key, place, pieces)), len(key)]
+    splitters = _splitters(shard, key, place, pieces)
+    if has_values(key):
+        ends = [0, *_cut(key, place, splitters), len(key)]
+    else:  # in a simulation the items of each rank are spread evenly
+        ends = [k * len(key) // len(pieces) for k in range(len(pieces) + 1)]
     return numbers(shard, [b - a for a, b in itertools.pairwise(ends)], key.device)
 
 
@@ -115,6 +120,8 @@ def _splitters(
     before[1:] = before[1:][order]
     before = before.cumsum(0)[:-1]
     wanted = torch.tensor([start for start, _ in pieces[1:]], device=key.device)
+    if not has_values(sampled):
+        return []
     chosen = torch.searchsorted(before, wanted).tolist()
     found = list(zip(sampled.tolist(), places[order].tolist(), strict=True))
     end = (torch.iinfo(key.dtype).max, pieces[-1][0] + pieces[-1][1])

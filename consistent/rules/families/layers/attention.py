@@ -10,9 +10,10 @@ q B,       k S, v S    each rank attends to its keys, and the results are    two
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from ....spec import S, Split
+from ....spec import NdSbp, S, Split
 from ... import notation
 from ...signature import Call, Operand, Signature
 from ...table import Row, add_rows
@@ -64,12 +65,18 @@ def _groups_stay(call: Call, made: Signature, operands: tuple[Operand, ...]) -> 
     return all(cut) and all(t.shape[-3] % size == 0 for t in operands)
 
 
+def _serves_any_size(call: Call, ins: Sequence[NdSbp]) -> bool:
+    """Whether no number of heads decides; keys grow by one with each token that is decoded."""
+    return not call.get("enable_gqa", False)
+
+
 ROWS = (
     Row(
         "scaled_dot_product_attention",
         attention,
         "query key value attn_mask dropout_p is_causal scale enable_gqa",
         by_value=True,
+        any_size=_serves_any_size,
     ),
 )  # fmt: skip
 

@@ -1,0 +1,120 @@
+"""Many exchanges between the same two placements, in as few messages as there are pairs of ranks.
+
+```
+            tensor a          tensor b             one message
+rank 0      a[0:2] to 2       b[0:1] to 2    --->  a[0:2] b[0:1]  --->  rank 2
+rank 1      a[2:4] to 2                      --->  a[2:4]         --->  rank 2
+```
+
+What a rank has already is copied, or stays where it is, and is not sent. The parts for one rank
+lie side by side as bytes, those of the largest elements first, so that each is aligned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from mirrored.transports.default import current
+
+from ..boxing.exchange import exchange
+from ..boxing.steps import Transfer
+from ..spec import TensorSpec
+from .run_exchange import Orders, cut, orders_of, wire_of
+
+# Bytes that all ranks together send at once: long enough that the number of messages does not
+# matter, short enough to be little beside a model that fills the memory.
+BUCKET = 64 << 20
+
+
+def run_exchanges(
+    locals_: Sequence[Tensor],
+    routes: Sequence[tuple[TensorSpec, TensorSpec]],
+    into: Sequence[Tensor],
+) -> None:
+    """Write into each of ``into`` this rank's shard under the second spec of its route.
+
+    Every rank of the world may call; those outside both placements send nothing. Each rank of the
+    target receives what it needs and does not hold, once: no fewer bytes would do.
+
+    Args:
+        locals_: this rank's shards under the first specs.
+        routes: (src, dst) of each, none of them partial, all between the same two placements.
+        into: the shards to fill, on ``meta`` outside the target. One that is ``locals_``' own
+            tensor is left alone: this rank keeps what it has.
+    """
+    for bucket in _buckets(routes):
+        orders = {i: orders_of(*routes[i]) for i in bucket}
+        arrived = _messages(locals_, routes, orders)
+        for i, each in orders.items():
+            if each.to is not None and into[i] is not locals_[i]:
+                _fill(into[i], locals_[i], routes[i], each, arrived.get(i, {}))
+
+
+def _buckets(routes: Sequence[tuple[TensorSpec, TensorSpec]]) -> Iterator[list[int]]:
+    """Positions of the routes that are sent together, the same on every rank."""
+    bucket: list[int] = []
+    size = 0
+    for i in sorted(range(len(routes)), key=lambda i: -routes[i][0].dtype.itemsize):
+        total = exchange(*routes[i]).total
+        if bucket and size + total > BUCKET:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(i)
+        size += total
+    if bucket:
+        yield bucket
+
+
+def _messages(
+    locals_: Sequence[Tensor],
+    routes: Sequence[tuple[TensorSpec, TensorSpec]],
+    orders: dict[int, Orders],
+) -> dict[int, dict[Transfer, Tensor]]:
+    """Position -> transfer -> the part that came from another rank."""
+    members = next((each.members for each in orders.values() if each.members), ())
+    if not members:
+        return {}
+    wire = wire_of(*routes[next(iter(orders))])
+    going: dict[int, list[Tensor]] = {}
+    coming: dict[int, list[tuple[int, Transfer]]] = {}
+    for i, each in orders.items():
+        origin = routes[i][0].region(each.at)[0]
+        for t in each.going:
+            going.setdefault(t.target, []).append(_as_bytes(cut(locals_[i], t, origin)).to(wire))
+        for t in each.arriving:
+            if t.source != each.source:
+                coming.setdefault(t.source, []).append((i, t))
+    sends = [(to, parts[0] if len(parts) == 1 else torch.cat(parts)) for to, parts in going.items()]
+    sizes = {
+        source: [math.prod(t.sizes) * routes[i][0].dtype.itemsize for i, t in parts]
+        for source, parts in coming.items()
+    }
+    receives = [(source, (sum(each),), torch.uint8) for source, each in sizes.items()]
+    got = current().exchange(sends, receives, members, wire)
+    found: dict[int, dict[Transfer, Tensor]] = {}
+    for flat, (source, parts) in zip(got, coming.items(), strict=True):
+        for (i, t), piece in zip(parts, flat.split(sizes[source]), strict=True):
+            found.setdefault(i, {})[t] = piece.view(routes[i][0].dtype).view(t.sizes)
+    return found
+
+
+def _as_bytes(x: Tensor) -> Tensor:
+    return x.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+
+
+def _fill(
+    out: Tensor,
+    local: Tensor,
+    route: tuple[TensorSpec, TensorSpec],
+    orders: Orders,
+    arrived: dict[Transfer, Tensor],
+) -> None:
+    src, dst = route
+    origin, starts = src.region(orders.at)[0], dst.region(orders.to)[0]
+    for t in orders.arriving:
+        part = cut(local, t, origin) if t.source == orders.source else arrived[t]
+        cut(out, t, starts).copy_(part)

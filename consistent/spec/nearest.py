@@ -1,0 +1,46 @@
+"""The nearest right word for one that was mistyped, as the end of an error message."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+# Words for an SBP, with those that DTensor, JAX and OneFlow have for it -> as it is written here.
+_WORDS = {
+    "b": "B", "broadcast": "B", "r": "B", "replicate": "B", "replicated": "B", "replica": "B",
+    "p": "P", "partial": "P", "partial_sum": "P", "sum": "P", "psum": "P",
+    "partial_max": "P(max)", "max": "P(max)", "pmax": "P(max)",
+    "partial_min": "P(min)", "min": "P(min)", "pmin": "P(min)",
+    "s": "S(0)", "shard": "S(0)", "split": "S(0)", "scatter": "S(0)",
+}  # fmt: skip
+_DIM = re.compile(r"[a-z_]*\W*?(-?\d+)\W*")
+
+
+def suggestion(name: object, known: Iterable[str], nearness: float = 0.6) -> str:
+    """`` Did you mean 'x'?`` where a known name is near, in letters of any size; else nothing.
+
+    ``nearness``: the share of letters that must agree, from 0 to 1.
+    """
+    by_letters = {str(each).lower(): each for each in known}
+    near = difflib.get_close_matches(str(name).lower(), by_letters, 1, nearness)
+    return f" Did you mean {by_letters[near[0]]!r}?" if near else ""
+
+
+def nearest_sbp(text: str) -> str | None:
+    """How the one SBP that ``text`` may stand for is written: ``"Shard(dim=1)"`` -> ``"S(1)"``."""
+    low = text.strip().lower()
+    dim = _DIM.fullmatch(re.sub("dim|axis", "", low))
+    word = re.match(r"[a-z_]*", low)
+    assert word is not None
+    if dim is not None and (not word[0] or _WORDS.get(_near(word[0])) == "S(0)"):
+        return f"S({dim[1]})"
+    inner = re.search(r"\((\w+)", low)  # P(mean) is none of them
+    if inner is not None and _WORDS.get(_near(word[0])) == "P":
+        return _WORDS.get(f"partial_{inner[1]}")
+    return _WORDS.get(_near(word[0]))
+
+
+def _near(word: str) -> str:
+    near = difflib.get_close_matches(word, _WORDS, 1, 0.7)
+    return near[0] if near else ""
