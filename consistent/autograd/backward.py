@@ -24,6 +24,8 @@ from . import buckets
 # Called in place of ``y.backward()``, the last one first: who runs a whole step scales the loss,
 # or puts backward off. They may pass the call on to the next.
 takers: list[Callable[[Any, torch.Tensor | None, bool | None, bool], None]] = []
+# Called with True as torch's engine starts on a graph with global tensors, with False as it ends.
+watchers: list[Callable[[bool], None]] = []
 
 
 def backward(
@@ -100,6 +102,8 @@ def run_engine(engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """
     threads, before = torch._C._is_multithreading_enabled(), _C.in_backward_of_shards(True)
     torch._C._set_multithreading_enabled(False)
+    for watch in watchers:
+        watch(True)
     try:
         return engine(*args, **kwargs)
     except BaseException:
@@ -109,6 +113,8 @@ def run_engine(engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     finally:
         torch._C._set_multithreading_enabled(threads)
         _C.in_backward_of_shards(before)
+        for watch in watchers:
+            watch(False)
 
 
 def in_backward() -> bool:

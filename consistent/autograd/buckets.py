@@ -19,6 +19,7 @@ from ..boxing.plan import plan as plan_boxing
 from ..dispatch import _C
 from ..dispatch.plans.gradients import summed_axes
 from ..movement import check_mode
+from ..movement.run import finishers
 from ..movement.run import observers as boxing_observers
 from ..movement.world import my_coordinate
 from ..spec import Placement, TensorSpec
@@ -116,6 +117,8 @@ def sum_at_once(addend: torch.Tensor, spec: TensorSpec, unshared: bool) -> torch
     summed = addend if unshared and addend.is_contiguous() else addend.clone()
     for ranks in groups:
         summed = transport.all_reduce_async(summed, ranks).wait()
+    for finish in finishers:
+        finish(spec.dual, spec.settled)
     return summed
 
 

@@ -13,9 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
+
+from mirrored.transports.base.unseen import unseen
 
 from ..dispatch import _C
 from ..dispatch.planning.planning import common_placement
@@ -39,7 +42,8 @@ def watch_leaf(leaf: Any) -> None:
     axes, held = summed_axes(spec), _C.held_gradient(leaf)
     settled = settled_spec(leaf)
     as_computed = not axes and (held is None or held._spec.sbp == settled.sbp)
-    if settled is not spec.settled:
+    follows = my_coordinate(spec.placement) is None and any(e.is_split for e in spec.sbp)
+    if settled is not spec.settled or follows:
         _C.watch(leaf, 0, _ALWAYS_TAKEN)
     elif as_computed:
         _C.unwatch(leaf)
@@ -95,6 +99,9 @@ def take(leaf: Any, addend: torch.Tensor, unshared: bool) -> torch.Tensor | None
     if wanted is whole and settled_spec(leaf) is not spec.settled:
         _accumulate(leaf, addend, held, settled_spec(leaf).with_dtype(addend.dtype))
         return None
+    if held is not None and _follows(leaf, held, wanted):
+        set_raw_grad(leaf, None)  # torch stores the new one: there are no values to add
+        return plain(box(addend, dual, wanted))
     if held is not None and held._spec is not wanted:
         if torch.is_grad_enabled():
             set_raw_grad(leaf, rebox(held, wanted.with_dtype(held.dtype), "gradient"))
@@ -125,11 +132,42 @@ def _accumulate(leaf: Any, addend: torch.Tensor, held: Any, wanted: TensorSpec) 
         new = box(addend, dual, wanted)
         before = held if held is None else plain(rebox(held, wanted.with_dtype(held.dtype)))
         set_raw_grad(leaf, attach(new if before is None else before + new, wanted))
-    else:
+    elif not _follows(leaf, held, wanted):
         with HookOff():
             torch.Tensor.add_(held, box(addend, dual, wanted))
-    for hook in tuple((leaf._post_accumulate_grad_hooks or {}).values()):
-        hook(leaf)
+    if not _torch_runs_hooks():
+        for hook in tuple((leaf._post_accumulate_grad_hooks or {}).values()):
+            hook(leaf)
+
+
+@cache
+def _torch_runs_hooks() -> bool:
+    """Whether torch calls the hooks after a gradient where there was none to accumulate, as it does
+    from some release on."""
+    called = []
+    with unseen(), torch.enable_grad():
+        x = torch.ones((), requires_grad=True)
+        x.register_post_accumulate_grad_hook(called.append)
+        _NoGradient.apply(x).backward()
+    return bool(called)
+
+
+class _NoGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> None:  # type: ignore[override]
+        return None
+
+
+def _follows(leaf: Any, held: Any, wanted: TensorSpec) -> bool:
+    """Whether this rank has no part of the gradient, which lies in pieces as it is to lie: torch's
+    functions for ``meta`` would ask ``held`` for its shape, which is not that of a piece."""
+    outside = my_coordinate(leaf._spec.placement) is None and not torch.is_grad_enabled()
+    is_split = any(entry.is_split for entry in held._spec.sbp)
+    return outside and is_split and held._spec is wanted.with_dtype(held.dtype)
 
 
 def _may_wait(leaf: Any, held: Any, addend: torch.Tensor) -> bool:

@@ -17,10 +17,10 @@ from mirrored.transports.faults.place import user_line
 
 from ..autograd import backward
 from ..dispatch.planning import autocast
-from ..dispatch.plans.shards import attach, device_of, is_global
+from ..dispatch.plans.shards import attach, is_global
 from ..forms.random import generator
 from ..movement.differentiable import spread
-from ..movement.world import my_coordinate
+from ..movement.world import device_of, my_coordinate
 from ..nn.nested import map_each, map_tensors, tensors_in
 from ..spec import NdSbp, Placement, SbpLike, TensorSpec
 from ..tensor.storage import moving

@@ -17,9 +17,9 @@ import torch
 from ..autograd import backward
 from ..dispatch import _C, hook
 from ..dispatch.plans import gradients
-from ..dispatch.plans.shards import HookOff, attach, device_of, plain, rebox, take_in
-from ..movement.world import my_coordinate
-from ..spec import TensorSpec
+from ..dispatch.plans.shards import HookOff, attach, plain, rebox, take_in
+from ..movement.world import device_of, my_coordinate
+from ..spec import NdSbp, Placement, TensorSpec
 from .inspection import printing, reading
 from .inspection.strides import logical_strides
 from .storage import in_checkpoints, memory, moving, saving, views
@@ -77,18 +77,19 @@ class GlobalTensor(torch.Tensor):
     shape = _answer(lambda self: self._spec.shape)
     dtype = _answer(lambda self: self._spec.dtype)
     ndim = _answer(lambda self: self._spec.ndim)
-    placement = _answer(lambda self: self._spec.placement)
-    sbp = _answer(lambda self: self._spec.sbp)
+    placement: Placement = _answer(lambda self: self._spec.placement)
+    sbp: NdSbp = _answer(moving.sbp_of)
     itemsize = _answer(lambda self: self._spec.dtype.itemsize)
     nbytes = _answer(lambda self: self._spec.nbytes)
     is_meta = _answer(lambda self: False)
     is_cuda = _answer(lambda self: self._spec.placement.type == "cuda")
     is_cpu = _answer(lambda self: self._spec.placement.type == "cpu")
-    is_global = _answer(lambda self: True)
+    is_global: bool = _answer(lambda self: True)
 
     is_leaf = _raw("is_leaf")
     grad_fn = _raw("grad_fn")
     layout = _raw("layout")
+    is_sparse = _raw("is_sparse")  # optimizers ask it of each gradient in each step
     _version = _raw("_version")
     _backward_hooks = _hooks("_backward_hooks")
     _post_accumulate_grad_hooks = _raw("_post_accumulate_grad_hooks")

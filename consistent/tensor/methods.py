@@ -13,14 +13,22 @@ from typing import Any
 import torch
 
 from ..dispatch.plans.plan import handlers
+from ..movement.world import device_of
 from .global_tensor import GlobalTensor
-from .inspection import answers  # noqa: F401  (it enters its answers)
+from .inspection import (
+    answers,  # noqa: F401  (it enters its answers)
+    elsewhere,  # noqa: F401  (it enters its names)
+)
 from .storage import memory  # noqa: F401  (it enters its answers)
 
 
 def _to(self: GlobalTensor, *args: Any, **kwargs: Any) -> Any:
     """``Tensor.to``: a change of dtype is an op; of a device only the type counts, since the
     placement says which device it is."""
+    if len(args) == 1 and not kwargs and isinstance(args[0], torch.dtype):
+        # As models ask it in every norm, mostly for the dtype that is there.
+        dtype = args[0]
+        return self if dtype is self.dtype else torch.ops.aten._to_copy.default(self, dtype=dtype)
     if args and isinstance(args[0], torch.Tensor):
         args = (args[0].device, args[0].dtype, *args[1:])
     copy = kwargs.pop("copy", False)
@@ -44,7 +52,7 @@ def _to(self: GlobalTensor, *args: Any, **kwargs: Any) -> Any:
 
 def _same_device(x: GlobalTensor, device: torch.device | str | int | None) -> None:
     kind = None if device is None else torch.device(device).type
-    if kind is not None and kind != x.placement.type:
+    if kind is not None and kind not in (x.placement.type, device_of(x.placement).type):
         raise RuntimeError(
             f'to: x is {x._spec}, and device "{device}" is of another type than its placement. '
             f'Move it with x.to_global(placement=placement("{kind}", ranks)).'

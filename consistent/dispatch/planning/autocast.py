@@ -7,14 +7,14 @@ cast first, as torch would cast them, and the op then runs with autocast off.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
 
 from ...rules.signature import Call
-from ..plans.arguments import replace, tensors_of
+from ..plans.arguments import tensors_of, with_tensors
 
 # Ops that torch runs in the lower precision, and those that it runs in the widest dtype of their
 # operands; all others on torch's lists compute in float32.
@@ -99,14 +99,14 @@ def cast_first(
     def call(*args: Any, **kwargs: Any) -> Any:
         torch.set_autocast_enabled(device, False)
         try:
-            source = _cast(tensors_of(args, kwargs), dtype)
-            return run(*replace(args, source), **replace(kwargs, source))
+            cast = _cast(tensors_of(args, kwargs), dtype)
+            args, kwargs = with_tensors(args, kwargs, cast)
+            return run(*args, **kwargs)
         finally:
             torch.set_autocast_enabled(device, True)
 
     return call
 
 
-def _cast(tensors: Sequence[Any], dtype: torch.dtype | None) -> Iterator[Any]:
-    for x in tensors:
-        yield x.to(dtype) if dtype is not None and is_cast(x.dtype) else x
+def _cast(tensors: Sequence[Any], dtype: torch.dtype | None) -> list[Any]:
+    return [x.to(dtype) if dtype is not None and is_cast(x.dtype) else x for x in tensors]

@@ -20,8 +20,8 @@ from ...rules.fused_reduce_scatter import FORM as FUSED_REDUCE_SCATTER
 from ...rules.fused_reduce_scatter import joins_sum
 from ...rules.signature import Call, Operand
 from ...spec import Layout, TensorSpec
-from ..plans.arguments import replace, tensors_of
-from ..plans.plan import Answer, ByFacts, OtherCall, OutLayout, Plan, list_ops, watchers
+from ..plans.arguments import tensors_of, with_tensors
+from ..plans.plan import Answer, ByFacts, OtherCall, OutLayout, Plan, deciders, list_ops, watchers
 from ..plans.shards import common_placement, is_global, refuse_mirrored
 from ..running import outside_ranks
 from ..running.empty_shards import same_graph
@@ -61,6 +61,7 @@ def make_plan(
         planning = _Planning(function, args, kwargs, tensors, for_any_size)
         with without_modes():
             plan = planning.under_autocast(planning.plan(by_facts))
+    plan.kept = plan.kept and not deciders
     for watch in watchers:
         watch(plan)
     return compare_plain(plan, function, args, tensors)
@@ -95,8 +96,7 @@ class _Planning:
         self.placement = common_placement(function.name, tensors)
         self.specs = tuple(self._spec_of(t) for t in tensors)
         operands = tuple(Operand(i, spec) for i, spec in enumerate(self.specs))
-        source = iter(operands)
-        self.call = Call(function.name, replace(args, source), replace(kwargs, source), operands)
+        self.call = Call(function.name, *with_tensors(args, kwargs, operands), operands)
         self.call.inplace = function.inplace
         self.call.tracked = tracks(tensors)
         self.row = table.find(function.name)
@@ -167,9 +167,12 @@ class _Planning:
         by_axis = candidates(row, self.call, self.placement)
         if by_axis is None:
             return None
-        return choose(
-            self.call, self.specs, by_axis, self.specs[0].sbp if self.call.inplace else None
-        )
+        pin = self.specs[0].sbp if self.call.inplace else None
+        if deciders:
+            decided = deciders[-1](self.call, self.specs, by_axis, pin)
+            if decided is not None:
+                return decided
+        return choose(self.call, self.specs, by_axis, pin)
 
     def _with_sum(self, choice: Choice) -> Choice:
         """``choice``, where the op can do the last sum of boxing its first operand itself."""

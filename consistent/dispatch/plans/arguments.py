@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -32,16 +32,23 @@ def tensors_of(args: tuple, kwargs: dict) -> list[Any]:
     return found
 
 
-def replace(value: Any, source: Any) -> Any:
-    """``value`` with its tensors replaced in order by those of ``source``."""
+def with_tensors(args: tuple, kwargs: dict, tensors: Sequence[Any]) -> tuple[tuple, dict]:
+    """The arguments with their tensors replaced in order by ``tensors``."""
+    source = iter(tensors)
+    # Most arguments are tensors and numbers, which need no further call.
+    new_args = [next(source) if isinstance(a, _Tensor) else _replace(a, source) for a in args]
+    return tuple(new_args), _replace(kwargs, source) if kwargs else kwargs
+
+
+def _replace(value: Any, source: Iterator[Any]) -> Any:
     if isinstance(value, _Tensor):
         return next(source)
     if isinstance(value, tuple) and value.__class__ is not torch.Size:
-        return tuple(replace(item, source) for item in value)
+        return tuple([_replace(item, source) for item in value])
     if isinstance(value, list):
-        return [replace(item, source) for item in value]
+        return [_replace(item, source) for item in value]
     if isinstance(value, dict):
-        return {name: replace(item, source) for name, item in value.items()}
+        return {name: _replace(item, source) for name, item in value.items()}
     return value
 
 

@@ -35,6 +35,11 @@ def lay_gradient(leaf: Any, sbp: NdSbp) -> None:
     _C.watch_if_leaf(leaf)
 
 
+def forget_gradient_layout(leaf: Any) -> None:
+    """Take back what ``lay_gradient`` said of ``leaf``; it is to be watched anew."""
+    leaf.__dict__.pop(_LAYOUT, None)
+
+
 def settled_spec(leaf: Any) -> TensorSpec:
     """Spec of the gradient of ``leaf`` once backward has ended."""
     text = leaf.__dict__.get(_LAYOUT)

@@ -148,6 +148,9 @@ def promote(x: torch.Tensor, placement: Placement, what: str) -> Any:
 
 def retype(out: Any, outs: tuple[TensorSpec, ...]) -> Any:
     """Attach specs to the tensors in ``out``, in order."""
+    if out.__class__ is _Tensor:  # as most ops give
+        spec = outs[0]
+        return attach(out, spec if out.dtype is spec.dtype else spec.with_dtype(out.dtype))
     position = 0
 
     def visit(value: Any) -> None:
@@ -198,13 +201,3 @@ def check_partial(what: str, spec: TensorSpec) -> None:
         raise ValueError(
             f"{what}: {spec}: {fault}. Use S or B, or another dtype such as torch.int64."
         )
-
-
-_CPU = torch.device("cpu")
-
-
-def device_of(placement: Placement) -> torch.device:
-    """Where this rank keeps its shard."""
-    if placement.type == "cuda":
-        return torch.device("cuda", torch.cuda.current_device())
-    return _CPU

@@ -27,7 +27,8 @@ def _batch_norm(function: Callable[..., Any], *args: Any, **kwargs: Any) -> torc
         return _batch_norm(function, kwargs.pop("input"), **kwargs)
     x, rest = args[0], args[1:]
     training = rest[4] if len(rest) > 4 else kwargs.get("training")
-    if training or torch.Tensor.numel(x) or not torch.is_grad_enabled():
+    has_rows = torch.Tensor.numel(x) or torch.Tensor.dim(x) < 2
+    if training or has_rows or not torch.is_grad_enabled():
         return function(x, *rest, **kwargs)
     x = plain(x)
     sizes = [size if dim == 1 else max(size, 1) for dim, size in enumerate(x.shape)]

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..plans.arguments import collect, replace
+from ..plans.arguments import collect, with_tensors
 from ..plans.shards import HookOff
 
 # One entry for each moved view; while the list is not empty, the hook looks for moved views among
@@ -39,7 +39,7 @@ class MovedView:
 
     __slots__ = ("_given", "_graded", "_index", "_name", "_run", "_seen", "_tensors", "_value")
 
-    def __init__(self, name: str, run: Any, given: tuple, index: int | None) -> None:
+    def __init__(self, name: str, run: Any, given: tuple[tuple, dict], index: int | None) -> None:
         alive.append(None)  # first: `__del__` runs even if a line below raises
         self._name, self._run, self._given, self._index = name, run, given, index
         self._graded, self._value = torch.is_grad_enabled(), None
@@ -86,7 +86,7 @@ class MovedView:
         source.copy_(torch.where(places != 0, put.to(source.dtype), source))
 
     def _taken_from(self, source: Any) -> Any:
-        args, kwargs = replace(self._given, iter([source, *self._tensors[1:]]))
+        args, kwargs = with_tensors(*self._given, [source, *self._tensors[1:]])
         made = self._run(*args, **kwargs)
         return made if self._index is None else made[self._index]
 
@@ -115,7 +115,7 @@ def freshened(args: tuple, kwargs: dict) -> tuple | None:
     new = [fresh(x) for x in given]
     if all(a is b for a, b in zip(new, given, strict=True)):
         return None
-    return replace((args, kwargs), iter(new))
+    return with_tensors(args, kwargs, new)
 
 
 def is_view(plan: Any) -> bool:
@@ -144,7 +144,7 @@ def write_through(plan: Any, args: tuple, kwargs: dict, view: Any) -> Any:
     moved = _writable(view, plan.name)
     written, given = view.clone(), []
     collect((args, kwargs), given)
-    args, kwargs = replace((args, kwargs), iter([written, *given[1:]]))
+    args, kwargs = with_tensors(args, kwargs, [written, *given[1:]])
     out = plan.function(*args, **kwargs)
     moved.put(written)
     return None if out is None else view

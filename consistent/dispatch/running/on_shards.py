@@ -14,8 +14,18 @@ from ...movement.differentiable import box
 from ...rules.choose import Choice
 from ...rules.signature import Call
 from ...spec import Layout, Placement, TensorSpec
-from ..plans.arguments import fill, replace
-from ..plans.plan import FAST, RUN, OutLayout, Plan, Source, observers
+from ..plans.arguments import fill, with_tensors
+from ..plans.plan import (
+    FAST,
+    RUN,
+    OutLayout,
+    Plan,
+    Source,
+    followers,
+    listeners,
+    observers,
+    starters,
+)
 from ..plans.shards import (
     HookOff,
     adopt,
@@ -72,6 +82,8 @@ class OnShards(Plan):
         return self
 
     def run(self, args: tuple, kwargs: dict, tensors: list) -> Any:
+        for start in starters:
+            start(self)
         first = tensors[0]
         for index in self.adopt:
             take = promote if self.inplace and index == 0 else adopt
@@ -90,6 +102,10 @@ class OnShards(Plan):
             moved_views.remember(out, self, first, args, kwargs)
         for observe in observers:
             observe(self, specs, outs)
+        for follow in followers if self.outside else ():
+            follow(self, given, out)
+        for listen in listeners:
+            listen(self, given, out)
         return out
 
     def _put_back(self, written: Any, original: Any) -> None:
@@ -117,8 +133,7 @@ class OnShards(Plan):
                 args, kwargs = self.template
                 return self.function(*fill(args, tensors), **fill(kwargs, tensors))
             if self.adopt or not self.is_one_call:
-                source = iter(tensors)
-                args, kwargs = replace(args, source), replace(kwargs, source)
+                args, kwargs = with_tensors(args, kwargs, tensors)
             return self.function(*args, **kwargs)
 
     def _typed(
@@ -177,7 +192,7 @@ class ByForm(OnShards):
     def compute(self, tensors: list, args: tuple, kwargs: dict) -> Any:
         shards = [plain(t) for t in tensors]
         assert self.choice is not None and self.choice.form is not None
-        source = iter(shards)
+        args, kwargs = with_tensors(args, kwargs, shards)
         local = Shards(
             run=self.function,  # type: ignore[arg-type]
             call=self.call,
@@ -185,8 +200,8 @@ class ByForm(OnShards):
             tensors=tuple(shards),
             specs=self.operands,
             outs=self.outs,  # type: ignore[arg-type]
-            args=replace(args, source),
-            kwargs=replace(kwargs, source),
+            args=args,
+            kwargs=kwargs,
         )
         return FORMS[self.choice.form](local)
 
@@ -214,6 +229,8 @@ class InPlaceOnCopy(OnShards):
         return False
 
     def run(self, args: tuple, kwargs: dict, tensors: list) -> Any:
+        for start in starters:
+            start(self)
         for index in self.adopt:
             take = promote if index == 0 else adopt
             tensors[index] = take(tensors[index], self.placement, self.name)
@@ -239,6 +256,8 @@ class InPlaceOnCopy(OnShards):
                 self._put_back(copies[index], given[index])
         for observe in observers:
             observe(self, specs, (spec,))
+        for listen in listeners:
+            listen(self, given, target)
         return target if out is not None else None
 
 

@@ -27,8 +27,8 @@ from ...movement.differentiable import gather, land, spread
 from ...movement.world import my_coordinate
 from ...rules.signature import Call, Operand
 from ...spec import B, Layout, Placement, TensorSpec
-from ..plans.arguments import collect, replace
-from ..plans.plan import observers, watchers
+from ..plans.arguments import collect, with_tensors
+from ..plans.plan import listeners, observers, starters, watchers
 from ..plans.shards import adopt, attach, common_placement, is_global, plain
 from .moved_views import fresh
 from .on_shards import OnShards
@@ -51,6 +51,8 @@ def call_whole(name: str, run: Callable[..., Any], args: tuple, kwargs: dict) ->
     placement = common_placement(name, given)
     check_mode.calling(name)
     plan = _plan(name, run, given, placement)
+    for start in starters:
+        start(plan)
     met = [x for x in given if not is_global(x)]
     plain_values.compare(name, met, placement, (name, *((x.dtype, x.ndim) for x in met)))
     sources = [fresh(adopt(x, placement, name)) if plan.outside else fresh(x) for x in given]
@@ -69,6 +71,8 @@ def call_whole(name: str, run: Callable[..., Any], args: tuple, kwargs: dict) ->
     result = _typed(out, plan, given, specs)
     for observe in observers:
         observe(plan, [x._spec for x in given if is_global(x)], specs)
+    for listen in listeners:
+        listen(plan, [x for x in given if is_global(x)], result)
     return result
 
 
@@ -88,7 +92,7 @@ def _run(run: Callable[..., Any], args: tuple, kwargs: dict, sources: list) -> t
     """What the call returns, and (operand, whole value) of each operand that it wrote to."""
     whole = [_whole(x) for x in sources]
     before = [_writes(x) for x in whole]
-    args, kwargs = replace((args, kwargs), iter(whole))
+    args, kwargs = with_tensors(args, kwargs, whole)
     out = run(*args, **kwargs)
     written = tuple((i, x) for i, x in enumerate(whole) if _writes(x) != before[i])
     places = {id(x): _Given(i) for i, x in enumerate(whole)}

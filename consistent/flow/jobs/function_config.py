@@ -72,3 +72,4 @@ class FunctionConfig:
 
 
 function_config = FunctionConfig
+"""``function_config()``: ``FunctionConfig`` under the documents' name."""

@@ -46,13 +46,21 @@ def _either(name: str) -> Callable[..., Any]:
 
 
 arange = _either("arange")
+"""``torch.arange``; with a placement, given or entered, ``consistent.arange``."""
 empty = _either("empty")
+"""``torch.empty``; with a placement, given or entered, ``consistent.empty``."""
 full = _either("full")
+"""``torch.full``; with a placement, given or entered, ``consistent.full``."""
 ones = _either("ones")
+"""``torch.ones``; with a placement, given or entered, ``consistent.ones``."""
 rand = _either("rand")
+"""``torch.rand``; with a placement, given or entered, ``consistent.rand``."""
 randint = _either("randint")
+"""``torch.randint``; with a placement, given or entered, ``consistent.randint``."""
 randn = _either("randn")
+"""``torch.randn``; with a placement, given or entered, ``consistent.randn``."""
 zeros = _either("zeros")
+"""``torch.zeros``; with a placement, given or entered, ``consistent.zeros``."""
 
 
 def to_global(

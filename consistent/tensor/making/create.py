@@ -12,10 +12,10 @@ import torch
 
 from mirrored.transports.default import current
 
-from ...dispatch.plans.shards import attach, check_partial, device_of, is_global, refuse_mirrored
+from ...dispatch.plans.shards import attach, check_partial, is_global, refuse_mirrored
 from ...movement import check_mode as checking
 from ...movement.differentiable import spread
-from ...movement.world import my_coordinate
+from ...movement.world import device_of, my_coordinate
 from ...spec import (
     B,
     Coordinate,
@@ -25,6 +25,7 @@ from ...spec import (
     Split,
     TensorSpec,
     as_nd_sbp,
+    check_placement,
     resolve_sbp,
 )
 from .scope import chosen
@@ -103,7 +104,8 @@ def distribute(
     Args:
         tensor: the whole value, on any device. On ranks outside the placement only shape and dtype
             are read.
-        placement, sbp: without them the placement of the ``placement_scope``, and B.
+        placement: without it that of the ``placement_scope``.
+        sbp: how it is cut; without it B.
         check: compare the values of the ranks, by a hash. Always so in check mode.
 
     Raises:
@@ -123,6 +125,7 @@ def distribute(
         _check_equal("distribute", tensor, placement, tuple(range(placement.ndim)))
     if my_coordinate(placement) is not None and tensor.device.type != placement.type:
         tensor = tensor.to(device_of(placement))
+    checking.calling("distribute")
     return attach(spread(tensor, spec), spec)
 
 
@@ -233,7 +236,8 @@ def _check_equal(what: str, x: torch.Tensor, placement: Placement, axes: tuple[i
 
 
 def check_world(what: str, placement: Placement) -> None:
-    """Raise if the placement names ranks that the world does not have."""
+    """Raise if it is no placement, or names ranks that the world does not have."""
+    check_placement(what, placement)
     size = current().size
     if placement.size > size or (size == 1 and placement.first_rank != 0):
         raise RuntimeError(

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from ...dispatch.plans.shards import attach, check_partial, device_of
+from ...dispatch.plans.shards import attach, check_partial
 from ...forms.random.draw import fill_integers, fill_normal, fill_uniform, key_from, permutation
 from ...movement.differentiable import spread
-from ...movement.world import my_coordinate
+from ...movement.world import device_of, my_coordinate
 from ...spec import P, Placement, SbpLike, TensorSpec
 from .create import check_world, distribute
 from .scope import chosen

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ...spec import B, Placement, SbpLike
+from ...spec import B, Placement, SbpLike, check_placement
 
 
 class _Scope(threading.local):
@@ -27,6 +27,7 @@ def placement_scope(placement: Placement) -> Iterator[Placement]:
         stage = consistent.parallelize(torch.nn.Linear(8, 8))
     ```
     """
+    check_placement("placement_scope", placement)
     before, _scope.placement = _scope.placement, placement
     try:
         yield placement
@@ -38,6 +39,8 @@ def chosen(
     what: str, placement: Placement | None, sbp: SbpLike | None
 ) -> tuple[Placement, SbpLike]:
     """``placement`` and ``sbp``, or what the scope says for them."""
+    if placement is not None:
+        check_placement(what, placement)
     where = _scope.placement if placement is None else placement
     if sbp is None and where is not None and _scope.placement is not None:
         sbp = (B,) * where.ndim

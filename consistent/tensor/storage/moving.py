@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,21 +15,27 @@ from ...dispatch.running.moved_views import fresh
 from ...movement import check_mode
 from ...movement.differentiable import box
 from ...movement.world import my_coordinate
-from ...spec import Placement, SbpLike, TensorSpec, resolve_sbp
+from ...spec import NdSbp, Placement, SbpLike, TensorSpec, resolve_sbp
 from ..making.create import check_world
+
+T = TypeVar("T")  # GlobalTensor
 
 # Called in place of a move, the last one first, by who records programs: (x, its target, the SBP
 # that the gradient is to have) -> the moved tensor.
 takers: list[Callable[[Any, TensorSpec, SbpLike | None], Any]] = []
+# Called with (x, the moved tensor) after each move, by who notes what a program does.
+movers: list[Callable[[Any, Any], None]] = []
+# Called with a tensor whose layout or shard the program asks for.
+readers: list[Callable[[Any], None]] = []
 
 
 def to_global(
-    self: Any,
+    self: T,
     placement: Placement | None = None,
     sbp: SbpLike | None = None,
     *,
     grad_sbp: SbpLike | None = None,
-) -> Any:
+) -> T:
     """The same logical tensor on another placement or under another SBP; what is not given is kept.
 
     Every rank of the world calls it. Ranks outside a placement hold a ``meta`` shard of the
@@ -43,7 +49,7 @@ def to_global(
         ValueError: the SBP does not fit the placement, the shape or the dtype.
         RuntimeError: the placement names ranks that the world does not have.
     """
-    spec = self._spec
+    spec: TensorSpec = self._spec  # type: ignore[attr-defined]
     where = spec.placement if placement is None else placement
     if where != spec.placement:
         check_world("to_global", where)
@@ -58,7 +64,10 @@ def to_global(
     check_mode.calling("to_global")
     x = fresh(self)
     out = box(x, spec, target, wanted)
-    return attach(plain(out) if out is x else out, target)
+    moved = attach(plain(out) if out is x else out, target)
+    for note in movers:
+        note(self, moved)
+    return moved
 
 
 def to_local(self: Any) -> torch.Tensor:
@@ -68,9 +77,18 @@ def to_local(self: Any) -> torch.Tensor:
     Differentiable: the gradient that flows back is taken as this rank's shard in the dual SBP,
     so the gradient of a B tensor counts as an addend.
     """
+    for note in readers:
+        note(self)
     if my_coordinate(self._spec.placement) is None:
         return torch.empty(0, dtype=self.dtype, device=self.device)
     return plain(fresh(self))
+
+
+def sbp_of(self: Any) -> NdSbp:
+    """How the ranks of each axis hold it."""
+    for note in readers:
+        note(self)
+    return self._spec.sbp
 
 
 def to_mirrored(self: Any) -> MirroredTensor:
@@ -81,5 +99,7 @@ def to_mirrored(self: Any) -> MirroredTensor:
     has. Differentiable like ``to_local``. Pieces of a dim that does not split evenly differ in
     shape.
     """
+    for note in readers:
+        note(self)
     ranks = self._spec.placement.ranks.ravel().tolist()
     return mirrored_tensor.from_local(plain(fresh(self)), ranks)

@@ -16,8 +16,8 @@ import torch
 from mirrored.transports.default import current
 
 from ...dispatch.plans import gradients
-from ...dispatch.plans.shards import attach, device_of, plain
-from ...movement.world import my_coordinate
+from ...dispatch.plans.shards import attach, plain
+from ...movement.world import device_of, my_coordinate
 from ...spec import Placement, TensorSpec
 
 # Attributes that describe one object and are not copied along.

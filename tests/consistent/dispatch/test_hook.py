@@ -59,15 +59,18 @@ def test_a_million_ops_leave_no_reference_and_no_memory() -> None:
     kept = [x._spec, x, w, torch.relu, HERE, plans.values()[0]]
     before = [sys.getrefcount(value) for value in kept]
     count, objects = len(plans), len(gc.get_objects())
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for _ in range(1_000_000 // len(calls)):
-        for call in calls:
-            call()
+    grown = []  # KiB of every quarter: what is lost at each op grows in all of them
+    for _ in range(4):
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for _ in range(250_000 // len(calls)):
+            for call in calls:
+                call()
+        grown.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory)
     gc.collect()
     assert [sys.getrefcount(value) for value in kept] == before
     assert len(plans) == count
     assert abs(len(gc.get_objects()) - objects) < 100
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 8 * 1024  # KiB
+    assert min(grown) < 2 * 1024, grown  # 8 bytes an op
 
 
 def test_the_hook_hands_out_tensors_that_die_when_dropped() -> None:
@@ -93,7 +96,9 @@ def test_an_op_that_raises_leaves_the_hook_as_it_was() -> None:
                 call()
         assert torch._C._is_torch_function_enabled()
         if turn == 100:
+            gc.collect()  # what earlier tests left may hold the same spec
             before = sys.getrefcount(x._spec), sys.getrefcount(x)
+    gc.collect()
     assert (sys.getrefcount(x._spec), sys.getrefcount(x)) == before
     assert torch.equal((x + 1).full(), x.full() + 1)
 

@@ -134,10 +134,19 @@ class TorchFunction:
 _POSITIONS = 32
 
 
+# Getters of properties: torch makes a new object for each call, which the hook cannot know again.
+_of_properties: dict[tuple[Any, str], TorchFunction] = {}
+
+
 def resolve(func: Callable[..., Any]) -> TorchFunction:
     """Resolve ``func``; the hook remembers the answer."""
     if isinstance(func, types.MethodWrapperType):  # the getter of a property, such as Tensor.T
-        return TorchFunction(f"{func.__self__.__name__}.{func.__name__}", False, func, "raw")  # type: ignore[attr-defined]
+        prop: Any = func.__self__
+        known = _of_properties.get((prop, func.__name__))
+        if known is None:
+            known = TorchFunction(f"{prop.__name__}.{func.__name__}", False, func, "raw")
+            _of_properties[prop, func.__name__] = known
+        return known
     namespace = _namespace(func)
     why = _why_refused(func, namespace)
     if why is not None:

@@ -225,3 +225,26 @@ def test_a_global_tensor_is_not_cut_again() -> None:
     for make in (consistent.distribute, consistent.from_local):
         with pytest.raises(TypeError, match="global tensor already"):
             make(x, _world(1), B)
+
+
+HERE = Placement("cpu", [0])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda given: consistent.zeros(2, placement=given, sbp=B),
+        lambda given: consistent.distribute(torch.zeros(2), given, B),
+        lambda given: consistent.from_local(torch.zeros(2), given, B),
+        lambda given: consistent.zeros(2, placement=HERE, sbp=B).to_global(given, B),
+        lambda given: consistent.parallelize(torch.nn.Linear(2, 2), given),
+        lambda given: consistent.data.loader([torch.zeros(2)], given),
+        lambda given: consistent.nn.pipeline(torch.nn.Linear(2, 2), [given], loss=None),
+        lambda given: consistent.placement_scope(given).__enter__(),
+    ],
+    ids="zeros distribute from_local to_global parallelize loader pipeline placement_scope".split(),
+)
+def test_what_is_no_placement_is_an_error_that_says_how_to_write_one(call: Any) -> None:
+    for given in ("cpu", S(0), torch.device("cpu")):
+        with pytest.raises(TypeError, match=r'not a placement. Write placement\("cpu"'):
+            call(given)

@@ -1,0 +1,31 @@
+"""Attributes that tensors of other libraries have: asking for one says what to ask for here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...spec.elsewhere import OF_TENSORS, hint
+from ..global_tensor import GlobalTensor
+
+
+class _Elsewhere:
+    """Raises AttributeError, so that ``hasattr`` says no; one that is set on an object counts."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, x: Any, cls: Any = None) -> Any:
+        raise AttributeError(
+            f"GlobalTensor has no attribute {self._name!r}{hint(self._name, OF_TENSORS)}",
+            name=self._name,
+            obj=cls if x is None else x,
+        )
+
+
+def _enter() -> None:
+    for name in OF_TENSORS:
+        if not hasattr(GlobalTensor, name):  # a later torch may have it
+            setattr(GlobalTensor, name, _Elsewhere(name))
+
+
+_enter()
