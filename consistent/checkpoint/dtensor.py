@@ -20,9 +20,9 @@ import torch
 
 from mirrored.transports.default import current
 
-from ..dispatch.plans.shards import device_of, is_global, plain
+from ..dispatch.plans.shards import is_global, plain
 from ..dispatch.running.moved_views import fresh
-from ..movement.world import my_coordinate
+from ..movement.world import device_of, my_coordinate
 from ..spec import B, Coordinate, P, Placement, S, Split, TensorSpec
 from ..spec.sbp import Sbp, partial_max, partial_min
 from ..tensor.making.create import from_local

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from mirrored.transports.default import current
 
 from ..dispatch.plans.shards import is_global
+from ..spec.nearest import suggestion
 from .agreement import CheckpointError, from_first, on_every_rank
 from .contents.collect import Contents, collect
 from .contents.random_state import RandomState
@@ -66,6 +68,7 @@ def save(
         CheckpointError: it could not be saved; the message says what each rank met.
     """
     wait_for_last()
+    _warn_of_options(objects)
     if step is not None:
         objects = {**objects, "step": step}
     if random:
@@ -79,6 +82,23 @@ def save(
     else:
         _write_later(what, job)
     return begun.path
+
+
+def _warn_of_options(objects: dict[str, Any]) -> None:
+    """A name that is nearly that of an option, of a value that the option could have, is saved as
+    it was given, and may have been meant otherwise."""
+    for name, given in objects.items():
+        like = [option for option, kind in _OPTIONS.items() if type(given) is kind]
+        near = suggestion(name, like, 0.75) if not name.startswith(tuple(like)) else ""
+        if near:
+            warnings.warn(
+                f"checkpoint.save: {name}={given!r} is saved as a value of that name.{near} "
+                "Options are step, keep, wait and random.",
+                stacklevel=3,
+            )
+
+
+_OPTIONS = {"step": int, "keep": int, "wait": bool, "random": bool}
 
 
 def wait() -> None:

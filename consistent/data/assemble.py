@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..dispatch.plans.shards import device_of, is_global
-from ..movement.world import my_coordinate
+from ..dispatch.plans.shards import is_global
+from ..movement.world import device_of, my_coordinate
 from ..spec import B, NdSbp, Placement, Split
 from ..spec.tensor_spec import piece
 from ..tensor.making.create import distribute, from_local

@@ -3,14 +3,18 @@
 from typing import Any
 
 from .master_weights import master_weights
+from .moving import move
 from .parallelize import parallelize, plan_of
 from .plan import Border, Layouts, Plan
 from .pretrained import from_pretrained
 
 # Of floors above; the top of the package sets them.
 Graph: Any
+"""``consistent.step.Graph``: a step of a program as one object."""
 graph: Any
+"""``consistent.step``: the module of ``Graph``, with ``GraphModule`` and ``GraphConfig``."""
 pipeline: Any
+"""``consistent.pipeline.pipeline``: an ordinary module in stages."""
 
 __all__ = [
     "Border",
@@ -20,6 +24,7 @@ __all__ = [
     "from_pretrained",
     "graph",
     "master_weights",
+    "move",
     "parallelize",
     "pipeline",
     "plan_of",

@@ -20,12 +20,12 @@ def install_borders(module: torch.nn.Module, plan: Plan) -> None:
         if border is None:
             continue
         if border.inputs:
-            part.register_forward_pre_hook(_BoxInputs(border), with_kwargs=True, prepend=True)
+            part.register_forward_pre_hook(BoxInputs(border), with_kwargs=True, prepend=True)
         if border.outputs:
-            part.register_forward_hook(_BoxOutputs(border))
+            part.register_forward_hook(BoxOutputs(border))
 
 
-class _BoxInputs:
+class BoxInputs:
     """A hook before forward. A class, so that a module that has it can be copied and pickled."""
 
     def __init__(self, border: Border) -> None:
@@ -37,7 +37,7 @@ class _BoxInputs:
         return boxed, {key: _boxed(x, ways.get(key)) for key, x in kwargs.items()}
 
 
-class _BoxOutputs:
+class BoxOutputs:
     """A hook after forward."""
 
     def __init__(self, border: Border) -> None:

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..dispatch.plans.shards import attach, device_of, is_global, plain
-from ..movement.world import my_coordinate
+from ..dispatch.plans.shards import attach, is_global, plain
+from ..movement.world import device_of, my_coordinate
 from ..spec import TensorSpec
 
 _MARK = "_is_hf_initialized"  # transformers initialises what does not have it

@@ -69,6 +69,12 @@ class Ahead:
         """A forward or backward begins: nothing came before."""
         self._before = self._coming = None
 
+    def drop(self) -> None:
+        """Wait for what is on its way, and forget it."""
+        if self._coming is not None:
+            self._coming.wholes.exception()
+        self.restart()
+
     def arrived(self, key: Key) -> _Coming | None:
         """What was gathered ahead for ``key``, which is next."""
         task = torch._C._current_graph_task_id()
@@ -122,6 +128,11 @@ class Orders:
         """A hook of the whole module."""
         self.in_forward().restart()
 
+    def drop(self) -> None:
+        """Wait for what is on its way, and forget it."""
+        for order in (self.forward, self.again, self.backward):
+            order.drop()
+
     def __deepcopy__(self, memo: dict) -> Orders:
         return self
 
@@ -129,12 +140,18 @@ class Orders:
         return (type(None), ())
 
 
-def orders_on(placement: Placement) -> Orders | None:
-    """None if the ranks of ``placement`` have no cores to spare. A collective of these ranks, the
-    first time."""
+def is_possible_on(placement: Placement) -> bool:
+    """Whether this rank is one of ``placement`` and all of them have a core to spare. A collective
+    of these ranks, the first time."""
     if my_coordinate(placement) is None or placement.type != "cpu":
-        return None
-    if not has_spare_cores(tuple(placement.ranks.ravel().tolist())):
+        return False
+    return has_spare_cores(tuple(placement.ranks.ravel().tolist()))
+
+
+def orders_on(placement: Placement) -> Orders | None:
+    """None if nothing is gathered ahead on ``placement``. A collective of its ranks, the first
+    time."""
+    if not is_possible_on(placement):
         return None
     transport = current()
     if not isinstance(transport, Ordered):

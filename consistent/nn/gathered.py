@@ -123,6 +123,11 @@ class GatheredParameters:
         """Let go."""
         Run.end_of(self)
 
+    def retire(self) -> None:
+        """Gather nothing more: a graph that is still there would gather parameters ahead, which may
+        be on other ranks now."""
+        self.slots = ()
+
     def __deepcopy__(self, memo: dict) -> GatheredParameters:
         memo[id(self)] = new = GatheredParameters((), self.orders)
         new.slots = copy.deepcopy(self.slots, memo)

@@ -25,7 +25,18 @@ from mirrored.transports.default import current
 from ..dispatch.plans.shards import attach
 from ..movement.check_mode import by_rank, digest
 from ..movement.world import my_coordinate
-from ..spec import B, NdSbp, Placement, SbpLike, Split, TensorSpec, as_nd_sbp, resolve_sbp
+from ..spec import (
+    B,
+    NdSbp,
+    Placement,
+    SbpLike,
+    Split,
+    TensorSpec,
+    as_nd_sbp,
+    as_sbp,
+    resolve_sbp,
+)
+from ..spec.nearest import suggestion
 from ..tensor.global_tensor import GlobalTensor
 from ..tensor.making.create import from_local
 from .nested import map_tensors, tensors_in
@@ -38,8 +49,15 @@ def install_inputs(
     module: torch.nn.Module, placement: Placement, inputs: SbpLike | Mapping[str, SbpLike]
 ) -> None:
     """From now on plain tensors given to ``module`` become global tensors on ``placement``."""
-    hook = _Inputs(placement, check_inputs(module, placement, inputs), _positions(module))
+    ways = check_inputs(module, placement, inputs)
+    hook = InputsHook(placement, inputs, ways, _positions(module))
     module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
+
+
+def inputs_of(module: torch.nn.Module) -> SbpLike | Mapping[str, SbpLike] | None:
+    """What ``install_inputs`` was given for ``module``; None if it was not called."""
+    hooks = module._forward_pre_hooks.values()
+    return next((hook.given for hook in hooks if isinstance(hook, InputsHook)), None)
 
 
 def check_inputs(
@@ -55,7 +73,7 @@ def check_inputs(
     if not isinstance(inputs, Mapping):
         return {_OTHERS: _fit(inputs, placement)}
     if inputs and set(inputs) <= set(axes):
-        given = {axis: as_nd_sbp(sbp)[0] for axis, sbp in inputs.items()}
+        given = {axis: as_sbp(sbp) for axis, sbp in inputs.items()}
         return {_OTHERS: _fit(tuple(given.get(axis, B) for axis in axes), placement)}
     parameters = inspect.signature(module.forward).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -63,7 +81,8 @@ def check_inputs(
         if name != _OTHERS and name not in parameters and not takes_any:
             raise ValueError(
                 f"parallelize: inputs names {name!r}, which is neither an axis of {placement} nor "
-                f"an argument of {type(module).__name__}. Its arguments are "
+                f"an argument of {type(module).__name__}.{suggestion(name, (*axes, *parameters))} "
+                "Its arguments are "
                 f"{', '.join(parameters)}; '*' stands for all others."
             )
     return {name: _fit(sbp, placement) for name, sbp in inputs.items()}
@@ -88,13 +107,17 @@ def _fit(sbp: SbpLike, placement: Placement) -> NdSbp:
     return entries
 
 
-class _Inputs:
+class InputsHook:
     """The hook before forward. A class, so that a module that has it can be copied and pickled."""
 
     def __init__(
-        self, placement: Placement, ways: dict[str, NdSbp], positions: Sequence[str]
+        self,
+        placement: Placement,
+        given: SbpLike | Mapping[str, SbpLike],
+        ways: dict[str, NdSbp],
+        positions: Sequence[str],
     ) -> None:
-        self.placement, self.ways, self.positions = placement, ways, positions
+        self.placement, self.given, self.ways, self.positions = placement, given, ways, positions
         self.compared = False
 
     def __call__(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:

@@ -99,6 +99,15 @@ class Masters:
         if param in self.copies:
             self.copies[param] = self.copies[param][0], param._version
 
+    def is_kept(self, param: Any) -> bool:
+        """Whether the copy of ``param`` is newer than all writes into it."""
+        return param in self.copies and self.copies[param][1] in (-1, param._version)
+
+
+def masters_of(optimizer: torch.optim.Optimizer) -> Masters | None:
+    """The copies that ``optimizer`` keeps; None if ``master_weights`` was not called for it."""
+    return optimizer.__dict__.get("_masters")
+
 
 def _ordered(optimizer: Any) -> dict[int, Any]:
     """Parameters by the numbers that they have in ``state_dict``."""
@@ -111,9 +120,8 @@ def _add_masters(optimizer: Any, state_dict: dict) -> None:
     state_dict["state"] = state = dict(state_dict["state"])
     for number, param in _ordered(optimizer).items():
         if param in masters.copies:
-            copy, writes = masters.copies[param]
-            if writes in (-1, param._version):
-                state[number] = {**state.get(number, {}), _NAME: copy}
+            if masters.is_kept(param):
+                state[number] = {**state.get(number, {}), _NAME: masters.copies[param][0]}
 
 
 def _set_aside(optimizer: Any, state_dict: dict) -> dict:

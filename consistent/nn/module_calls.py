@@ -8,6 +8,7 @@ itself is watched: Python looks for ``_call_impl``, by which torch calls a modul
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -29,6 +30,25 @@ def under_way() -> list[Any]:
 def undo_on_raise(module: nn.Module) -> None:
     """From now on, end what a call of ``module`` has begun if that call raises anything."""
     module.__dict__["_call_impl"] = _Watched(module)
+
+
+def remove_hooks(module: nn.Module, is_ours: Callable[[Any], bool]) -> None:
+    """Take the hooks of which ``is_ours`` says so off ``module`` and all modules inside it, and
+    stop watching their calls. Others' hooks stay, in their order."""
+    for each in module.modules():
+        for name, flags in _FLAGS.items():
+            table = each.__dict__[name]
+            for key in [key for key, hook in table.items() if is_ours(hook)]:
+                for table_name in (name, *flags):
+                    each.__dict__[table_name].pop(key, None)
+        if isinstance(each.__dict__.get("_call_impl"), _Watched):
+            del each.__dict__["_call_impl"]
+
+
+_FLAGS = {
+    "_forward_pre_hooks": ("_forward_pre_hooks_with_kwargs",),
+    "_forward_hooks": ("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+}
 
 
 class _Watched:

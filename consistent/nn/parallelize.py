@@ -3,7 +3,7 @@ touched."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,13 +15,12 @@ from ..spec import B, NdSbp, Placement, SbpLike, TensorSpec
 from ..tensor.making.create import check_world, distribute
 from ..tensor.making.scope import chosen
 from . import deferred
-from .borders import install_borders
+from .installed import install, installed_plan
 from .plan import Plan
 from .planners import plan_for
+from .planners.searched import searched
 from .rank_values import check_alike, check_values, send_values
 from .slots import Slot, plain_attributes, plain_slots
-
-_PLAN = "_consistent_plan"
 
 
 def parallelize(
@@ -34,6 +33,8 @@ def parallelize(
     check: bool = False,
     verbose: bool = False,
     initialise: bool = True,
+    example: Any = None,
+    memory: int | None = None,
 ) -> torch.nn.Module:
     """Make every parameter and buffer of ``module`` a global tensor, in place, and install what its
     plan asks for; its code is not touched.
@@ -51,7 +52,10 @@ def parallelize(
               matches whole names of parameters and buffers as in ``fnmatch``, the first that
               matches counts, what none matches is B, a tied tensor matches by any of its names,
               and ``"*"`` applies where no other pattern does;
-            * a ``Plan``, such as ``Plan.load(path)``.
+            * a ``Plan``, such as ``Plan.load(path)``;
+            * ``"auto"``: the one that is estimated to be fastest on ``example``, of layouts chosen
+              for the whole module at once and of the strategies by name. Its notes, which are
+              printed with it, say what each was estimated to take.
 
             Without it all is B, which is ``"data"``.
         inputs: how the plain tensors that the module is called with make up the batch: ``S(0)``,
@@ -68,16 +72,21 @@ def parallelize(
         initialise: a module that was built on ``meta`` gets only its shards allocated, and the
             values that its modules' ``reset_parameters`` and ``_init_weights`` give: those that
             the same call gives on one rank. ``False``: values are loaded later.
+        example: of ``"auto"``, a batch whose sizes count: a tensor, a tuple of arguments, or a
+            mapping of keywords.
+        memory: of ``"auto"``, bytes that a rank may hold.
 
     Returns:
         ``module``. ``plan_of(module)`` is what was decided.
 
     Raises:
-        ValueError: the plan is unknown or does not fit the module, the ranks' modules differ, or a
-            lazy module has not seen its first input.
+        ValueError: the plan is unknown or does not fit the module or the memory, the ranks' modules
+            differ, or a lazy module has not seen its first input.
+        ImportError: ``"auto"`` needs scipy, and it is not installed.
     """
     placement, _ = chosen("parallelize", placement, B)
     check_world("parallelize", placement)
+    plan = searched(module, placement, plan, example, memory)
     tensors = plain_slots(module)
     decided = plan_for(module, tensors, placement, plan)
     if my_coordinate(placement) is not None and (sync or check):
@@ -91,8 +100,7 @@ def parallelize(
     _lay_out(tensors, placement, decided)
     if empty and initialise:
         deferred.initialise(module, empty)
-    _install(module, placement, decided, inputs)
-    module.__dict__[_PLAN] = decided
+    install(module, placement, decided, inputs)
     if verbose and current().rank == placement.first_rank:
         print(f"{type(module).__name__} on {placement}\n{decided}")
     return module
@@ -104,7 +112,7 @@ def plan_of(module: torch.nn.Module) -> Plan:
     Raises:
         ValueError: it was not given to ``parallelize``.
     """
-    found = module.__dict__.get(_PLAN)
+    found = installed_plan(module)
     if found is None:
         raise ValueError(
             f"plan_of: this {type(module).__name__} was not parallelized. Call "
@@ -135,26 +143,3 @@ def _made_global(value: torch.Tensor, placement: Placement, sbp: NdSbp) -> torch
     if isinstance(value, torch.nn.Parameter):
         return torch.nn.Parameter(made, requires_grad=value.requires_grad)
     return made
-
-
-def _install(
-    module: torch.nn.Module,
-    placement: Placement,
-    plan: Plan,
-    inputs: SbpLike | Mapping[str, SbpLike] | None,
-) -> None:
-    """What the module does when it is called, and its optimizer when it steps."""
-    layouts: Sequence[Any] = list(plan.tensors.values())
-    install_borders(module, plan)
-    if any(each.use != each.sbp for each in layouts):
-        from .gathered import install_use
-
-        install_use(module, plan)
-    if any(each.step != each.sbp or each.grad != each.sbp for each in layouts):
-        from .sharded_step import install_step
-
-        install_step(module, plan)
-    if inputs is not None:
-        from .inputs import install_inputs
-
-        install_inputs(module, placement, inputs)

@@ -45,7 +45,8 @@ def from_pretrained(
         cls: a model class of transformers, or a function without arguments that makes the module.
         folder: on every rank, with ``model.safetensors``, or ``model.safetensors.index.json`` and
             the files that it names; for transformers ``config.json`` too.
-        placement, plan: as in ``parallelize``.
+        placement: where all of it goes, as in ``parallelize``.
+        plan: how it lies, as in ``parallelize``.
         dtype: of the parameters; without it, that of the configuration, or as the module is made.
         options: further arguments of ``parallelize``.
 

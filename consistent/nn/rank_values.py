@@ -8,8 +8,8 @@ import torch
 
 from mirrored.transports.default import current
 
-from ..dispatch.plans.shards import device_of
 from ..movement.check_mode import digest
+from ..movement.world import device_of
 from ..spec import Placement
 from .plan import Layouts, Plan, nd_text
 from .slots import Slot

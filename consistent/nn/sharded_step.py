@@ -59,6 +59,17 @@ def install_step(module: nn.Module, plan: Plan) -> None:
             install_hooks()
 
 
+def forget_step(param: Any) -> None:
+    """Take back what ``install_step`` said of ``param``: it steps as it lies."""
+    param.__dict__.pop(_LAYOUT, None)
+    gradients.forget_gradient_layout(param)
+
+
+def in_step(param: Any) -> bool:
+    """Whether an optimizer steps ``param`` now, or has raised while it did."""
+    return "_in_step" in param.__dict__
+
+
 @cache
 def install_hooks() -> None:
     """Enter and leave the layouts around the steps of all optimizers, from now on."""

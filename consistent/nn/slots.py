@@ -48,6 +48,17 @@ def plain_slots(module: torch.nn.Module) -> list[list[Slot]]:
     return list(found.values())
 
 
+def global_slots(module: torch.nn.Module) -> list[list[Slot]]:
+    """The places of parameters and buffers that are global; those of one tensor in one list."""
+    found: dict[int, list[Slot]] = {}
+    for prefix, owner in module.named_modules(remove_duplicate=False):
+        for key, value in [*owner._parameters.items(), *owner._buffers.items()]:
+            if isinstance(value, GlobalTensor):
+                name = f"{prefix}.{key}" if prefix else key
+                found.setdefault(id(value), []).append(Slot(owner, key, name, value))
+    return list(found.values())
+
+
 def plain_attributes(module: torch.nn.Module) -> list[list[Slot]]:
     """Tensors that ``__init__`` made and that are neither parameters nor buffers. They stay plain,
     and count as B where they meet a global tensor."""

@@ -13,12 +13,15 @@ import torch
 from ...dispatch.plans.shards import is_global
 from ...nn.sharded_step import step_spec
 from ...spec import B, NdSbp, Placement, TensorSpec
+from ...spec.nearest import suggestion
 from ...tensor.making.create import distribute
 from ...tensor.making.factories import empty
 from ..values import encode
 from . import parameters
 from .collect import Contents, kind_of, state_of
 from .stored import Stored, TensorName
+
+OPTIONS = ("strict", "cast", "random")  # of load, for names that were mistyped
 
 
 class Loading:
@@ -56,7 +59,8 @@ class Loading:
             self._enter_module(name, given)
         elif name not in self._stored.index.values:
             has = ", ".join(self._stored.names) or "nothing"
-            self._faults.append(f"{name}: the checkpoint has none; it has {has}")
+            near = suggestion(name, (*self._stored.names, *OPTIONS))
+            self._faults.append(f"{name}: the checkpoint has none; it has {has}.{near}")
         elif kind == "optimizer":
             self._attempt(name, lambda: self._enter_optimizer(name, given))
         else:

@@ -9,6 +9,16 @@ from .layouts import NAMES, Border, Layouts, Nd, nd_text
 from .names import as_patterns, path_matches
 
 KEYS = ("axes", "tensors", "modules", "notes")
+# What a strategy says beside its plan (auto/strategies/strategy.py), and of which type it is.
+STRATEGY = {
+    "device_type": str,
+    "stages": int,
+    "data": int,
+    "tensor": int,
+    "micro_batches": int,
+    "split": list,
+    "checkpoint": list,
+}
 
 
 def to_text(
@@ -36,17 +46,72 @@ def from_text(text: str, where: str) -> dict[str, Any]:
     Raises:
         ValueError: it is no YAML, or not that of a plan.
     """
+    found = _loaded(text, where)
+    strategy = found.get("strategy") or {}
+    if strategy and (strategy["stages"] > 1 or strategy["micro_batches"] > 1):
+        raise ValueError(
+            f"plan: {where} is a strategy of {strategy['stages']} stages and "
+            f"{strategy['micro_batches']} micro-batches, of which a plan knows nothing. "
+            "Apply all of it: consistent.auto.Strategy.load(path).apply(model, loss)."
+        )
+    return _plan_in(found)
+
+
+def strategy_of(text: str, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(the entries of a strategy, those of its plan), read from YAML.
+
+    Raises:
+        ValueError: it is no YAML, or not that of a strategy.
+    """
+    found = _loaded(text, where)
+    strategy = found.get("strategy")
+    if not strategy:
+        raise ValueError(
+            f"strategy: {where} is a plan and no strategy: it has no `strategy:`. Give it to "
+            "parallelize: Plan.load(path)."
+        )
+    return strategy, _plan_in(found)
+
+
+def strategy_text(strategy: Mapping[str, Any]) -> str:
+    """What follows a plan's text in a strategy's file."""
+    return _yaml().safe_dump({"strategy": dict(strategy)}, sort_keys=False, width=100)
+
+
+def _plan_in(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: found.get(key) or ([] if key in ("axes", "notes") else {}) for key in KEYS}
+
+
+def _loaded(text: str, where: str) -> dict[str, Any]:
     yaml = _yaml()
     try:
         found = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ValueError(f"plan: {where} is not YAML: {error}") from None
-    if not isinstance(found, dict) or "tensors" not in found or set(found) - set(KEYS):
+    allowed = {*KEYS, "strategy"}
+    if not isinstance(found, dict) or "tensors" not in found or set(found) - allowed:
         raise ValueError(
             f"plan: {where} is not a plan: it must have `tensors:`, and may have `axes:`, "
             "`modules:` and `notes:`. plan.save(path) writes such a file."
         )
-    return {key: found.get(key) or ([] if key in ("axes", "notes") else {}) for key in KEYS}
+    _check_strategy(found.get("strategy"), where)
+    return found
+
+
+def _check_strategy(found: Any, where: str) -> None:
+    if found is None:
+        return
+    if not isinstance(found, dict) or set(found) != set(STRATEGY):
+        wrong = sorted(set(found or ()) ^ set(STRATEGY)) if isinstance(found, dict) else found
+        raise ValueError(
+            f"strategy: {where}: `strategy:` has the entries {', '.join(STRATEGY)}, and here "
+            f"{wrong} is missing or too much. strategy.save(path) writes such a file."
+        )
+    for key, kind in STRATEGY.items():
+        value = found[key]
+        if type(value) is not kind or (kind is int and value < 1):
+            wanted = {int: "a number of 1 or more", str: "a word", list: "a list of names"}[kind]
+            raise ValueError(f"strategy: {where}: {key} is {value!r}, and it is {wanted}.")
 
 
 def _of_layouts(layouts: Layouts) -> Any:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...spec import B, NdSbp, Sbp, SbpLike, as_nd_sbp
+from ...spec import B, NdSbp, Sbp, SbpLike, as_nd_sbp, as_sbp
+from ...spec.nearest import suggestion
 
 # One entry for each axis; None leaves that axis as it is.
 Nd = tuple[Sbp | None, ...]
@@ -30,9 +31,8 @@ class Layouts:
     step: NdSbp = ()
 
     def __post_init__(self) -> None:
-        for name in ("use", "grad", "step"):
-            if not getattr(self, name):
-                object.__setattr__(self, name, self.sbp)
+        for name in NAMES:
+            object.__setattr__(self, name, as_nd_sbp(getattr(self, name)) or self.sbp)
 
     @classmethod
     def like(cls, given: Any) -> Layouts:
@@ -40,14 +40,15 @@ class Layouts:
         if isinstance(given, Layouts):
             return given
         if isinstance(given, Mapping):
-            unknown = set(given) - set(NAMES)
+            unknown = [name for name in given if name not in NAMES]
             if unknown or "sbp" not in given:
+                near = suggestion(str(unknown[0]), NAMES) if unknown else ""
                 raise ValueError(
-                    f"plan: {dict(given)!r} does not say how a tensor lies. Give an SBP, or "
+                    f"plan: {dict(given)!r} does not say how a tensor lies.{near} Give an SBP, or "
                     "sbp= and those of use=, grad=, step= that differ from it."
                 )
-            return cls(**{name: as_nd_sbp(value) for name, value in given.items()})
-        return cls(as_nd_sbp(given))
+            return cls(**given)
+        return cls(given)
 
     @property
     def is_plain(self) -> bool:
@@ -75,6 +76,10 @@ class Border:
     inputs: Mapping[int | str, Nd] = field(default_factory=dict)
     outputs: Mapping[int | str, Nd] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for name in ("inputs", "outputs"):
+            object.__setattr__(self, name, _ways(getattr(self, name)))
+
     def __hash__(self) -> int:
         return hash((tuple(self.inputs.items()), tuple(self.outputs.items())))
 
@@ -83,13 +88,14 @@ class Border:
         """``given`` itself, or a mapping with ``inputs`` and ``outputs``."""
         if isinstance(given, Border):
             return given
-        unknown = set(given) - {"inputs", "outputs"}
+        unknown = sorted(map(str, set(given) - {"inputs", "outputs"}))
         if unknown:
+            near = suggestion(unknown[0], ("inputs", "outputs"))
             raise ValueError(
-                f"plan: {sorted(unknown)} is not said of a module's border. Give inputs= and "
+                f"plan: {unknown} is not said of a module's border.{near} Give inputs= and "
                 "outputs=, each {position or keyword: SBP}."
             )
-        return cls(_ways(given.get("inputs")), _ways(given.get("outputs")))
+        return cls(**given)
 
 
 def _ways(given: Any) -> dict[int | str, Nd]:
@@ -105,9 +111,9 @@ def read_nd(value: SbpLike | Nd) -> Nd:
     if isinstance(value, str):
         text = value.strip().removeprefix("(").removesuffix(")") if "," in value else value
         parts = [part.strip() for part in text.split(",") if part.strip()]
-        return tuple(None if part == _KEPT else as_nd_sbp(part)[0] for part in parts)
+        return tuple(None if part == _KEPT else as_sbp(part) for part in parts)
     if isinstance(value, tuple | list):
-        return tuple(None if e in (None, _KEPT) else as_nd_sbp(e)[0] for e in value)  # type: ignore[arg-type]
+        return tuple(None if e in (None, _KEPT) else as_sbp(e) for e in value)  # type: ignore[arg-type]
     return as_nd_sbp(value)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,14 +14,15 @@ def match(name: str, patterns: Iterable[str]) -> str | None:
     """The first of ``patterns`` that matches all of ``name``; ``name`` itself comes before."""
     if isinstance(patterns, Mapping) and name in patterns:
         return name
-    return next((p for p in patterns if fnmatch.fnmatchcase(name, p)), None)
+    wild = (p for p in patterns if is_pattern(p) or p == name)
+    return next((p for p in wild if fnmatch.fnmatchcase(name, p)), None)
 
 
 def match_path(name: str, patterns: Mapping[str, Any]) -> str | None:
     """As ``match``, where ``*`` stops at a dot: ``layers.*`` is no part of a layer."""
     if name in patterns:
         return name
-    return next((p for p in patterns if path_matches(name, p)), None)
+    return next((p for p in patterns if is_pattern(p) and path_matches(name, p)), None)
 
 
 def path_matches(name: str, pattern: str) -> bool:
@@ -34,12 +34,6 @@ def path_matches(name: str, pattern: str) -> bool:
 def is_pattern(text: str) -> bool:
     """Whether ``text`` has wildcards."""
     return any(mark in text for mark in "*?[")
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """`` Did you mean 'x'?`` where a known name is near, else nothing."""
-    near = difflib.get_close_matches(name, list(known), 1, 0.6)
-    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def grouped(entries: Mapping[str, Any]) -> list[tuple[str, list[str], Any]]:

@@ -61,6 +61,12 @@ class Plan:
         found = match_path(name, self.modules)
         return None if found is None else self.modules[found]
 
+    def part(self, tensors: Sequence[str], modules: Sequence[str]) -> Plan:
+        """What it says of a part of a model that has tensors and modules of these names."""
+        said = {name: x for name in tensors if (x := self.layouts(name)) is not None}
+        borders = {name: x for name in modules if (x := self.border(name)) is not None}
+        return Plan(said, borders, axes=self.axes, notes=self.notes)
+
     @classmethod
     def join(cls, plans: Sequence[Plan], axes: Sequence[str] = ()) -> Plan:
         """One plan for all axes from a plan for each of them, by names without wildcards."""

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from ...spec import B, Split
+from ...spec.nearest import suggestion
 from ..plan import Border, Layouts, Plan
-from ..plan.names import match_path, suggestion
+from ..plan.names import match_path
 from .asked import Asked
 
 _Style = Callable[[Plan, Asked, str], None]

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from ...spec import Placement, as_nd_sbp
+from ...spec import Placement, Sbp, as_nd_sbp
+from ...spec.nearest import suggestion
 from ..plan import Plan
-from ..plan.names import is_pattern, suggestion
+from ..plan.names import is_pattern
 from ..slots import Slot
 from .asked import Asked
 from .data import plan_data
@@ -49,6 +50,8 @@ def plan_for(
         given = {}
     if isinstance(given, str):
         given = _one_name(given, placement)
+    if isinstance(given, Sbp | int | tuple | list):
+        raise _sbp_for_all(given)
     if isinstance(given, Mapping) and _is_by_axis(given, tensors, placement):
         given = _joined(module, tensors, placement, given)
     elif isinstance(given, Mapping):
@@ -71,6 +74,8 @@ def axis_names(placement: Placement) -> tuple[str, ...]:
 
 
 def _one_name(name: str, placement: Placement) -> dict[str, str]:
+    if not _is_name(name):
+        raise _sbp_for_all(name)
     _planner(name)
     if placement.ndim > 1 and name != "data":
         axes = placement.axes or ("dp", "tp", *(f"axis{a}" for a in range(2, placement.ndim)))
@@ -138,11 +143,21 @@ def _axes_of(given: Mapping[str, Any], placement: Placement) -> tuple[str, ...]:
 
 
 def _on_one_axis(given: Any, asked: Asked, tensors: Sequence[Sequence[Slot]]) -> Plan:
-    if isinstance(given, str):
+    if isinstance(given, str) and _is_name(given):
         return _planner(given)(asked)
+    if isinstance(given, str | Sbp | int | tuple | list):
+        raise _sbp_for_all(given)
     plan = given if isinstance(given, Plan) else Plan(given)
     line = Placement("cpu", [0])  # of one axis; which ranks it has does not matter here
     return resolve(asked.module, tensors, line, plan)
+
+
+def _sbp_for_all(given: Any) -> TypeError:
+    shown = repr(given) if isinstance(given, str) else f"{given}"
+    return TypeError(
+        f"parallelize: the plan is {shown}, which says how one tensor lies and not of which. "
+        f"Give patterns -> SBP, such as {{'*': {shown}}}, or a strategy ({', '.join(PLANNERS)})."
+    )
 
 
 def _planner(name: str) -> Callable[[Asked], Plan]:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from ...spec import B, Placement, Sbp, Split, resolve_sbp
+from ...spec.nearest import suggestion
 from ..plan import Border, Layouts, Plan
-from ..plan.names import match, match_path, suggestion
+from ..plan.names import match, match_path
 from ..slots import Slot
 
 
@@ -23,9 +24,9 @@ def resolve(
     Raises:
         ValueError: a pattern matches nothing, an SBP does not fit, or tied names disagree.
     """
-    _check_names(module, [slot.name for places in tensors for slot in places], plan)
+    check_names(module, [slot.name for places in tensors for slot in places], plan)
     modules = [name for name, _ in module.named_modules(remove_duplicate=False)]
-    _check_modules(module, modules, plan)
+    check_modules(module, modules, plan)
     return Plan(
         {places[0].name: _layouts_of(places, placement, plan) for places in tensors},
         {name: _checked(name, b, placement) for name in modules if (b := plan.border(name))},
@@ -36,9 +37,11 @@ def resolve(
     )
 
 
-def _check_names(module: torch.nn.Module, names: Sequence[str], plan: Plan) -> None:
+def check_names(module: torch.nn.Module, names: Sequence[str], plan: Plan) -> None:
+    """Raise ValueError if a pattern of ``plan`` matches none of these names of tensors."""
+    known = set(names)
     for pattern in plan.tensors:
-        if not any(match(name, {pattern: None}) for name in names):
+        if pattern not in known and not any(match(name, {pattern: None}) for name in names):
             some = ", ".join(sorted(set(names))[:8])
             raise ValueError(
                 f"parallelize: pattern {pattern!r} matches no parameter or buffer of "
@@ -48,9 +51,13 @@ def _check_names(module: torch.nn.Module, names: Sequence[str], plan: Plan) -> N
             )
 
 
-def _check_modules(module: torch.nn.Module, names: Sequence[str], plan: Plan) -> None:
+def check_modules(module: torch.nn.Module, names: Sequence[str], plan: Plan) -> None:
+    """Raise ValueError if a pattern of ``plan`` matches none of these names of modules."""
+    known = set(names)
     for pattern in plan.modules:
-        if not any(match_path(name, {pattern: None}) for name in names):
+        if pattern not in known and all(
+            match_path(name, {pattern: None}) is None for name in names
+        ):
             raise ValueError(
                 f"parallelize: {pattern!r} is no module of {type(module).__name__}."
                 f"{suggestion(pattern, names)} List them with module.named_modules()."

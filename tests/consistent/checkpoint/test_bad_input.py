@@ -8,6 +8,7 @@ import pickle
 import resource
 import struct
 import threading
+import warnings
 import zlib
 from pathlib import Path
 from typing import Any
@@ -302,3 +303,18 @@ def test_a_header_says_what_safetensors_say() -> None:
     length, text = struct.unpack("<Q", (data := pieces.header_of([("a", torch.int64, (2, 3))]))[:8])[0], data[8:]  # fmt: skip  # noqa: E501
     assert len(text) == length and length % 8 == 0
     assert json.loads(text)["a"] == {"dtype": "I64", "shape": [2, 3], "data_offsets": [0, 48]}
+
+
+@on_ranks(2)
+def test_a_mistyped_option(rank: int, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="wiat=True is saved as a value.* Did you mean 'wait'"):
+        checkpoint.save(tmp_path, wiat=True)  # type: ignore[call-overload]
+    with pytest.raises(CheckpointError, match="strct: the checkpoint has none.*mean 'strict'"):
+        checkpoint.load(tmp_path, strct=False)
+
+
+@on_ranks(2)
+def test_names_that_are_like_options_are_saved_without_a_word(rank: int, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        checkpoint.save(tmp_path, steps=3, best_step=2, cost=1.5, weights=True, epoch=4)

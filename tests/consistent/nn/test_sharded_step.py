@@ -333,3 +333,20 @@ def test_a_parameter_is_saved_without_pickled_classes(rank: int) -> None:
     loaded = torch.load(file, weights_only=True)
     assert_same({k: v for k, v in loaded.items()}, {k: v.full() for k, v in
                                                     model.state_dict().items()})  # fmt: skip
+
+
+@pytest.mark.parametrize("plan", ["data", "zero1", "zero2", "zero3", "tensor"])
+@on_ranks(2)
+def test_hooks_after_a_gradient_run_once_and_see_it(rank: int, plan: str) -> None:
+    torch.manual_seed(0)
+    place = consistent.placement("cpu", range(2))
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    consistent.parallelize(model, place, plan, inputs=B)
+    seen: list[Any] = []
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.full().sum().item()))
+    for times in (1, 2):
+        model(torch.ones(2, 4)).sum().backward()
+        assert len(seen) == 4 * times
+    wanted = [p.grad.full().sum().item() for p in model.parameters()]
+    assert sorted(seen[4:]) == pytest.approx(sorted(wanted))

@@ -1,0 +1,96 @@
+"""Repeated blocks: which nodes of a program take equal options, so that they are solved once.
+
+The layers of a model are siblings whose names differ in a number. They count as one block if there
+are several, each has several matrices, and each calls equal ops in an equal order: the same op on
+the same shapes with the same arguments. (The layers of an MLP are not blocks: of two
+linear layers in a row the one is split by columns, the other by rows.)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+
+from .program import OP, Op, Program, Value
+
+_LEAST_OPS = 64  # a smaller program is solved as it is
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+def keys(program: Program) -> list[Hashable]:
+    """For each node, in the order of the problem, what it shares with those of equal blocks; None
+    where it is in no block."""
+    given = [value for value in program.values if value.kind != OP]
+    ops = program.ops
+    found: list[Hashable] = [None] * (len(given) + len(ops))
+    if len(ops) < _LEAST_OPS:
+        return found
+    blocks = _blocks(program)
+    for index, value in enumerate(given):
+        block = _block_of(value.name, blocks)
+        if block is not None:
+            found[index] = blocks[block], value.name[len(block) :]
+    met: dict[str, int] = {}
+    for index, op in enumerate(ops, len(given)):
+        block = _block_of(op.module, blocks)
+        if block is not None:
+            met[block] = met.get(block, 0) + 1
+            found[index] = blocks[block], met[block]
+    return found
+
+
+def _blocks(program: Program) -> dict[str, Hashable]:
+    """Name of a module that is one of several equal blocks -> what these have in common."""
+    families: dict[str, dict[str, Hashable]] = {}
+    for name in _numbered(program):
+        text = _NUMBER.sub("*", name)
+        families.setdefault(text, {})[name] = _contents(program, name)
+    blocks: dict[str, Hashable] = {}
+    for text, members in families.items():
+        counts: dict[Hashable, int] = {}
+        for content in members.values():
+            counts[content] = counts.get(content, 0) + 1
+        kinds = {content: kind for kind, content in enumerate(counts)}
+        for name, content in members.items():
+            if content is not None and counts[content] > 1 and _block_of(name, blocks) is None:
+                blocks[name] = text, kinds[content]
+    return blocks
+
+
+def _numbered(program: Program) -> list[str]:
+    """Names of modules that end in a number, the shortest first."""
+    names: dict[str, None] = {}
+    for op in program.ops:
+        parts = op.module.split(".")
+        for n, part in enumerate(parts, 1):
+            if part.isdigit():
+                names[".".join(parts[:n])] = None
+    return sorted(names, key=lambda name: (name.count("."), list(names).index(name)))
+
+
+def _contents(program: Program, block: str) -> Hashable:
+    """What ``block`` is made of; None if it has fewer than two matrices."""
+    inside = [op for op in program.ops if _is_in(op.module, block)]
+    tensors = [value for value in program.values if value.name and _is_in(value.name, block)]
+    if sum(value.spec.ndim > 1 for value in tensors) < 2:
+        return None
+    return tuple(map(_op_key, inside)), tuple(_tensor_key(value, block) for value in tensors)
+
+
+def _op_key(op: Op) -> Hashable:
+    # Equal calls share one Call, which the program keeps alive.
+    return op.name, id(op.call), op.row is None
+
+
+def _tensor_key(value: Value, block: str) -> Hashable:
+    return value.name[len(block) :], value.spec, value.kind, value.tracked
+
+
+def _block_of(name: str, blocks: dict[str, Hashable]) -> str | None:
+    parts = name.split(".")
+    prefixes = (".".join(parts[:n]) for n in range(1, len(parts) + 1))
+    return next((prefix for prefix in prefixes if prefix in blocks), None)
+
+
+def _is_in(name: str, block: str) -> bool:
+    return name == block or name.startswith(block + ".")

@@ -1,0 +1,106 @@
+"""From a solution to a plan: parameters by their layouts, and borders where values are boxed.
+
+A value is boxed where the module that makes it ends, if all who read it later want one layout;
+else where a module is called in which all who read it want one. What is left each op boxes for
+itself when it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from ...nn.plan import Border, Layouts, Nd, Plan
+from ...spec import B, NdSbp
+from .problem import Problem, may_gather
+from .program import BUFFER, OP, PARAMETER, Enter, Exit, Op, Program
+
+
+def plan_of_solution(program: Program, problem: Problem, solution: Sequence[int]) -> Plan:
+    """The plan under which a run does as ``solution`` says, as far as a plan can say it."""
+    writing = _Writing(program, problem, solution)
+    writing.tensors()
+    writing.borders()
+    return writing.plan
+
+
+class _Writing:
+    def __init__(self, program: Program, problem: Problem, solution: Sequence[int]) -> None:
+        self.program = program
+        self.plan = Plan(axes=program.placement.axes or ())
+        self.made: dict[int, NdSbp] = {}  # value -> layout as it is made
+        # value -> (when it is read, in which layout); the results are read at the end.
+        self.reads: dict[int, list[tuple[int, NdSbp]]] = {}
+        times = self._times()
+        for node, index, at in zip(problem.nodes, solution, times, strict=True):
+            option = node.options[index]
+            self.made.update(zip(node.outs, option.outs, strict=True))
+            for v, want in zip(node.ins, option.ins, strict=True):
+                self.reads.setdefault(v, []).append((at, want))
+        self.ends = self._ends()
+
+    def _times(self) -> Iterable[int]:
+        """For each node its place among the events."""
+        program = self.program
+        given = [-1 for value in program.values if value.kind != OP]
+        ops = [at for at, event in enumerate(program.events) if isinstance(event, Op)]
+        results = dict.fromkeys([*program.losses, *program.results])
+        return [*given, *ops, *(len(program.events) for _ in results)]
+
+    def _ends(self) -> dict[int, int]:
+        """Where each call of a module begins -> where it ends."""
+        found, begun = {}, []
+        for at, event in enumerate(self.program.events):
+            if isinstance(event, Enter):
+                begun.append(at)
+            elif isinstance(event, Exit):
+                found[begun.pop()] = at
+        return found
+
+    def tensors(self) -> None:
+        """The layouts of parameters and buffers."""
+        for index, value in enumerate(self.program.values):
+            if value.kind not in (PARAMETER, BUFFER):
+                continue
+            sbp = self.made[index]
+            wants = {want for _, want in self.reads.get(index, ())}
+            use = next(iter(wants)) if len(wants) == 1 else sbp
+            self.plan.tensors[value.name] = Layouts(sbp, use if may_gather(sbp, use) else sbp)
+
+    def borders(self) -> None:
+        """What is boxed where modules are called."""
+        whole: NdSbp = (B,) * self.program.placement.ndim
+        now = {
+            v: sbp if self.program.values[v].kind == OP else self.program.values[v].fixed or whole
+            for v, sbp in self.made.items()
+        }
+        before: list[dict[int, NdSbp]] = []
+        for at, event in enumerate(self.program.events):
+            if isinstance(event, Enter):
+                before.append({})
+                for key, v in event.given.items():
+                    if (want := self._one(v, at, self.ends[at])) not in (None, now[v]):
+                        before[-1].setdefault(v, now[v])
+                        now[v] = self._set(event.module, "inputs", key, want)  # type: ignore[arg-type]
+            elif isinstance(event, Exit):
+                now.update(before.pop())
+                for key, v in event.given.items():
+                    if (want := self._one(v, at, len(self.program.events) + 1)) not in (
+                        None,
+                        now[v],
+                    ):
+                        now[v] = self._set(event.module, "outputs", key, want)  # type: ignore[arg-type]
+
+    def _one(self, v: int, begin: int, end: int) -> NdSbp | None:
+        """The one layout in which ``v`` is read between two events, if it is one and not P."""
+        wants = {want for at, want in self.reads.get(v, ()) if begin < at < end}
+        if len(wants) != 1:
+            return None
+        (want,) = wants
+        return None if any(e.is_partial for e in want) else want
+
+    def _set(self, module: str, side: str, key: int | str, want: NdSbp) -> NdSbp:
+        border = self.plan.modules.get(module, Border())
+        ways: Mapping[int | str, Nd] = {key: want, **getattr(border, side)}
+        sides = {"inputs": border.inputs, "outputs": border.outputs, side: ways}
+        self.plan.modules[module] = Border(**sides)
+        return ways[key]  # type: ignore[return-value]

@@ -1,0 +1,76 @@
+"""The machine as the search sees it: a few figures, and what they say of one op or boxing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ...boxing.cost import DEVICES, latency_seconds, wire_seconds
+from ...boxing.plan import boxing_seconds
+from ...rules.signature import Call
+from ...spec import NdSbp, TensorSpec
+
+# Operations a second of one rank in a product of matrices, where nobody says better: one core of
+# a CPU, and a data centre's GPU at half its peak in two-byte floats.
+_FLOPS = {"cpu": 5e10, "cuda": 3e14}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one rank does in a second, and what moving data takes.
+
+    Args:
+        flops: additions and multiplications a second in products.
+        memory: bytes a second that an op reads or writes.
+        boxing: seconds from one spec to another.
+        sending: seconds for an op's own message of so many bytes.
+        latency: the part of a message's seconds that does not depend on its size.
+    """
+
+    flops: float
+    memory: float
+    boxing: Callable[[TensorSpec, TensorSpec], float]
+    sending: Callable[[float], float]
+    latency: float
+
+
+def figures_of(device_type: str) -> Figures:
+    """The figures that the choice of layouts at run time uses, and a guess of ``flops``."""
+
+    def sending(nbytes: float) -> float:
+        return latency_seconds(device_type) + wire_seconds(nbytes, device_type)
+
+    memory, latency = DEVICES[device_type].memory, latency_seconds(device_type)
+    return Figures(_FLOPS[device_type], memory, boxing_seconds, sending, latency)
+
+
+def held_bytes(spec: TensorSpec) -> int:
+    """Bytes of the largest shard."""
+    return math.prod(spec.local_shape((0,) * spec.placement.ndim)) * spec.dtype.itemsize
+
+
+def shares(grid: Sequence[int], sbps: Sequence[NdSbp]) -> int:
+    """Among how many ranks the work of an op is shared: those of the axes that split any of its
+    tensors."""
+    return math.prod(n for a, n in enumerate(grid) if any(sbp[a].is_split for sbp in sbps))
+
+
+def flops_of(call: Call) -> int:
+    """Operations of a product on the whole tensors; 0 for ops that touch memory only."""
+    shapes = [operand.shape for operand in call.operands]
+    if not call.outs or len(shapes) < 2:
+        return 0
+    out = call.outs[0].shape.numel()
+    if call.name in ("mm", "matmul", "bmm", "linear", "mv", "dot") and shapes[0]:
+        return 2 * out * shapes[0][-1]
+    if call.name in ("addmm", "baddbmm", "addbmm", "addmv") and shapes[1]:
+        return 2 * out * shapes[1][-1]
+    if call.name == "scaled_dot_product_attention":
+        return 4 * out * shapes[1][-2]
+    if call.name.startswith("conv") and shapes[1]:
+        return 2 * out * (shapes[1].numel() // shapes[1][0])
+    if call.name in ("einsum", "tensordot", "bilinear", "inner"):
+        # The letters of a product are each in two of three tensors.
+        return 2 * math.isqrt(out * shapes[0].numel() * shapes[1].numel())
+    return 0

@@ -1,0 +1,167 @@
+"""What a run of the program under a plan does, op by op, by the arithmetic that the run uses.
+
+Ops choose their signatures as in ``dispatch/planning``, by what their operands are when they are
+called; the plan says how parameters lie and what is boxed where modules are called. Nothing runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ...dispatch.plans.arguments import fill
+from ...nn.plan import Layouts, Nd, Plan
+from ...rules.candidates import candidates
+from ...rules.choose import Choice, choose
+from ...rules.signature import Call, Operand, Signature
+from ...spec import B, NdSbp
+from .figures import Figures, held_bytes
+from .options import cost_of_op, reducing_seconds, step_seconds
+from .problem import box
+from .program import INPUT, OP, PARAMETER, Enter, Exit, Op, Program
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds of a step, and bytes that a rank holds: parameters, gradients, two more of each for
+    the optimizer, and what forward keeps for backward."""
+
+    seconds: float
+    nbytes: int
+
+    def __str__(self) -> str:
+        return f"{self.seconds * 1e3:.3f} ms a step, {self.nbytes / 1e6:,.1f} MB a rank"
+
+
+def follow(program: Program, figures: Figures, plan: Plan) -> Estimate:
+    """The estimate of a step of ``program`` under ``plan``, in which tensors and modules stand by
+    their names."""
+    return _Following(program, figures, plan).all()
+
+
+class _Following:
+    def __init__(self, program: Program, figures: Figures, plan: Plan) -> None:
+        self.program, self.figures, self.plan = program, figures, plan
+        self.seconds, self.nbytes = 0.0, 0
+        self.now: dict[int, NdSbp] = {}  # value -> its layout where the program is
+        self.before: list[dict[int, NdSbp]] = []  # of each open call, what its inputs were outside
+
+    def all(self) -> Estimate:
+        for index, value in enumerate(self.program.values):
+            if value.kind != OP:
+                self._given(index)
+        for event in self.program.events:
+            if isinstance(event, Op):
+                self._op(event)
+            elif isinstance(event, Enter):
+                self._enter(event)
+            else:
+                self._exit(event)
+        whole: NdSbp = (B,) * self.program.placement.ndim
+        for v in dict.fromkeys([*self.program.losses, *self.program.results]):
+            if v in self.program.losses or any(e.is_partial for e in self.now[v]):
+                self._box(v, whole, v not in self.program.losses)
+        return Estimate(self.seconds, self.nbytes)
+
+    def _given(self, index: int) -> None:
+        value = self.program.values[index]
+        whole: NdSbp = (B,) * self.program.placement.ndim
+        self.now[index] = value.fixed or whole
+        found = self.plan.layouts(value.name) if value.name else None
+        if found is None or value.kind != PARAMETER:
+            if found is not None:
+                self.now[index] = found.sbp
+            found = Layouts(self.now[index])
+        lies, used, grad, step = (
+            value.spec.with_sbp(sbp) for sbp in (found.sbp, found.use, found.grad, found.step)
+        )
+        self.nbytes += 0 if value.kind == INPUT else held_bytes(lies)  # inputs are the user's
+        if value.kind != PARAMETER:
+            return
+        self.now[index] = found.use
+        readers = sum(index in op.ins for op in self.program.ops)
+        self.seconds += readers * self.figures.boxing(lies, used)
+        if value.tracked:
+            if found.use != found.sbp:  # what is not kept is gathered again in backward
+                self.seconds += readers * self.figures.boxing(lies, used)
+            self.seconds += reducing_seconds(self.program, self.figures, used.dual, grad)
+            self.seconds += reducing_seconds(self.program, self.figures, step, lies)
+            self.seconds += step_seconds(self.figures, held_bytes(step))
+            self.nbytes += held_bytes(grad) + 2 * held_bytes(step)
+
+    # -- calls of modules --------------------------------------------------------------------------
+
+    def _enter(self, event: Enter) -> None:
+        border = self.plan.border(event.module)
+        ways = border.inputs if border else {}
+        self.before.append({})
+        for key, v in event.given.items():
+            if (nd := ways.get(key)) is not None:
+                self.before[-1].setdefault(v, self.now[v])
+                self._border(v, nd)
+
+    def _exit(self, event: Exit) -> None:
+        border = self.plan.border(event.module)
+        ways: Mapping[int | str, Nd] = border.outputs if border else {}
+        self.now.update(self.before.pop())
+        for place, (key, v) in enumerate(event.given.items()):
+            if (nd := ways.get(key, ways.get(place))) is not None:
+                self._border(v, nd)
+
+    def _border(self, v: int, nd: Nd) -> None:
+        want = tuple(h if w is None else w for h, w in zip(self.now[v], nd, strict=True))
+        self._box(v, want, self.program.values[v].tracked)
+        self.now[v] = want
+
+    def _box(self, v: int, want: NdSbp, back: bool) -> None:
+        more = box(self.figures, self.program.values[v].spec, self.now[v], want, back)
+        self.seconds, self.nbytes = self.seconds + more[0], self.nbytes + more[1]
+
+    # -- ops ---------------------------------------------------------------------------------------
+
+    def _op(self, op: Op) -> None:
+        values = self.program.values
+        whole: NdSbp = (B,) * self.program.placement.ndim
+        choice, sent = self._choice(op)
+        if choice is None:
+            ins, outs = [whole] * len(op.ins), [whole] * len(op.outs)
+        else:
+            ins, outs = list(choice.ins), list(choice.outs)
+        for v, want in zip(op.ins, ins, strict=True):
+            self._box(v, want, values[v].tracked)
+        more = cost_of_op(self.program, op, self.figures, (ins, outs), sent)
+        self.seconds, self.nbytes = self.seconds + more[0], self.nbytes + more[1]
+        for v, sbp in zip(op.outs, outs, strict=True):
+            self.now[v] = sbp
+        if op.call.inplace and choice is None:  # computed on a copy, which is boxed back
+            self._box(op.outs[0], self.now[op.ins[0]], values[op.outs[0]].tracked)
+            self.now[op.outs[0]] = self.now[op.ins[0]]
+
+    def _choice(self, op: Op) -> tuple[Choice | None, int]:
+        """The layouts that the run will choose, and the bytes that the form sends."""
+        if op.row is None:
+            return None, 0
+        specs = [self.program.values[v].spec.with_sbp(self.now[v]) for v in op.ins]
+        call = _with_specs(op.call, specs)
+        by_axis = candidates(op.row, call, self.program.placement)
+        if by_axis is None:
+            return None, 0
+        choice = choose(call, specs, by_axis, specs[0].sbp if call.inplace else None)
+        return choice, 0 if choice is None else _sent(choice, by_axis)
+
+
+def _with_specs(call: Call, specs: Sequence) -> Call:
+    operands = tuple(Operand(i, spec) for i, spec in enumerate(specs))
+    args, kwargs = fill(call.args, operands), fill(dict(call.kwargs), operands)
+    return replace(call, args=args, kwargs=kwargs, operands=operands)
+
+
+def _sent(choice: Choice, by_axis: Sequence[Sequence[Signature]]) -> int:
+    """Bytes that the form of the chosen signatures sends."""
+    total = 0
+    for axis, options in enumerate(by_axis):
+        form = choice.form if axis in choice.form_axes else None
+        ins, outs = (tuple(sbp[axis] for sbp in side) for side in (choice.ins, choice.outs))
+        found = (s.nbytes for s in options if (s.ins, s.outs, s.form) == (ins, outs, form))
+        total += min(found, default=0)
+    return total

@@ -1,0 +1,231 @@
+"""From a program to its problem: the options of each node, by the rows of its ops.
+
+What a tensor that the step is given may be: a parameter or buffer is B or split, an input whatever
+its reader wants, because it can be loaded in any layout. What the step returns is not partial.
+
+Several axes: an option says the layouts on all of them, so that the cheapest boxing over two axes
+is seen. Where these are too many, axes are solved one after the other, each with the choices of
+the others as they then are, until no axis finds better (``search.py``).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+from ...rules.candidates import candidates
+from ...rules.signature import Signature
+from ...spec import B, NdSbp, Placement, Split, TensorSpec
+from .blocks import keys
+from .figures import Figures, flops_of, held_bytes, shares
+from .problem import Edge, Node, Option, Problem
+from .program import INPUT, OP, PARAMETER, Op, Program, Value
+
+# What Adam keeps: a parameter's gradient and two more tensors of its size. A step of it reads four
+# and writes three.
+_KEPT, _STEP = 4, 7
+# Backward of an op computes a gradient for each of its two operands.
+_WITH_BACKWARD = 3
+Axes = Sequence[Sequence[Signature]]
+
+
+def problem_of(program: Program, figures: Figures, given: Sequence[Axes] | None = None) -> Problem:
+    """The problem of choosing all layouts of ``program``.
+
+    Args:
+        given: for each node its signatures on each axis, if not all that its row has.
+    """
+    problem = Problem(figures)
+    axes = given or axes_of(program)
+    alike = keys(program)
+    made: dict[int, tuple[int, int]] = {}  # value -> the node that makes it, which output
+    for index, (value, op) in enumerate(_nodes(program)):
+        joint = list(_joint(axes[index], op))
+        if op is None:
+            assert value is not None
+            options = [_given(program, value, figures, s) for s in joint]
+            node = Node(program.values[value].name, _unique(options), (), (value,))
+        else:
+            options = [_of_op(program, op, figures, s) for s in joint]
+            node = Node(op.name, _unique(options), op.ins, op.outs)
+        node.alike = alike[index]
+        problem.nodes.append(node)
+        _join(problem, program, made, len(problem.nodes) - 1)
+        made.update({v: (len(problem.nodes) - 1, i) for i, v in enumerate(node.outs)})
+    _end(problem, program, made)
+    return problem
+
+
+def axes_of(program: Program) -> list[Axes]:
+    """For each node and axis, its signatures."""
+    found: list[Axes] = []
+    for value, op in _nodes(program):
+        if op is not None:
+            found.append(_signatures(op, program.placement))
+        else:
+            assert value is not None
+            found.append(_splits(program.values[value], program.placement))
+    return found
+
+
+def _nodes(program: Program) -> Iterable[tuple[int | None, Op | None]]:
+    """(value, None) for what the step is given, then (None, op) in order."""
+    for index, value in enumerate(program.values):
+        if value.kind != OP:
+            yield index, None
+    for op in program.ops:
+        yield None, op
+
+
+def _splits(value: Value, placement: Placement) -> Axes:
+    """The SBPs on each axis of a tensor that the step is given."""
+    made = []
+    for axis, parts in enumerate(placement.shape):
+        if value.fixed is not None:
+            entries = [value.fixed[axis]]
+        elif value.kind in (INPUT, PARAMETER):
+            dims = [d for d, n in enumerate(value.spec.shape) if n >= parts > 1]
+            entries = [B, *map(Split, dims)]
+        else:
+            entries = [B]
+        made.append([Signature((), (entry,)) for entry in entries])
+    return made
+
+
+def _signatures(op: Op, placement: Placement) -> Axes:
+    """The signatures of an op on each axis. Those that give some rank nothing, and partial maxima,
+    which have no gradient, are left out."""
+    whole = [[op.call.whole()]] * placement.ndim
+    if op.row is None or any(out.data_dependent for out in op.call.outs):
+        return whole
+    found = candidates(op.row, op.call, placement)
+    if found is None:
+        return whole
+    shapes = [o.shape for o in op.call.operands], [o.shape for o in op.call.outs]
+    made = []
+    for axis, options in enumerate(found):
+        parts = placement.shape[axis]
+        kept = [
+            s
+            for s in dict.fromkeys(options)
+            if _fills(s.ins, shapes[0], parts)
+            and _fills(s.outs, shapes[1], parts)
+            and not any(e.is_extreme for e in (*s.ins, *s.outs))
+            and not (op.call.inplace and s.ins[0] is not s.outs[0])
+        ]
+        made.append(kept or [op.call.whole()])
+    return made
+
+
+def _fills(entries: NdSbp, shapes: Sequence[Sequence[int]], parts: int) -> bool:
+    """Whether each rank gets something of every split tensor."""
+    pairs = zip(entries, shapes, strict=True)
+    return all(not isinstance(e, Split) or shape[e.dim] >= parts for e, shape in pairs)
+
+
+def _joint(axes: Axes, op: Op | None) -> Iterable[tuple[Signature, ...]]:
+    """One signature for each axis; a single form serves all of them."""
+    for chosen in itertools.product(*axes):
+        if op is None or len({s.form for s in chosen if s.form is not None}) < 2:
+            yield chosen
+
+
+def layouts_of(chosen: Sequence[Signature]) -> tuple[tuple[NdSbp, ...], tuple[NdSbp, ...]]:
+    """The nd-sbp of every operand and output."""
+    ins = tuple(zip(*(s.ins for s in chosen), strict=True))
+    return ins, tuple(zip(*(s.outs for s in chosen), strict=True))
+
+
+def _given(program: Program, index: int, figures: Figures, chosen: Sequence[Signature]) -> Option:
+    outs = layouts_of(chosen)[1]
+    value = program.values[index]
+    spec = value.spec.with_sbp(outs[0])
+    nbytes = 0 if value.kind == INPUT else held_bytes(spec)
+    seconds = 0.0
+    if value.kind == PARAMETER and value.tracked:
+        seconds = reducing_seconds(program, figures, spec.dual, spec)
+        seconds += step_seconds(figures, nbytes)
+        nbytes *= _KEPT
+    return Option((), outs, seconds, nbytes, tuple(chosen))
+
+
+def reducing_seconds(program: Program, figures: Figures, src: TensorSpec, dst: TensorSpec) -> float:
+    """Seconds of bringing a parameter's gradient to its layout. Gradients go together in one
+    message, so each bears its share of one latency."""
+    seconds = figures.boxing(src, dst)
+    if seconds <= figures.latency:
+        return seconds
+    count = sum(v.kind == PARAMETER and v.tracked for v in program.values)
+    return seconds - figures.latency + figures.latency / count
+
+
+def step_seconds(figures: Figures, nbytes: int) -> float:
+    """Seconds of the optimizer's step of so many bytes of a parameter on each rank."""
+    return _STEP * nbytes / figures.memory
+
+
+def _of_op(program: Program, op: Op, figures: Figures, chosen: Sequence[Signature]) -> Option:
+    ins, outs = layouts_of(chosen)
+    nbytes = sum(s.nbytes for s in chosen)
+    cost = cost_of_op(program, op, figures, (ins, outs), nbytes)
+    return Option(ins, outs, *cost, tuple(chosen))
+
+
+def cost_of_op(
+    program: Program,
+    op: Op,
+    figures: Figures,
+    layouts: tuple[Sequence[NdSbp], Sequence[NdSbp]],
+    sent: int,
+) -> tuple[float, int]:
+    """(seconds of forward and backward, bytes kept for backward) of an op whose form sends
+    ``sent`` bytes."""
+    if op.view:
+        return 0.0, 0
+    ins, outs = layouts
+    values = program.values
+    held = sum(held_bytes(values[v].spec.with_sbp(s)) for v, s in zip(op.ins, ins, strict=True))
+    made = sum(held_bytes(values[v].spec.with_sbp(s)) for v, s in zip(op.outs, outs, strict=True))
+    flops = flops_of(op.call) / shares(program.placement.shape, (*ins, *outs))
+    seconds = flops / figures.flops + (held + made) / figures.memory
+    tracked = any(values[v].tracked for v in op.outs)
+    seconds *= _WITH_BACKWARD if tracked else 1
+    seconds += figures.sending(sent) if sent else 0.0
+    return seconds, made if tracked else 0
+
+
+def _unique(options: Sequence[Option]) -> list[Option]:
+    """Of options with equal layouts the cheapest, in the order first met."""
+    best: dict[tuple, Option] = {}
+    for option in options:
+        key = option.ins, option.outs
+        if key not in best or option.seconds < best[key].seconds:
+            best[key] = option
+    return list(best.values())
+
+
+def _join(problem: Problem, program: Program, made: dict[int, tuple[int, int]], node: int) -> None:
+    """The edges into ``node``."""
+    for want, v in enumerate(problem.nodes[node].ins):
+        maker, have = made[v]
+        value = program.values[v]
+        is_parameter = value.kind == PARAMETER
+        problem.edges.append(Edge(maker, have, node, want, value.spec, value.tracked, is_parameter))
+
+
+def _end(problem: Problem, program: Program, made: dict[int, tuple[int, int]]) -> None:
+    """The losses, whose values the user reads, and what else the step returns, which may stay
+    split."""
+    whole: NdSbp = (B,) * program.placement.ndim
+    ends = dict.fromkeys([*program.losses, *program.results])
+    for v in ends:
+        maker, have = made[v]
+        spec: TensorSpec = program.values[v].spec
+        layouts = [whole]
+        if v not in program.losses:
+            found = (option.outs[have] for option in problem.nodes[maker].options)
+            layouts += [s for s in found if not any(e.is_partial for e in s)]
+        options = [Option((sbp,), (), 0.0, 0) for sbp in dict.fromkeys(layouts)]
+        problem.nodes.append(Node("result", options, (v,)))
+        back = v not in program.losses and program.values[v].tracked
+        problem.edges.append(Edge(maker, have, len(problem.nodes) - 1, 0, spec, back))

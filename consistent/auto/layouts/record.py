@@ -1,0 +1,223 @@
+"""Recording a step's logical program: it is followed once on tensors that are B and have no values.
+
+Nothing is computed or sent, so one process may record a program for any number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from mirrored.transports.default import current, use
+from mirrored.transports.outside import Outside
+
+from ...autograd import backward
+from ...dispatch import _C
+from ...dispatch.plans.plan import followers
+from ...dispatch.plans.shards import is_global
+from ...dispatch.running.moved_views import is_view
+from ...forms.random import generator
+from ...graph.stand_ins import of_spec
+from ...nn.nested import map_tensors, tensors_in
+from ...nn.slots import Slot, plain_slots
+from ...rules import table
+from ...spec import B, Placement, TensorSpec
+from ...tensor.storage import moving
+from .program import BUFFER, CONSTANT, INPUT, OP, PARAMETER, Enter, Exit, Op, Program, Value
+
+_WHY = "a plan is searched without values, and here a value is needed"
+
+
+def record(
+    step: Callable[..., Any],
+    model: torch.nn.Module,
+    placement: Placement,
+    args: tuple,
+    kwargs: Mapping[str, Any],
+) -> Program:
+    """The program of ``step(*args, **kwargs)``, in which ``model`` is called.
+
+    ``model`` gets its tensors back. Tensors among the arguments may be plain or global.
+
+    Raises:
+        ValueError: the step reads a value, or lays tensors out itself.
+    """
+    recorder = _Recorder(placement)
+    with ExitStack() as inside:
+        inside.enter_context(_outside(placement))
+        inside.enter_context(recorder.with_stand_ins(model))
+        inside.enter_context(recorder.listening(model))
+        given = map_tensors((args, dict(kwargs)), recorder.input)
+        try:
+            result = step(*given[0], **given[1])
+        except RuntimeError as error:
+            if _WHY not in str(error) and "meta tensor" not in str(error):
+                raise
+            raise ValueError(
+                f"best_plan: {type(model).__name__} reads a value of a tensor while it runs, and "
+                "plans are searched before there are values.\n"
+                f"  {error}\n"
+                "  Take what reads it (item(), if x > 0, print) out of the step, or give a plan by "
+                "name: parallelize(model, placement, 'zero3')."
+            ) from error
+        recorder.end(result)
+    return recorder.program
+
+
+@contextmanager
+def _outside(placement: Placement) -> Iterator[None]:
+    """Inside, this rank is outside all placements. Every call is planned by its own sizes, and the
+    plans are forgotten after."""
+    before = _C.use(_C.PlanTable(True))
+    try:
+        following = Outside(current(), _WHY, placement.size)
+        with use(following), generator.separate(generator.get_state()):
+            yield
+    finally:
+        _C.use(before)
+
+
+class _Recorder:
+    """Notes ops and calls of modules, and keeps the tensor of each value alive."""
+
+    def __init__(self, placement: Placement) -> None:
+        self.program = Program(placement)
+        self._known: dict[int, int] = {}  # id of a tensor -> its value
+        self._alive: list[Any] = []
+        self._calling: list[str] = [""]
+        self._inputs: dict[int, Any] = {}
+
+    # -- what there is before the step -------------------------------------------------------------
+
+    @contextmanager
+    def with_stand_ins(self, model: torch.nn.Module) -> Iterator[None]:
+        """Inside, ``model`` holds tensors without values, and its own have no gradients, so that an
+        optimizer that the step calls changes nothing."""
+        kept: list[tuple[Slot, torch.Tensor, torch.Tensor | None]] = []
+        try:
+            for places in plain_slots(model):
+                value = places[0].value
+                made = self._parameter(value, places[0].name)
+                for slot in places:
+                    kept.append((slot, value, value.grad))
+                    slot.put(made)
+                value.grad = None
+            yield
+        finally:
+            for slot, value, grad in kept:
+                value.grad = grad
+                slot.put(value)
+
+    def _parameter(self, value: torch.Tensor, name: str) -> Any:
+        is_parameter = isinstance(value, torch.nn.Parameter)
+        made = of_spec(self._spec(value))
+        if is_parameter:
+            made = torch.nn.Parameter(made, requires_grad=value.requires_grad)
+        self._value(made, PARAMETER if is_parameter else BUFFER, name)
+        return made
+
+    def input(self, x: torch.Tensor) -> Any:
+        """A tensor without values for an argument of the step."""
+        if id(x) not in self._inputs:
+            if is_global(x) and x._spec.placement != self.program.placement:  # type: ignore[attr-defined]
+                raise ValueError(
+                    "best_plan: an example is on another placement than the plan is for.\n"
+                    f"  It is {x._spec}, the plan is for {self.program.placement}.\n"  # type: ignore[attr-defined]
+                    "  Give a plain tensor, or one on that placement."
+                )
+            made = of_spec(self._spec(x), x.requires_grad)
+            index = self._value(made, INPUT, f"input {len(self._inputs)}")
+            if is_global(x):
+                self.program.values[index].fixed = x._spec.sbp  # type: ignore[attr-defined]
+            elif x.ndim == 0:
+                self.program.values[index].fixed = self._whole()
+            self._inputs[id(x)] = made
+            self._alive.append(x)
+        return self._inputs[id(x)]
+
+    def _spec(self, x: torch.Tensor) -> TensorSpec:
+        return TensorSpec.of(self.program.placement, self._whole(), x.shape, x.dtype)
+
+    def _whole(self) -> tuple:
+        return (B,) * self.program.placement.ndim
+
+    # -- what happens ------------------------------------------------------------------------------
+
+    @contextmanager
+    def listening(self, model: torch.nn.Module) -> Iterator[None]:
+        """Inside, ops, calls of modules, backward and to_global come here."""
+        with ExitStack() as stack:
+            for name, module in model.named_modules():
+                self._listen_to(stack, module, name)
+            for calls, mine in (
+                (followers, self._op),
+                (backward.takers, self._backward),
+                (moving.takers, self._to_global),
+            ):
+                calls.append(mine)  # type: ignore[arg-type]
+                stack.callback(calls.remove, mine)  # type: ignore[arg-type]
+            yield
+
+    def _listen_to(self, stack: ExitStack, module: torch.nn.Module, name: str) -> None:
+        def enter(_: Any, args: tuple, kwargs: dict) -> None:
+            self._calling.append(name)
+            given = {**dict(enumerate(args)), **kwargs}
+            self.program.events.append(Enter(name, self._values(given)))
+
+        def leave(_: Any, args: tuple, result: Any) -> None:
+            self._calling.pop()
+            if isinstance(result, torch.Tensor):
+                given: Any = {0: result}
+            elif isinstance(result, Mapping):
+                given = result
+            else:
+                given = dict(enumerate(result)) if isinstance(result, tuple | list) else {}
+            self.program.events.append(Exit(name, self._values(given)))
+
+        hooks = module.register_forward_pre_hook(enter, with_kwargs=True)
+        stack.callback(hooks.remove)
+        stack.callback(module.register_forward_hook(leave).remove)
+
+    def _values(self, given: Mapping[Any, Any]) -> dict[int | str, int]:
+        return {key: self._known[id(x)] for key, x in given.items() if id(x) in self._known}
+
+    def _op(self, plan: Any, given: list[Any], out: Any) -> None:
+        call, made = plan.call, tensors_in(out)
+        ins = tuple(self._own(x) for x in given)
+        if call.inplace:
+            made = given[:1]
+        outs = tuple(self._value(x, OP) for x in made)
+        row = None if plan.is_whole or len(call.outs) != len(outs) else table.find(plan.name)
+        view = not call.inplace and is_view(plan)
+        op = Op(plan.name, call, row, ins, outs, view, self._calling[-1])
+        self.program.events.append(op)
+
+    def _own(self, x: Any) -> int:
+        if id(x) in self._known:
+            return self._known[id(x)]
+        return self._value(x, CONSTANT)
+
+    def _value(self, x: Any, kind: str, name: str = "") -> int:
+        self.program.values.append(Value(x._spec, kind, bool(x.requires_grad), name))
+        self._known[id(x)] = len(self.program.values) - 1
+        self._alive.append(x)
+        return self._known[id(x)]
+
+    def _backward(self, y: Any, *_: Any) -> None:
+        self.program.losses.append(self._own(y))
+
+    def _to_global(self, x: Any, target: TensorSpec, *_: Any) -> Any:
+        raise ValueError(
+            f"best_plan: the step lays a tensor out itself, {x._spec} to {target}.\n"
+            "  A plan is searched for programs that leave all layouts to it.\n"
+            "  Take to_global out of the step."
+        )
+
+    def end(self, result: Any) -> None:
+        """What the step returns."""
+        for x in tensors_in(result):
+            if id(x) in self._known and (index := self._known[id(x)]) not in self.program.results:
+                self.program.results.append(index)

@@ -1,0 +1,220 @@
+"""best_plan(): the layouts of a step that take the least estimated time within a rank's memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from ...nn.nested import each_in
+from ...nn.plan import Border, Plan
+from ...nn.planners.registry import axis_names, plan_for
+from ...nn.planners.resolve import resolve
+from ...nn.slots import plain_slots
+from ...pipeline.pipeline import arguments_of
+from ...spec import B, Placement, S
+from .emit import plan_of_solution
+from .figures import Figures, figures_of
+from .follow import Estimate, follow
+from .options import axes_of, problem_of
+from .problem import Problem
+from .program import Enter, Program
+from .record import record
+from .solve import DoesNotFitInMemory, solve
+
+# The strategies by name that a found plan is compared with, and how their inputs lie.
+_STRATEGIES = {"data": S(0), "zero3": S(0), "tensor": B, "tensor+sequence": B}
+# The most options of a problem of several axes that is solved for all axes at once.
+_AT_ONCE = 300
+_ROUNDS = 3
+
+
+def best_plan(
+    step_or_model: Callable[..., Any],
+    placement: Placement,
+    example: Any,
+    memory: int | None = None,
+    *,
+    figures: Figures | None = None,
+) -> Plan:
+    """The plan under which a step of a model is estimated to take the least time.
+
+    ```
+    plan = best_plan(model, placement, batch)
+    plan = best_plan(step, placement, (model, x, y), memory=80 * 2**30)
+    model = consistent.parallelize(model, placement, plan, inputs=B)
+    ```
+
+    The step is followed once without values: nothing is computed or sent, and ``model`` and its
+    gradients stay as they are. Every rank finds the same plan, and none needs the others for it.
+    The plan's notes say what was estimated.
+
+    Args:
+        step_or_model: a module, called as ``model(*example)``; or a function of a module and a
+            batch, which may call backward. Leave the optimizer's step out: two tensors of the size
+            of each parameter are counted for it.
+        placement: where the model is to lie. There need be no such ranks yet.
+        example: the arguments: a tuple, a mapping of keywords, or one tensor. Their sizes count,
+            and tensors on ``meta`` serve as well. A global tensor keeps its layout; for others the
+            plan says in the border of the model what layout they should come in, and
+            ``inputs=`` of ``parallelize`` makes them global.
+        memory: bytes that a rank may hold.
+        figures: of the machine, if not those that ops are planned by.
+
+    Raises:
+        ImportError: scipy is not installed.
+        ValueError: there is not exactly one module, it is parallelized already, the step reads
+            values, or no plan fits in ``memory``.
+    """
+    args, kwargs = arguments_of(example)
+    model = _model_of(step_or_model, args, kwargs)
+    slots = plain_slots(model)
+    program = record(step_or_model, model, placement, args, kwargs)
+    figures = figures or figures_of(placement.type)
+    solution, problem, least = _solved(program, figures, memory)
+    made = plan_of_solution(program, problem, solution)
+    plans = {"a plan of its own": resolve(model, slots, placement, made)}
+    plans.update(_by_name(program, model, placement))
+    found = {name: follow(program, figures, plan) for name, plan in plans.items()}
+    fitting = {n: e for n, e in found.items() if memory is None or e.nbytes <= memory}
+    if not fitting:
+        raise _does_not_fit(min([least, *(e.nbytes for e in found.values())]), memory or 0, model)
+    best = min(fitting, key=lambda name: fitting[name].seconds)  # of equal ones the first
+    plan = plans[best]
+    plan.notes += _notes(best, found)
+    return plan
+
+
+# -- what is asked ---------------------------------------------------------------------------------
+
+
+def _model_of(step: Any, args: tuple, kwargs: Mapping[str, Any]) -> torch.nn.Module:
+    found = [step] if isinstance(step, torch.nn.Module) else []
+    found += each_in((args, dict(kwargs)), torch.nn.Module)
+    modules = list({id(m): m for m in found}.values())
+    if len(modules) != 1:
+        names = ", ".join(type(m).__name__ for m in modules) or "none"
+        raise ValueError(
+            f"best_plan: a plan is for one module, and the step is given {len(modules)}: {names}.\n"
+            "  Give the model itself, or a step and its arguments with the model among them: "
+            "best_plan(step, placement, (model, x, y))."
+        )
+    (model,) = modules
+    if "_consistent_plan" in model.__dict__:
+        raise ValueError(
+            f"best_plan: this {type(model).__name__} is parallelized already, and a plan is "
+            "searched for a module as it was built.\n"
+            "  Build it again, on meta if it is large: with torch.device('meta'): Model()."
+        )
+    return model
+
+
+# -- the search ------------------------------------------------------------------------------------
+
+
+def _solved(
+    program: Program, figures: Figures, memory: int | None
+) -> tuple[list[int], Problem, int]:
+    """(solution, its problem, bytes that it holds). Where nothing fits, what holds the least."""
+    axes = axes_of(program)
+    counts = (_product(map(len, each)) for each in axes)
+    if program.placement.ndim == 1 or sum(counts) <= _AT_ONCE:
+        problem = problem_of(program, figures, axes)
+        solution = _fitting(problem, memory)
+        return solution, problem, problem.cost(solution)[1]
+    return _axis_by_axis(program, figures, memory)
+
+
+def _axis_by_axis(
+    program: Program, figures: Figures, memory: int | None
+) -> tuple[list[int], Problem, int]:
+    """Each axis in turn, given what the others have chosen, until nothing gets better."""
+    axes = axes_of(program)
+    chosen = [[options[0] for options in each] for each in axes]  # the whole ones come first
+    best: tuple[list[int], Problem, int] | None = None
+    last: tuple[bool, float] = False, float("inf")
+    for _ in range(_ROUNDS):
+        for axis in range(program.placement.ndim):
+            given = [
+                [options if a == axis else [now[a]] for a, options in enumerate(each)]
+                for each, now in zip(axes, chosen, strict=True)
+            ]
+            problem = problem_of(program, figures, given)
+            solution = _fitting(problem, memory)
+            pairs = zip(problem.nodes, solution, range(len(axes)))
+            chosen = [list(node.options[index].axes) for node, index, _ in pairs]
+            best = solution, problem, problem.cost(solution)[1]
+        assert best is not None
+        seconds, nbytes = best[1].cost(best[0])
+        now = memory is not None and nbytes > memory, seconds
+        if now >= last:
+            break
+        last = now
+    assert best is not None
+    return best
+
+
+def _fitting(problem: Problem, memory: int | None) -> list[int]:
+    try:
+        return solve(problem, memory)
+    except DoesNotFitInMemory as error:
+        return error.solution
+
+
+def _product(counts: Iterator[int]) -> int:
+    made = 1
+    for count in counts:
+        made *= count
+    return made
+
+
+# -- plans by name ---------------------------------------------------------------------------------
+
+
+def _by_name(program: Program, model: torch.nn.Module, placement: Placement) -> dict[str, Plan]:
+    """The strategies, one for each axis, each with a border that says how inputs lie."""
+    names = axis_names(placement)
+    made = {}
+    for chosen in itertools.product(_STRATEGIES, repeat=placement.ndim):
+        given = dict(zip(names, chosen, strict=True))
+        plan = plan_for(model, plain_slots(model), placement, given)
+        _add_inputs(plan, program, tuple(_STRATEGIES[name] for name in chosen))
+        made[", ".join(chosen)] = plan
+    return made
+
+
+def _add_inputs(plan: Plan, program: Program, sbp: tuple) -> None:
+    parts = _product(n for n, e in zip(program.placement.shape, sbp) if e.is_split)
+    for event in program.events:
+        if isinstance(event, Enter) and event.module == "":
+            border = plan.modules.get("", Border())
+            ways = {
+                key: sbp
+                for key, v in event.given.items()
+                if (shape := program.values[v].spec.shape) and shape[0] >= parts > 1
+            }
+            if ways:
+                plan.modules[""] = Border({**ways, **border.inputs}, border.outputs)
+
+
+# -- what is said ----------------------------------------------------------------------------------
+
+
+def _notes(best: str, found: Mapping[str, Estimate]) -> list[str]:
+    others = sorted((e.seconds, name) for name, e in found.items() if name != best)
+    text = "; ".join(f"{name}: {found[name].seconds * 1e3:.3f} ms" for _, name in others[:4])
+    return [
+        f"searched: {best}, estimated {found[best]}; others: {text}",
+        "give inputs= to parallelize, so that the model's inputs become global tensors",
+    ]
+
+
+def _does_not_fit(least: int, memory: int, model: torch.nn.Module) -> ValueError:
+    return ValueError(
+        f"best_plan: no plan of this {type(model).__name__} fits in memory={memory:,} bytes a "
+        f"rank.\n  The smallest that was found holds {least:,} bytes, {least - memory:,} too many: "
+        "parameters, gradients, two more tensors for the optimizer, and what forward keeps for "
+        "backward.\n  Take more ranks, a smaller batch, or checkpoint activations."
+    )

@@ -1,0 +1,178 @@
+"""A problem as an integer program, solved by HiGHS.
+
+```
+x[node, option] in {0, 1}       one option for each node
+y[edge, have, want] in [0, 1]   sums to x of the maker's options that give `have`,
+                                and to x of the reader's that want `want`
+least  sum seconds * x + sum seconds * y      with  sum bytes * x + sum bytes * y <= memory
+```
+
+Where x is whole, y is too. Nodes of equal blocks share their x. Variables stand in the order of the
+program, and at equal cost the earlier option is taken, so that every rank gets the same solution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...spec import NdSbp
+from .problem import Edge, Problem
+
+_MICRO = 1e6
+# By how much an option counts as dearer than the one before it: a picosecond.
+_TIE = 1e-6
+
+
+class DoesNotFitInMemory(ValueError):
+    """No solution holds as little as is allowed; ``least`` is what is held at least, in bytes, by
+    ``solution``."""
+
+    def __init__(self, least: int, memory: int, solution: Sequence[int]) -> None:
+        super().__init__(f"{least:,} bytes are held at least, and {memory:,} are allowed")
+        self.least, self.memory, self.solution = least, memory, list(solution)
+
+
+def solve(problem: Problem, memory: int | None = None) -> list[int]:
+    """For each node the index of its option.
+
+    Args:
+        memory: the most bytes that a rank may hold.
+
+    Raises:
+        ImportError: scipy is not installed.
+        DoesNotFitInMemory: no solution does.
+    """
+    program = _Integers(problem)
+    found = program.best(program.seconds, memory)
+    if found is None:
+        assert memory is not None
+        least = program.best(program.nbytes, None)
+        assert least is not None
+        raise DoesNotFitInMemory(problem.cost(least)[1], memory, least)
+    return found
+
+
+class _Integers:
+    """The variables, costs and constraints of a problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.seconds: list[float] = []
+        self.nbytes: list[float] = []
+        self._rows: list[dict[int, float]] = []
+        self._sums: list[float] = []
+        self._first = self._options()
+        self._choices = len(self.seconds)
+        self._edges()
+
+    def _new(self, seconds: float, nbytes: float) -> int:
+        self.seconds.append(seconds * _MICRO)
+        self.nbytes.append(nbytes)
+        return len(self.seconds) - 1
+
+    def _options(self) -> list[int]:
+        """x: for each node the number of its first variable."""
+        shared: dict[Any, int] = {}
+        firsts = []
+        for index, node in enumerate(self.problem.nodes):
+            key = index if node.alike is None else (node.alike, tuple(map(repr, node.options)))
+            if key not in shared:
+                shared[key] = len(self.seconds)
+                for i in range(len(node.options)):
+                    self.seconds.append(_TIE * i)
+                    self.nbytes.append(0.0)
+                self._rows.append({shared[key] + i: 1.0 for i in range(len(node.options))})
+                self._sums.append(1.0)
+            first = shared[key]
+            for i, option in enumerate(node.options):
+                self.seconds[first + i] += option.seconds * _MICRO
+                self.nbytes[first + i] += option.nbytes
+            firsts.append(first)
+        return firsts
+
+    def _edges(self) -> None:
+        """y, once for edges that are alike."""
+        counts: dict[tuple, list[Any]] = {}
+        for edge in self.problem.edges:
+            key = (self._first[edge.maker], edge.have, self._first[edge.reader], edge.want)
+            counts.setdefault((*key, edge.spec, edge.back, edge.gathered), [edge, 0])[1] += 1
+        for edge, count in counts.values():
+            self._edge(edge, count)
+
+    def _edge(self, edge: Edge, count: int) -> None:
+        have = _by_layout(self.problem.have(edge), self._first[edge.maker])
+        want = _by_layout(self.problem.want(edge), self._first[edge.reader])
+        costs = {
+            (a, b): tuple(count * c for c in self.problem.boxing(edge, a, b))
+            for a in have
+            for b in want
+        }
+        if len(have) == 1 or len(want) == 1:
+            for (a, b), (seconds, nbytes) in costs.items():
+                for x in want[b] if len(have) == 1 else have[a]:
+                    self.seconds[x] += seconds * _MICRO
+                    self.nbytes[x] += nbytes
+            return
+        y = {pair: self._new(*cost) for pair, cost in costs.items()}
+        for a, xs in have.items():
+            self._equal([y[a, b] for b in want], xs)
+        for b, xs in want.items():
+            self._equal([y[a, b] for a in have], xs)
+
+    def _equal(self, ys: Sequence[int], xs: Sequence[int]) -> None:
+        self._rows.append({**dict.fromkeys(ys, 1.0), **dict.fromkeys(xs, -1.0)})
+        self._sums.append(0.0)
+
+    def best(self, costs: Sequence[float], memory: int | None) -> list[int] | None:
+        """The solution of least ``costs``; None if there is none within ``memory``."""
+        optimize, sparse = _scipy()
+        cells = [(r, c, v) for r, row in enumerate(self._rows) for c, v in row.items()]
+        rows, columns, values = zip(*cells, strict=True)
+        shape = len(self._rows), len(costs)
+        matrix = sparse.csr_array((values, (rows, columns)), shape=shape)
+        constraints = [optimize.LinearConstraint(matrix, self._sums, self._sums)]
+        if memory is not None:
+            held = sparse.csr_array(np.array([self.nbytes]) / max(memory, 1))
+            constraints.append(optimize.LinearConstraint(held, -np.inf, 1.0))
+        whole = np.zeros(len(costs))
+        whole[: self._choices] = 1
+        # Numbers near one, whatever the unit is.
+        scale = max(costs) or 1.0
+        found = optimize.milp(
+            np.array(costs) / (scale if costs is self.nbytes else 1.0),
+            integrality=whole,
+            bounds=optimize.Bounds(0, 1),
+            constraints=constraints,
+            options={"mip_rel_gap": 1e-9},
+        )
+        if found.x is None:
+            if found.status == 2:  # infeasible
+                return None
+            raise RuntimeError(f"best_plan: HiGHS stopped: {found.message}")
+        return [
+            int(np.argmax(found.x[first : first + len(node.options)]))
+            for first, node in zip(self._first, self.problem.nodes, strict=True)
+        ]
+
+
+def _by_layout(layouts: Sequence[NdSbp], first: int) -> dict[NdSbp, list[int]]:
+    """Layout -> the variables of the options that have it."""
+    found: dict[NdSbp, list[int]] = {}
+    for i, sbp in enumerate(layouts):
+        found.setdefault(sbp, []).append(first + i)
+    return found
+
+
+def _scipy() -> tuple[Any, Any]:
+    try:
+        from scipy import optimize, sparse
+    except ImportError:
+        raise ImportError(
+            "best_plan: plans are searched by scipy's HiGHS, and scipy is not installed: "
+            "pip install scipy, or pip install consistent[auto]. Plans by name need none: "
+            "parallelize(model, placement, 'zero3')."
+        ) from None
+    return optimize, sparse

@@ -1,0 +1,8 @@
+"""What ops and messages cost on a machine."""
+
+from .find import machine
+from .machine import Machine
+from .messages import Wire
+from .work import Work, work_of
+
+__all__ = ["Machine", "Wire", "Work", "machine", "work_of"]

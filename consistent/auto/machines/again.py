@@ -1,0 +1,182 @@
+"""Making a call again, on real tensors of the same sizes, strides and dtypes, and timing it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...dispatch.planning.without_modes import without_modes
+from .described import Described, Like, Many, Plain, Same, is_known, tensors
+from .stopwatch import least_seconds
+from .work import Work, work_of
+
+MOST_BYTES = 1 << 28  # of one trial; longer ones are made smaller
+MOST_SECONDS = 0.3  # of one call
+_BOUNDS = {"embedding": 0, "index_select": 0, "index": 0, "nll_loss_forward": 1}
+
+
+class CannotAgain(Exception):
+    """The call cannot be made again from its description."""
+
+
+def op_named(name: str) -> Any:
+    """The op of a name such as "aten.mm.default".
+
+    Raises:
+        CannotAgain: this process has no such op.
+    """
+    found: Any = torch.ops
+    try:
+        for part in name.split("."):
+            found = getattr(found, part)
+    except AttributeError:
+        raise CannotAgain(name) from None
+    return found
+
+
+def arguments(call: Described, device: str = "cpu") -> tuple[tuple, dict[str, Any]]:
+    """Arguments for the call on a device: floats between 0.1 and 1.1, integers that are legal
+    indices wherever they may be used. On "meta" they hold nothing.
+
+    Raises:
+        CannotAgain: something was passed that a description does not hold.
+    """
+    if not is_known(call):
+        raise CannotAgain(call.op)
+    bound, made, generator = _bound(call), list[Tensor](), torch.Generator().manual_seed(0)
+
+    def of(x: Any) -> Any:
+        if isinstance(x, Like):
+            made.append(
+                torch.empty_strided(x.shape, x.strides, dtype=x.dtype, device=device)
+                if device == "meta"
+                else _tensor(x, bound, generator)
+            )
+            return made[-1]
+        if isinstance(x, Same):
+            return made[x.index]
+        if isinstance(x, Many):
+            return [of(each) for each in x.items]
+        assert isinstance(x, Plain)
+        return torch.device(device) if x.type == "device" else x.value
+
+    return tuple(map(of, call.args)), {name: of(value) for name, value in call.kwargs}
+
+
+def _bound(call: Described) -> int:
+    """One more than the largest integer that every tensor may be indexed by."""
+    name = call.op.split(".")[1]
+    given = tensors(call)
+    floats = [x for x in given if x.dtype.is_floating_point and x.shape]
+    if name in _BOUNDS and floats:
+        return max(floats[0].shape[_BOUNDS[name]], 1)
+    if name == "embedding_dense_backward":
+        return max(call.args[2].value, 1)
+    return max(min((n for x in (floats or given) for n in x.shape), default=1), 1)
+
+
+def _tensor(x: Like, bound: int, generator: torch.Generator) -> Tensor:
+    if 0 in x.shape:
+        return torch.empty_strided(x.shape, x.strides, dtype=x.dtype)
+    span = _span(x)
+    if x.dtype.is_floating_point or x.dtype.is_complex:
+        flat = torch.rand(span, generator=generator).add_(0.1).to(x.dtype)
+    else:
+        limit = 2 if x.dtype == torch.bool else min(bound, 127)
+        limit = bound if x.dtype in (torch.int64, torch.int32) else limit
+        flat = torch.randint(limit, (span,), generator=generator).to(x.dtype)
+    return flat.as_strided(x.shape, x.strides)
+
+
+def shrunk(call: Described, times: int) -> Described:
+    """The call with the leading dim of its largest tensor `times` smaller, wherever a dim or a
+    number in a list is as long.
+
+    Raises:
+        CannotAgain: that dim is too short.
+    """
+    largest = max(tensors(call), key=lambda x: x.nbytes, default=None)
+    if largest is None or not largest.shape or largest.shape[0] < 2 * times:
+        raise CannotAgain(call.op)
+    old, new = largest.shape[0], largest.shape[0] // times
+
+    def of(x: Any, listed: bool = False) -> Any:
+        if isinstance(x, Like):
+            return _resized(x, tuple(new if n == old else n for n in x.shape))
+        if isinstance(x, Many):
+            return Many(tuple(of(each, True) for each in x.items))
+        return x._replace(value=new) if listed and x == Plain("int", old) else x
+
+    kwargs = tuple((name, of(value)) for name, value in call.kwargs)
+    return call._replace(args=tuple(map(of, call.args)), kwargs=kwargs, out=of(call.out))
+
+
+def _resized(x: Like, shape: tuple[int, ...]) -> Like:
+    """Of another shape, with its dims in the same order in memory; an expanded dim stays one."""
+    if shape == x.shape:
+        return x
+    strides, step = [0] * len(shape), 1
+    for dim in sorted(range(len(shape)), key=lambda d: (x.strides[d], -d)):
+        if x.strides[dim]:
+            strides[dim] = step
+            step *= shape[dim]
+    return Like(x.dtype, shape, tuple(strides))
+
+
+def timed(call: Described) -> float:
+    """Seconds of the call on one thread's turn: the least of a few runs, the first one left out.
+
+    Raises:
+        CannotAgain: it cannot be made, or it raises.
+    """
+    with _alone():
+        func = op_named(call.op)
+        args, kwargs = arguments(call)
+        try:
+            return least_seconds(lambda: func(*args, **kwargs))
+        except Exception as error:  # values may be illegal for an op that none of us knows
+            raise CannotAgain(f"{call.op}: {error}") from None
+
+
+def work(call: Described) -> Work:
+    """What a call has to do; nothing is computed for it.
+
+    Raises:
+        CannotAgain: it cannot be made, or torch does not know the shapes of its results.
+    """
+    with _alone():
+        func = op_named(call.op)
+        args, kwargs = arguments(call, "meta")
+        try:
+            return work_of(func, args, kwargs, func(*args, **kwargs))
+        except Exception as error:
+            raise CannotAgain(f"{call.op}: {error}") from None
+
+
+def bytes_needed(call: Described) -> int:
+    """Bytes that one trial allocates."""
+    return sum(_span(x) * x.dtype.itemsize for x in (*tensors(call), *tensors(call.out)))
+
+
+def _span(x: Like) -> int:
+    """Elements from the first one to the last one in memory."""
+    if 0 in x.shape:
+        return 0
+    return 1 + sum((n - 1) * step for n, step in zip(x.shape, x.strides))
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Inside, nobody sees what runs: no mode, no autocast, no gradient, and random numbers of the
+    program stay as they are."""
+    with (
+        without_modes(),
+        torch.no_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch.random.fork_rng(devices=[]),
+    ):
+        yield

@@ -1,0 +1,38 @@
+"""The ops that a program makes, as work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...nn.nested import map_tensors
+from .work import Work, work_of
+
+
+def works(run: Callable[[], object]) -> list[Work]:
+    """Those of ``run()``, in order, views among them."""
+    with _Counting() as counting:
+        run()
+    return counting.found
+
+
+class _Counting(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Work] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        with torch._C.DisableTorchFunction():
+            out = func(*args, **(kwargs or {}))
+            plain, named, made = map_tensors((args, kwargs or {}, out), _plain)
+            self.found.append(work_of(func, plain, named, made))
+        return out
+
+
+def _plain(x: torch.Tensor) -> torch.Tensor:
+    return torch.Tensor.as_subclass(x, torch.Tensor)  # type: ignore[arg-type]

@@ -1,0 +1,150 @@
+"""A machine as YAML, to be read and edited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from ...spec.nearest import suggestion
+from .messages import Wire
+
+# Every entry of a file, in order, with its unit. Files need all but the last one.
+ENTRIES = {
+    "name": "",
+    "device_type": "cpu or cuda",
+    "ranks_per_host": "devices of a host",
+    "memory_bytes": "of a device",
+    "peak_flops": "flop/s of products by dtype, without sparsity",
+    "memory_bytes_per_s": "bytes read + written a second, by the data sheet",
+    "memory_fraction": "the fraction of it that ops reach",
+    "inside": "links of ranks of one host: seconds a hop, bytes a second that a rank sends",
+    "between": "links of ranks of different hosts: a rank's share of its host's network cards",
+    "message_start_s": "seconds of any message beside its hops",
+    "launch_seconds": "seconds of any op on the device, however small",
+    "host_seconds": "seconds of Python and dispatch for each op; a GPU works meanwhile",
+    "efficiency": "of products: [seconds at the peak rate, fraction of the peak rate reached]",
+}
+OPTIONAL = ("efficiency",)
+WIRE = ("latency_s", "bytes_per_s")
+NUMBERS = tuple(name for name in ENTRIES if name not in ("name", "device_type", "peak_flops"))
+
+
+def to_text(machine: Any) -> str:
+    """YAML text, each entry with its unit."""
+    lines = ["# A machine: what ops and messages cost on it."]
+    for name, unit in ENTRIES.items():
+        value = _plain(getattr(machine, name))
+        flow = None if isinstance(value, (dict, list)) else False
+        entry = _yaml().safe_dump({name: value}, default_flow_style=flow, sort_keys=False)
+        lines += [f"# {unit}"] * bool(unit) + [entry.rstrip("\n")]
+    return "\n".join(lines) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Wire):
+        return {"latency_s": value.latency_s, "bytes_per_s": value.bytes_per_s}
+    if isinstance(value, Mapping):
+        return {str(dtype).removeprefix("torch."): rate for dtype, rate in value.items()}
+    return [list(point) for point in value] if isinstance(value, tuple) else value
+
+
+def from_text(text: str, where: str) -> dict[str, Any]:
+    """The arguments of `Machine` in a file's text.
+
+    Raises:
+        ValueError: it is not YAML, or an entry is missing, unknown or of the wrong kind.
+    """
+    try:
+        found = _yaml().safe_load(text)
+    except _yaml().YAMLError as error:
+        raise ValueError(f"machine: {where} is not YAML: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(
+            f"machine: {where} holds no entries; Machine.save(path) writes such a file."
+        )
+    _check_names(where, "", found, ENTRIES, OPTIONAL)
+    made: dict[str, Any] = {"name": str(found["name"]), "device_type": found["device_type"]}
+    made["peak_flops"] = _rates(where, found["peak_flops"])
+    for name in NUMBERS:
+        if name in ("inside", "between"):
+            made[name] = _wire(where, name, found[name])
+        elif name == "efficiency":
+            made |= {name: _points(where, found[name])} if name in found else {}
+        else:
+            made[name] = number(where, name, found[name])
+    return made
+
+
+def _check_names(
+    where: str, of: str, found: Any, known: Iterable[str], optional: Iterable[str] = ()
+) -> None:
+    known = tuple(known)
+    if not isinstance(found, dict):
+        raise ValueError(
+            f"machine: in {where}, {of} is {found!r}; it must have {', '.join(known)}."
+        )
+    inside = f" of {of}" if of else ""
+    for name in found:
+        if name not in known:
+            raise ValueError(
+                f"machine: {where} has an unknown entry {name!r}{inside}."
+                f"{suggestion(str(name), known)}"
+            )
+    for name in known:
+        if name not in optional and found.get(name) is None:
+            raise ValueError(f"machine: {where} lacks the entry {name!r}{inside}.")
+
+
+def _wire(where: str, of: str, found: Any) -> Wire:
+    _check_names(where, of, found, WIRE)
+    return Wire(*(number(where, f"{of}.{name}", found[name]) for name in WIRE))
+
+
+def _rates(where: str, found: Any) -> dict[torch.dtype, float]:
+    if not isinstance(found, dict):
+        raise ValueError(f"machine: in {where}, peak_flops is {found!r}; it must name dtypes.")
+    made = {}
+    for name, rate in found.items():
+        dtype = getattr(torch, str(name), None)
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"machine: in {where}, peak_flops has {name!r}, which is no dtype.")
+        made[dtype] = number(where, f"peak_flops of {name}", rate)
+    return made
+
+
+def _points(where: str, found: Any) -> tuple[tuple[float, float], ...]:
+    if not isinstance(found, list) or any(not isinstance(p, list) or len(p) != 2 for p in found):
+        raise ValueError(
+            f"machine: in {where}, efficiency is {found!r}; "
+            "it must be pairs of seconds and fractions."
+        )
+    a, b = (tuple(number(where, "efficiency", p[i]) for p in found) for i in (0, 1))
+    return tuple(zip(a, b))
+
+
+def number(where: str, name: str, value: Any) -> Any:
+    """A number; YAML reads 80e9, which lacks a point, as a word.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"machine: in {where}, {name} is {value!r}; it must be a number.")
+    return value
+
+
+def _yaml() -> Any:
+    try:
+        import yaml
+    except ImportError:
+        raise ImportError(
+            "machine: files of machines are YAML, and PyYAML is not installed: pip install pyyaml"
+        ) from None
+    return yaml

@@ -1,0 +1,40 @@
+"""The machine that a name, a file or a machine stands for."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from ...spec.nearest import suggestion
+from .known import KNOWN
+from .machine import Machine
+from .this_machine import ThisMachine, this_machine
+
+THIS = "this"
+
+
+def machine(x: str | Path | Machine) -> Machine:
+    """The machine of a built-in name ("a100-8"), of a YAML file, or "this" host, which is measured.
+
+    Raises:
+        ValueError: there is no such name and no such file, or the file holds a wrong figure.
+    """
+    if isinstance(x, Machine):
+        return x
+    if str(x) == THIS:
+        return _this()
+    if str(x) in KNOWN:
+        return KNOWN[str(x)]
+    if Path(x).is_file():
+        return Machine.load(x)
+    known = (*KNOWN, THIS)
+    raise ValueError(
+        f"machine: {str(x)!r} is neither a file nor a machine that is built in."
+        f"{suggestion(str(x), known)} There are {', '.join(known)}; "
+        "Machine.save(path) writes a file to start from."
+    )
+
+
+@lru_cache
+def _this() -> ThisMachine:
+    return this_machine()

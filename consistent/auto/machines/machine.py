@@ -1,0 +1,169 @@
+"""A machine: what ops and messages cost on it, from a few figures that a person can check."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from . import files, messages
+from .checked import check_machine
+from .messages import Wire
+from .work import Work
+
+Ranks = tuple[int, ...]
+# On a CPU the Python of a message (planning, buffers, the transport, its part of autograd) takes as
+# long as that of so many ops: 11 to 62 messages a step of a small model took 120 to 200 us each.
+MESSAGE_OPS = 20
+# And that of a schedule: a step of it, which looks whether its program still holds, and each
+# action. A pipeline of one stage took so much longer than the same model without one.
+STEP_OPS, ACTION_OPS = 150, 40
+
+# The fraction of the peak rate that one product reaches, as (seconds that it would take at the peak
+# rate, fraction). It was measured for float16 products of cuBLAS with m = n = k of 256, 512, 1024,
+# 1536, 2048, 3072 and 4096, as the tutorial "Matrix Multiplication" of Triton's documentation lists
+# them in its table "matmul-performance-fp16" (4.1, 26.2, 110, 177, 224, 210 and 220 TFLOP/s). It
+# does not name the GPU; the rates are those of an A100, whose peak is 312. 5 microseconds that any
+# kernel takes are counted apart. Above 2048 rates go up and down by 5 %: one value for all of them.
+CUBLAS = (
+    (0.108e-6, 0.034),
+    (0.86e-6, 0.164),
+    (6.9e-6, 0.476),
+    (23e-6, 0.646),
+    (55e-6, 0.715),
+)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Hosts that are all alike, each with some devices.
+
+    A product takes the longer of its flops at (peak x efficiency) and its bytes at the memory rate;
+    any other op its bytes at the memory rate; both after `launch_seconds`. The Python process takes
+    `host_seconds` for each op. If `host_overlaps`, it runs ahead of the device: a step takes the
+    longer of the two clocks, and an op starts when both it has been issued and the device is free.
+    On a CPU both are the same processor, so they add up.
+
+    Args:
+        name: how the machine is called in reports.
+        device_type: "cpu" or "cuda".
+        ranks_per_host: so many consecutive ranks of the world share a host; one device each.
+        memory_bytes: memory of a device, in bytes.
+        peak_flops: dtype -> flop/s of products at the clock of the data sheet, without sparsity. A
+            dtype that is not named has the lowest of these rates.
+        memory_bytes_per_s: bytes per second that a device reads + writes, by its data sheet.
+        memory_fraction: the fraction of that which ops reach.
+        inside: links between ranks of one host.
+        between: links between ranks of different hosts.
+        message_start_s: seconds that any message takes beside its hops.
+        launch_seconds: seconds that any op takes on the device, however small.
+        host_seconds: seconds of Python, autograd and dispatch for each op.
+        efficiency: (seconds at the peak rate, fraction of it reached) of products, by rising
+            seconds; between two points logarithms are interpolated, so that seconds never fall as
+            products grow.
+
+    Raises:
+        ValueError: a figure is missing, negative or NaN; it says which one.
+    """
+
+    name: str
+    device_type: str
+    ranks_per_host: int
+    memory_bytes: float
+    peak_flops: Mapping[torch.dtype, float] = field(hash=False)
+    memory_bytes_per_s: float
+    memory_fraction: float
+    inside: Wire
+    between: Wire
+    message_start_s: float
+    launch_seconds: float
+    host_seconds: float
+    efficiency: tuple[tuple[float, float], ...] = CUBLAS
+
+    def __post_init__(self) -> None:
+        check_machine(self)
+
+    @property
+    def host_overlaps(self) -> bool:
+        """Whether the Python process issues ops ahead of the device that runs them."""
+        return self.device_type == "cuda"
+
+    def of(self, ranks: int) -> Machine:
+        """As it is for a world of so many ranks."""
+        return self
+
+    @property
+    def message_host_seconds(self) -> float:
+        """Seconds of Python for a message, where they add up to those of the device."""
+        return 0.0 if self.host_overlaps else MESSAGE_OPS * self.host_seconds
+
+    @property
+    def schedule_host_seconds(self) -> tuple[float, float]:
+        """Seconds of Python for a step of a schedule, and for each action of it."""
+        each = 0.0 if self.host_overlaps else self.host_seconds
+        return STEP_OPS * each, ACTION_OPS * each
+
+    def op_seconds(self, work: Work) -> float:
+        """Seconds that the device takes for one op; 0 for a view."""
+        if not work.runs:
+            return 0.0
+        return self.launch_seconds + max(self.product_seconds(work), self.touch_seconds(work))
+
+    def product_seconds(self, work: Work) -> float:
+        """Seconds of an op's products alone."""
+        if not work.flops:
+            return 0.0
+        at_peak = work.flops / self.peak(work.dtype)
+        return at_peak / self.reached(at_peak)
+
+    def touch_seconds(self, work: Work) -> float:
+        """Seconds of reading and writing an op's tensors alone."""
+        return work.nbytes / (self.memory_bytes_per_s * self.memory_fraction)
+
+    def peak(self, dtype: torch.dtype) -> float:
+        """flop/s of products of a dtype."""
+        return self.peak_flops.get(dtype) or min(self.peak_flops.values())
+
+    def reached(self, seconds_at_peak: float) -> float:
+        """The fraction of the peak rate that a product reaches."""
+        points = self.efficiency
+        if seconds_at_peak <= points[0][0]:  # as long as the smallest product that was measured
+            return points[0][1] * seconds_at_peak / points[0][0]
+        for (a, low), (b, high) in zip(points, points[1:]):
+            if seconds_at_peak <= b:
+                share = math.log(seconds_at_peak / a) / math.log(b / a)
+                return low * (high / low) ** share
+        return points[-1][1]
+
+    def message_seconds(self, name: str, nbytes: int, ranks: Ranks) -> float:
+        """Seconds of one communication.
+
+        Args:
+            name: "all_reduce", "all_gather", "all_to_all", "exchange", "send", "broadcast" or
+                "gather_objects", as `mirrored.transports.counting` counts calls.
+            nbytes: what the busiest of the ranks sends, counted as there.
+            ranks: ranks of the world that take part.
+
+        `messages.py` says how it is computed.
+        """
+        return messages.seconds(self, name, nbytes, ranks)
+
+    def links(self, ranks: Ranks) -> tuple[str, ...]:
+        """Those that a message between these ranks takes: "inside" hosts, "between" them, both."""
+        return messages.links(self, ranks)
+
+    def save(self, path: str | Path) -> None:
+        """Write the machine as YAML, to be read and edited."""
+        Path(path).write_text(files.to_text(self))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Machine:
+        """Read a machine's YAML file.
+
+        Raises:
+            ValueError: it is not YAML, or a figure is missing, unknown, negative or no number.
+        """
+        return cls(**files.from_text(Path(path).read_text(), str(path)))

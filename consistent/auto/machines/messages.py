@@ -1,0 +1,120 @@
+"""Seconds of a message between some ranks.
+
+```
+host 0   rank 0 - 1 - 2 - 3     inside: each rank sends at the rate of its own link
+           |    |   |   |       between: each rank has a share of its host's links
+host 1   rank 4 - 5 - 6 - 7
+```
+
+* Collectives in a ring (all-reduce, all-gather, broadcast) pass every byte through every rank, as
+  NCCL's rings do: a ring is as fast as its slowest hop. A group with g ranks on each host runs g
+  rings at a time, each of which leaves the host by another rank's link, as NCCL does with one
+  network card for each GPU. So what goes between hosts goes at g times the rate of one rank's link,
+  and at no more than the rate inside. Groups that are used at the same time, one for each GPU of a
+  host say, have a link each.
+* A ring of n ranks makes n - 1 hops, and an all-reduce twice as many; for an all-reduce NCCL has
+  trees too, with about twice the logarithm of n hops at the full rate: the one with fewer seconds
+  of hops counts.
+* Between pairs of ranks (all-to-all, exchange, send) what goes to ranks of other hosts leaves by
+  this rank's own link, while the rest goes inside. A reduce-scatter counts as the all-to-all of its
+  parts, which is how the library does it.
+
+Sources: NCCL's documentation (environment variables NCCL_ALGO, NCCL_CROSS_NIC) and "Massively Scale
+Your Deep Learning Training with NCCL 2.4" on NVIDIA's developer blog for the trees; nccl-tests'
+doc/PERFORMANCE.md for what a ring sends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+Ranks = tuple[int, ...]
+
+RINGS = ("all_reduce", "all_gather", "broadcast", "gather_objects")
+PAIRS = ("all_to_all", "exchange", "send")
+
+
+@dataclass(frozen=True)
+class Wire:
+    """A rank's link: seconds that a hop takes, and bytes that the rank sends in a second."""
+
+    latency_s: float
+    bytes_per_s: float
+
+
+class Wires(Protocol):
+    """The links of a machine."""
+
+    @property
+    def ranks_per_host(self) -> int: ...
+    @property
+    def inside(self) -> Wire: ...
+    @property
+    def between(self) -> Wire: ...
+    @property
+    def message_start_s(self) -> float: ...
+
+
+def seconds(wires: Wires, name: str, nbytes: int, ranks: Ranks) -> float:
+    """Seconds of one communication in which the busiest rank sends `nbytes`.
+
+    Raises:
+        ValueError: no communication has that name.
+    """
+    if name not in RINGS and name not in PAIRS:
+        raise ValueError(
+            f"message_seconds: there is no communication {name!r}; there are "
+            f"{', '.join((*RINGS, *PAIRS))}."
+        )
+    if len(ranks) < 2:
+        return 0.0
+    hosts, fewest = _hosts(ranks, wires.ranks_per_host)
+    of = _in_pairs if name in PAIRS else _in_a_ring
+    return wires.message_start_s + of(wires, name, nbytes, len(ranks), hosts, fewest)
+
+
+def links(wires: Wires, ranks: Ranks) -> tuple[str, ...]:
+    """The links that a message between these ranks takes: "inside", "between" or both."""
+    hosts, _ = _hosts(ranks, wires.ranks_per_host)
+    if hosts == 1:
+        return ("inside",)
+    return ("between",) if hosts == len(ranks) else ("inside", "between")
+
+
+@lru_cache(4096)
+def _hosts(ranks: Ranks, ranks_per_host: int) -> tuple[int, int]:
+    """(number of hosts, the least number of ranks on one of them)."""
+    counts = Counter(rank // ranks_per_host for rank in ranks)
+    return len(counts), min(counts.values())
+
+
+def _in_a_ring(wires: Wires, name: str, nbytes: int, n: int, hosts: int, fewest: int) -> float:
+    if name == "broadcast":  # counted once for every receiver, but the ring carries it once
+        nbytes //= n - 1
+    rate = wires.inside.bytes_per_s if fewest > 1 or hosts == 1 else math.inf
+    if hosts > 1:
+        rate = min(rate, fewest * wires.between.bytes_per_s)
+    return nbytes / rate + _hop_seconds(wires, name, n, hosts, fewest)
+
+
+def _hop_seconds(wires: Wires, name: str, n: int, hosts: int, fewest: int) -> float:
+    inside, between = wires.inside.latency_s, wires.between.latency_s
+    crossing = hosts if hosts > 1 else 0
+    ring = (n - 1 - max(crossing - 1, 0)) * inside + max(crossing - 1, 0) * between
+    if name != "all_reduce":
+        return ring
+    within = math.ceil(n / hosts) - 1  # a chain inside a host, a tree between hosts
+    tree = within * inside + math.ceil(math.log2(hosts)) * between
+    return 2 * min(ring, tree)
+
+
+def _in_pairs(wires: Wires, name: str, nbytes: int, n: int, hosts: int, fewest: int) -> float:
+    if hosts == 1:
+        return wires.inside.latency_s + nbytes / wires.inside.bytes_per_s
+    away = (n - fewest) / (n - 1)
+    inside = wires.inside.latency_s + (1 - away) * nbytes / wires.inside.bytes_per_s
+    return max(inside, wires.between.latency_s + away * nbytes / wires.between.bytes_per_s)

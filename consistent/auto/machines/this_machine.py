@@ -1,0 +1,216 @@
+"""`machine("this")`: the CPU of this host, by measuring it.
+
+An op costs what the same call took here, on real tensors of its sizes, strides and dtypes. Figures
+and calls are measured once and kept in the user's cache folder, in a file for each model of CPU,
+version of torch and number of threads (`kept.py`), so that all processes of the host use the same.
+Messages cost what the table of this host says (`mirrored/transports/tuning/`), by which boxing is
+priced too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from mirrored.comm import Link
+from mirrored.transports.default import current
+from mirrored.transports.tuning import table
+from mirrored.transports.tuning.link import kept_link
+
+from ...dispatch.planning.without_modes import without_modes
+from . import again
+from .described import Described
+from .kept import Kept, folder
+from .machine import Machine, Ranks
+from .messages import Wire
+from .stopwatch import least_seconds
+from .work import Work
+
+_FLAT = ((1e-9, 1.0),)  # the rate measured is the one that is reached
+# Gloo between hosts, which no process alone can measure: orders of magnitude, as in boxing/cost.py.
+_BETWEEN = Wire(300e-6, 1e9)
+
+
+@dataclass(frozen=True)
+class ThisMachine(Machine):
+    """A machine whose ops are timed by making the call again."""
+
+    kept: Kept = field(default_factory=lambda: Kept(kept_path()), compare=False, repr=False)
+    sharing: float = 1.0  # ranks to a core
+
+    def of(self, ranks: int) -> ThisMachine:
+        """All ranks are here, however many cores there are, and take turns on them."""
+        if ranks <= self.ranks_per_host:
+            return self
+        times = ranks / self.ranks_per_host
+        seconds = self.host_seconds * times
+        return replace(self, ranks_per_host=ranks, host_seconds=seconds, sharing=times)
+
+    @property
+    def message_host_seconds(self) -> float:
+        """Where ranks outnumber cores a message also waits until each of its ranks had one."""
+        return super().message_host_seconds * self.sharing
+
+    def op_seconds(self, work: Work) -> float:
+        """Seconds that the call takes here. One that cannot be made again costs what its bytes and
+        flops say; one that would take too much memory or time is made with a smaller leading dim,
+        and the time grows with what bytes and flops say."""
+        if not isinstance(work.key, Described) or work.key.op == "view":  # views of a simulation
+            return super().op_seconds(work) * self.sharing
+        found = self.kept.get(_short(work.key), partial(self._measured, work, work.key))
+        return (super().op_seconds(work) if found is None else found) * self.sharing
+
+    def _measured(self, work: Work, call: Described) -> float | None:
+        try:
+            if self._fits(work):
+                return again.timed(call)
+            for times in (2**k for k in range(1, 20)):
+                less = again.work(again.shrunk(call, times))
+                if self._fits(less):
+                    growth = super().op_seconds(work) / super().op_seconds(less)
+                    return again.timed(again.shrunk(call, times)) * growth
+        except again.CannotAgain:
+            pass
+        return None
+
+    def _fits(self, work: Work) -> bool:
+        """Whether the call may be made on this host."""
+        assert isinstance(work.key, Described)
+        if again.bytes_needed(work.key) > again.MOST_BYTES:
+            return False
+        return super().op_seconds(work) <= again.MOST_SECONDS
+
+    def message_seconds(self, name: str, nbytes: int, ranks: Ranks) -> float:
+        """Seconds of one communication between so many ranks of this host, however many cores it
+        has; the figures are those by which eager boxing is planned."""
+        if len(ranks) < 2:
+            return 0.0
+        super().message_seconds(name, 0, ranks)  # refuses names that are none
+        link = _link(len(ranks))
+        return link.latency_s + nbytes / link.bytes_per_s
+
+
+@lru_cache
+def _link(ranks: int) -> Link:
+    return kept_link(ranks, table.processors(), True) or table.Table().link
+
+
+@lru_cache(None)
+def _short(call: Described) -> str:
+    text = hashlib.sha256(repr(call[:3]).encode()).hexdigest()[:24]
+    return f"{call.op} {text}"
+
+
+def kept_path() -> Path:
+    """The file of this host's figures."""
+    name = (
+        f"machine {cpu_model()} torch {torch.__version__} {torch.get_num_threads()} threads.jsonl"
+    )
+    return folder() / "-".join(name.replace("/", " ").split())
+
+
+@lru_cache
+def cpu_model() -> str:
+    """What the host calls its CPU."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.partition(":")[2] for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        model = platform.processor() or platform.machine()
+    return f"{os.cpu_count()} {model.strip()}"
+
+
+def this_machine() -> ThisMachine:
+    """This host's CPU. The first call on a host takes about a second."""
+    kept, ranks = Kept(kept_path()), os.cpu_count() or 1
+
+    def figure(name: str, measure: Callable[[], float]) -> float:
+        found = kept.get(name, measure)
+        assert found is not None
+        return found
+
+    link = _link(max(ranks, 2))
+    dtypes = (torch.float32, torch.float64, torch.bfloat16)
+    with without_modes():
+        copies = link.copy_bytes_per_s
+        return ThisMachine(
+            name="this",
+            device_type="cpu",
+            ranks_per_host=ranks,
+            memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / ranks,
+            peak_flops={t: figure(f"flop/s {t}", partial(_flops_per_s, t)) for t in dtypes},
+            memory_bytes_per_s=2 * copies if copies else figure("memory bytes/s", _bytes_per_s),
+            memory_fraction=1.0,
+            inside=Wire(0.0, link.bytes_per_s),
+            between=_BETWEEN,
+            message_start_s=link.latency_s,
+            launch_seconds=figure("launch s", _launch_s),
+            host_seconds=figure("host s of a global op or view", _host_s),
+            efficiency=_FLAT,
+            kept=kept,
+        )
+
+
+# ---- figures ------------------------------------------------------------------------------------
+
+
+def _flops_per_s(dtype: torch.dtype) -> float:
+    n = 256 if dtype is torch.bfloat16 else 512
+    x = torch.ones(n, n, dtype=dtype)
+    return 2 * n**3 / least_seconds(lambda: torch.mm(x, x))
+
+
+def _bytes_per_s() -> float:
+    x = torch.ones(1 << 23)  # 32 MiB, and as much again: more than caches hold
+    y = torch.empty_like(x)
+    return 2 * x.nbytes / least_seconds(lambda: y.copy_(x))
+
+
+def _launch_s() -> float:
+    x = torch.ones(1)
+    add = torch.ops.aten.add_.Tensor
+    return least_seconds(lambda: add(x, x), 200)
+
+
+def _host_s() -> float:
+    """What Python, modules, autograd and dispatch of global tensors add to an op: forward and
+    backward of a tiny model, without the ops themselves."""
+    from ...dispatch.plans.shards import attach
+    from ...spec import B, Placement, TensorSpec
+    from .counted import works
+
+    rank = current().rank
+
+    def on_me(x: Any) -> Any:
+        placement = Placement("cpu", [rank])
+        return attach(x.detach(), TensorSpec.of(placement, (B,), x.shape, x.dtype))
+
+    width = 16
+    with torch.random.fork_rng(devices=[]):
+        parts = [f() for _ in range(2) for f in (partial(nn.LayerNorm, width), nn.GELU)]
+        model = nn.Sequential(*parts, nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+    for module in model.modules():
+        for name, p in list(module._parameters.items()):
+            if p is not None:
+                module._parameters[name] = nn.Parameter(on_me(p))
+    x = on_me(torch.ones(8, width))
+
+    def step() -> None:
+        (model(x) * 2.0 + x).square().mean().backward()
+
+    with torch.enable_grad():
+        step()
+        made = works(step)
+        whole = least_seconds(step)
+    timed = lru_cache(None)(again.timed)
+    ops = sum(timed(work.key) for work in made if work.runs and isinstance(work.key, Described))
+    return max(whole - ops, 0.0) / len(made)

@@ -1,0 +1,113 @@
+"""Bytes of memory that one call reads and writes, from its schema and the sizes of its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from .described import Described, Many, tensors
+
+# Results that no schema calls aliases, but that copy nothing.
+VIEWS = frozenset("_unsafe_view _reshape_alias lift_fresh detach_ t_ set_ unsafe_split".split())
+# Memory that is allocated and not written.
+ALLOCATES = frozenset(
+    """empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize_""".split()
+)
+# The old values of what these write are not read.
+_ONLY_WRITES = frozenset(
+    """fill_ zero_ copy_ _foreach_copy_ _foreach_zero_ uniform_ normal_ bernoulli_ random_
+    exponential_ geometric_ cauchy_ log_normal_ randperm_ arange""".split()
+)
+# These make a tensor like their first one, which they do not read.
+_ONLY_SHAPES = frozenset(
+    """zeros_like ones_like full_like rand_like randn_like randint_like new_zeros new_ones
+    new_full""".split()
+)
+# Of their first tensor these read as many elements as they return.
+_READ_ROWS = frozenset(
+    "embedding index index_select gather take _unsafe_index take_along_dim".split()
+)
+# They write some rows of their first tensor: op -> the name of the argument that holds the rows.
+_WRITE_ROWS = {
+    "index_put_": "values",
+    "_index_put_impl_": "values",
+    "_unsafe_index_put_": "values",
+    "index_add_": "source",
+    "index_copy_": "source",
+    "scatter_": "src",
+    "scatter_add_": "src",
+    "scatter_reduce_": "src",
+}
+# Marked as written by their schema, but only for a scale that is usually not given.
+_NOT_WRITTEN = frozenset(["grads"])
+
+
+def touched_bytes(func: torch._ops.OpOverload, call: Described) -> int:
+    """Bytes that the call reads + writes."""
+    name = func._schema.name.partition("::")[2]
+    rows = _rows(func, name, call)
+    if rows is not None:
+        return rows
+    total = 0
+    for info, value in _arguments(func, call):
+        size = sum(x.nbytes for x in tensors(value))
+        written = info.alias_info is not None and info.alias_info.is_write
+        reads = not (info.is_out or (written and name in _ONLY_WRITES) or name in _ONLY_SHAPES)
+        total += size * (reads + (written and info.name not in _NOT_WRITTEN))
+    return total + _new_bytes(func, call)
+
+
+def _new_bytes(func: torch._ops.OpOverload, call: Described) -> int:
+    """Bytes of results that are no aliases of arguments."""
+    returns = func._schema.returns
+    outs = call.out.items if isinstance(call.out, Many) and len(returns) > 1 else (call.out,)
+    return sum(
+        x.nbytes
+        for info, out in zip(returns, outs)
+        if info.alias_info is None
+        for x in tensors(out)
+    )
+
+
+def _rows(func: torch._ops.OpOverload, name: str, call: Described) -> int | None:
+    """The bytes of an op that reads or writes some rows of a tensor; None if it is another op."""
+    if name in _READ_ROWS:
+        out = sum(x.nbytes for x in tensors(call.out))
+        return 2 * out + _all_but_first(func, call)
+    if name in _WRITE_ROWS:
+        given = dict((info.name, value) for info, value in _arguments(func, call))
+        moved = sum(x.nbytes for x in tensors(given.get(_WRITE_ROWS[name])))
+        return _all_but_first(func, call) + moved * (1 + _adds(name, given))
+    if name == "embedding_dense_backward":  # zeros, and then rows are added to some of them
+        grad = tensors(call.args[0])
+        return sum(x.nbytes for x in (*grad, *grad, *tensors(call.args), *tensors(call.out)))
+    return None
+
+
+def _adds(name: str, given: dict[str, Any]) -> bool:
+    """Whether rows are added to those that are there, which are read then."""
+    accumulate = given.get("accumulate")
+    return "add" in name or "reduce" in name or bool(accumulate is not None and accumulate.value)
+
+
+def _all_but_first(func: torch._ops.OpOverload, call: Described) -> int:
+    values = [value for _, value in _arguments(func, call)]
+    return sum(x.nbytes for x in tensors(tuple(values[1:])))
+
+
+def _arguments(func: torch._ops.OpOverload, call: Described) -> Iterator[tuple[Any, Any]]:
+    """(what the schema says of it, description) of each argument given."""
+    infos = _infos(func)
+    by_name = {info.name: info for info in infos}
+    yield from zip(infos, call.args)
+    for name, value in call.kwargs:
+        if name in by_name:
+            yield by_name[name], value
+
+
+@lru_cache(None)
+def _infos(func: torch._ops.OpOverload) -> tuple[Any, ...]:
+    return tuple(func._schema.arguments)

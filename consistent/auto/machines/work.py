@@ -1,0 +1,135 @@
+"""What one call of an op has to do: its products, and the memory it reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from .described import Described, Like, described, tensors
+from .flops import ATTENTION, CONVOLUTIONS, flops_of, is_product
+from .touched import ALLOCATES, VIEWS, touched_bytes
+
+_COPIES = frozenset(
+    """clone copy_ _to_copy cat stack index index_select gather embedding _foreach_copy_ new_full
+    fill_ zero_ full zeros ones zeros_like ones_like full_like slice_backward select_backward
+    constant_pad_nd _local_scalar_dense contiguous repeat roll flip index_put_ index_put scatter
+    scatter_ slice_scatter select_scatter _foreach_zero_ _unsafe_index""".split()
+)
+_REDUCTIONS = frozenset(
+    """sum mean amax amin max min argmax argmin any all prod var var_mean std norm
+    linalg_vector_norm logsumexp _softmax _log_softmax _softmax_backward_data _safe_softmax
+    _log_softmax_backward_data native_layer_norm native_layer_norm_backward native_group_norm
+    native_group_norm_backward native_batch_norm _native_batch_norm_legit
+    native_batch_norm_backward _fused_rms_norm _fused_rms_norm_backward nll_loss_forward
+    nll_loss_backward cumsum topk sort _foreach_norm""".split()
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one call of an op has to do.
+
+    Args:
+        op: the op and its overload, "aten.mm.default".
+        kind: "matmul", "attention", "convolution", "pointwise", "reduction", "copy", "view" or
+            "other". A view, or memory that is only allocated, costs no time on a device.
+        dtype: that of the largest tensor; by it a machine knows its rate for products.
+        flops: multiplications and additions of products, as `torch.utils.flop_counter` counts
+            them; 0 for an op without products.
+        nbytes: bytes of memory read + written; what stays in caches is not known and not left out.
+        key: the call without its data (`Described`), from which it can be made again.
+    """
+
+    op: str
+    kind: str
+    dtype: torch.dtype
+    flops: float
+    nbytes: int
+    key: Hashable
+
+    @property
+    def runs(self) -> bool:
+        """Whether a device has anything to do."""
+        return self.kind != "view"
+
+
+_works: dict[Described, Work] = {}
+MOST_KEPT = 100_000
+
+
+def work_of(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any], out: Any) -> Work:
+    """What a call that has been made has to do, by shapes alone: the tensors may be on `meta`.
+
+    Args:
+        func: the op, as a `TorchDispatchMode` is given it.
+        args, kwargs: what it was given.
+        out: what it returned.
+    """
+    key = described(_name(func), args, kwargs, out)
+    found = _works.get(key)
+    if found is None:
+        if len(_works) >= MOST_KEPT:
+            _works.clear()
+        found = _works[key] = _new_work(func, args, kwargs, out, key)
+    return found
+
+
+def _new_work(
+    func: torch._ops.OpOverload, args: tuple, kwargs: dict, out: Any, key: Described
+) -> Work:
+    kind = kind_of(func)
+    involved = tensors(key) or tensors((key.out,))
+    largest = max(involved, key=_weight, default=None)
+    dtype = largest.dtype if largest is not None else torch.float32
+    if kind == "view":
+        return Work(key.op, kind, dtype, 0.0, 0, key)
+    flops = float(flops_of(func, args, kwargs, out))
+    return Work(key.op, kind, dtype, flops, touched_bytes(func, key), key)
+
+
+def _weight(x: Like) -> tuple[bool, int]:
+    """Indices and masks do not say at which rate an op computes."""
+    return x.dtype.is_floating_point or x.dtype.is_complex, x.nbytes
+
+
+@lru_cache(None)
+def _name(func: torch._ops.OpOverload) -> str:
+    return str(func)
+
+
+@lru_cache(None)
+def _packet(func: torch._ops.OpOverload) -> str:
+    return func._schema.name.partition("::")[2]
+
+
+@lru_cache(None)
+def kind_of(func: torch._ops.OpOverload) -> str:
+    """The kind of an op, by its schema, its tags and its name."""
+    name = _packet(func)
+    if func.namespace == "profiler" or name in VIEWS or name in ALLOCATES or _is_view(func):
+        return "view"
+    if name in CONVOLUTIONS:
+        return "convolution"
+    if name in ATTENTION:
+        return "attention"
+    if is_product(func):
+        return "matmul"
+    if name in _COPIES:
+        return "copy"
+    if name in _REDUCTIONS or getattr(torch.Tag, "reduction", None) in func.tags:
+        return "reduction"
+    if torch.Tag.pointwise in func.tags or name.startswith(("_foreach", "_fused_adam", "_fused_s")):
+        return "pointwise"
+    return "other"
+
+
+def _is_view(func: torch._ops.OpOverload) -> bool:
+    """Whether every result is an alias of an argument that the op does not write."""
+    schema = func._schema
+    if any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):
+        return False
+    return bool(schema.returns) and all(r.alias_info is not None for r in schema.returns)

@@ -1,0 +1,82 @@
+"""The picture of what a search tried: a bar for each choice, as long as its step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ...drawing.pictures.colours import PALETTE
+from ...drawing.pictures.drawing import Box, Drawing, Words
+from ...drawing.pictures.picture import Picture
+from ...drawing.words import seconds_text
+from ...spec.bytes_text import bytes_text
+
+_MOST = 16  # bars
+_ROW, _WIDTH = 24.0, 420.0
+_SIMULATED, _ESTIMATED = PALETTE[2], "line"
+
+
+class Bar(Protocol):
+    """A choice that was tried."""
+
+    @property
+    def choice(self) -> object: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def report(self) -> object | None: ...
+
+
+class CostsPicture(Picture):
+    """What a search tried, the fastest first.
+
+    Args:
+        name: in the head line.
+        tried: what fits the memory.
+    """
+
+    def __init__(self, name: str, tried: Sequence[Bar]) -> None:
+        self.name, self.tried = name, list(tried)
+
+    def text(self, *, colour: bool = False, width: int = 80, blocks: bool = True) -> str:
+        most = max((t.seconds for t in self._shown()), default=0.0)
+        mark, room = "█" if blocks else "#", max(8, width // 4)
+        lines = [self._head()]
+        for t in self._shown():
+            bar = (mark * max(1, round(room * t.seconds / most))).ljust(room)
+            size = f"{seconds_text(t.seconds):>8} {bytes_text(t.nbytes):>9}"
+            lines.append(f"{size} {bar} {t.choice}{'' if t.report else ' (estimated)'}"[:width])
+        return "\n".join(lines)
+
+    def drawing(self) -> Drawing:
+        shown = self._shown()
+        names = [str(t.choice) for t in shown]
+        left = 36 + 6.3 * max(map(len, names), default=0)
+        most = max((t.seconds for t in shown), default=1.0)
+        shapes: list[Box | Words] = [Words(20, 30, self._head(), 14, bold=True)]
+        y = 50.0
+        for name, t in zip(names, shown, strict=True):
+            long = _WIDTH * t.seconds / most
+            fill = _ESTIMATED if t.report is None else _SIMULATED
+            said = f"{seconds_text(t.seconds)}, {bytes_text(t.nbytes)} a rank"
+            shapes.append(Words(left - 12, y + 14, name, 12, anchor="end"))
+            shapes.append(Box(left, y, long, _ROW - 6, fill, title=said))
+            shapes.append(Words(left + long + 8, y + 14, said, 11, "faint"))
+            y += _ROW
+        for fill, words, x in (
+            (_SIMULATED, "simulated as a whole step", left),
+            (_ESTIMATED, "estimated from its parts", left + 190),
+        ):
+            shapes.append(Box(x, y + 8, 12, 12, fill))
+            shapes.append(Words(x + 18, y + 18, words, 11, "faint"))
+        width = max(left + _WIDTH + 190, 40 + 8.2 * len(self._head()))
+        return Drawing(width, y + 34, shapes, self._head())
+
+    def _shown(self) -> list[Bar]:
+        return self.tried[:_MOST]
+
+    def _head(self) -> str:
+        more = len(self.tried) - len(self._shown())
+        return f"{self.name}: seconds of a step" + (f"; {more} slower ones" if more else "")

@@ -1,0 +1,105 @@
+"""The picture of a step: a line for each rank that was followed, time from left to right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...drawing.pictures.colours import PALETTE
+from ...drawing.pictures.drawing import Box, Drawing, Words
+from ...drawing.pictures.picture import Picture
+from ...drawing.words import seconds_text
+from ..simulation.timeline import Span, Timeline
+
+_WORDS = {
+    "F": "forward",
+    "B": "backward",
+    "I": "backward, gradients of inputs",
+    "W": "backward, gradients of parameters",
+    "compute": "compute",
+    "boxing": "boxing that the rank waits for",
+    "wire": "boxing beside compute",
+}
+_FILLS = dict(zip(_WORDS, (PALETTE[k] for k in (0, 2, 4, 5, 6, 1, 3)), strict=True))
+_MARKS = dict(zip(_WORDS, "FBIW=x-"))
+_ROW, _LEFT, _WIDTH = 30.0, 96.0, 900.0
+_THIN = 1.5  # pixels between spans that are drawn as one
+
+
+class StepPicture(Picture):
+    """What each rank does when. A line's lower part is what goes on beside its compute."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
+
+    def text(self, *, colour: bool = False, width: int = 80, blocks: bool = True) -> str:
+        room = max(10, width - 12)
+        lines = [self._head()]
+        for rank, track in sorted(self.timeline.tracks.items()):
+            row = [" "] * room
+            for span in track.spans:
+                if span.kind == "wire":
+                    continue
+                a, b = (round(room * t / self._total()) for t in (span.begin, span.end))
+                row[a:b] = _MARKS[span.kind] * (b - a)
+            lines.append(f"rank {rank:<6} {''.join(row)}".rstrip())
+        kinds = [k for k in self._kinds() if k != "wire"]
+        return "\n".join([*lines, "; ".join(f"{_MARKS[k]} {_WORDS[k]}" for k in kinds)])
+
+    def drawing(self) -> Drawing:
+        scale = _WIDTH / self._total()
+        shapes: list[Box | Words] = [Words(20, 30, self._head(), 14, bold=True)]
+        y = 48.0
+        for rank, track in sorted(self.timeline.tracks.items()):
+            shapes.append(Words(20, y + 17, f"rank {rank}", 12))
+            shapes.append(Box(_LEFT, y, _WIDTH, _ROW - 6, "empty"))
+            both = any(span.kind == "wire" for span in track.spans)
+            for kind, begin, end in _merged(track.spans, _THIN / scale):
+                high = (_ROW - 6) * (0.62 if both else 1.0)
+                top, tall = (y + high, _ROW - 6 - high) if kind == "wire" else (y, high)
+                x, long = _LEFT + begin * scale, max((end - begin) * scale, 0.4)
+                edge = "paper" if kind in "FBIW" and long > 4 else ""
+                said = f"{_WORDS[kind]}: {seconds_text(end - begin)}"
+                shapes.append(Box(x, top, long, tall, _FILLS[kind], edge, title=said))
+            y += _ROW
+        for k in range(5):
+            at = _LEFT + _WIDTH * k / 4
+            words = seconds_text(self._total() * k / 4) if k else "0"
+            shapes.append(Words(at, y + 12, words, 11, "faint", "middle"))
+        x = _LEFT
+        for kind in self._kinds():
+            shapes.append(Box(x, y + 26, 12, 12, _FILLS[kind]))
+            shapes.append(Words(x + 18, y + 36, _WORDS[kind], 11, "faint"))
+            x += 40 + 6.2 * len(_WORDS[kind])
+        return Drawing(_LEFT + _WIDTH + 36, y + 52, shapes, self._head())
+
+    def _total(self) -> float:
+        return self.timeline.seconds or 1.0
+
+    def _kinds(self) -> list[str]:
+        met = {span.kind for track in self.timeline.tracks.values() for span in track.spans}
+        return [kind for kind in _WORDS if kind in met]
+
+    def _head(self) -> str:
+        said = f"A step of {seconds_text(self.timeline.seconds)}"
+        if self.timeline.schedule and len(self.timeline.tracks) > 1:
+            idle = f"stages stand idle {self.timeline.bubble:.0%} of it"
+            said += f", {self.timeline.schedule}: {idle}"
+        return said
+
+
+def _merged(spans: Sequence[Span], gap: float) -> list[tuple[str, float, float]]:
+    """(kind, begin, end), where spans of one kind that nearly touch are one; actions of a schedule
+    stay apart, unless they are too short to tell."""
+    made: list[tuple[str, float, float]] = []
+    last: dict[bool, int] = {}  # beside compute or not -> the span before
+    for span in spans:
+        beside = span.kind == "wire"
+        apart = span.kind in _WORDS and span.kind in "FBIW" and span.end - span.begin > 3 * gap
+        k = last.get(beside)
+        if k is not None and not apart and made[k][0] == span.kind:
+            if span.begin - made[k][2] <= gap:
+                made[k] = span.kind, made[k][1], max(made[k][2], span.end)
+                continue
+        last[beside] = len(made)
+        made.append((span.kind, span.begin, span.end))
+    return made

@@ -1,0 +1,147 @@
+"""Stages that are alike: one of them is followed whole, and the others do as it does on their own
+ranks.
+
+Two stages are alike if their first forward did the same ops on the same shapes, sent the same
+messages and kept the same memory, and if their parameters have the same shapes, layouts and
+gradients. So a simulation takes as long as the stages that differ.
+
+Whoever knows what stages are made of may say of which kind each is (``Simulation.stage_kinds``): of
+stages of one kind, whose parameters and what enters are alike as well, the first alone is followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...dispatch.plans.gradients import raw_grad, set_raw_grad, settled_spec
+from ...dispatch.plans.shards import attach, is_global
+from ...graph.program import Program, refs
+from ...nn.nested import tensors_in
+from ...pipeline.part import Part as Lines
+from ...spec import Placement, TensorSpec
+from ..machines.described import tensors
+from .log import Held, Message, Op
+
+Place = tuple[int, int]  # (stage, position among its ranks)
+
+
+@dataclass
+class Part:
+    """An action of a stage.
+
+    Args:
+        events: what it did.
+        sent: bytes that it sends to each other stage, and between which ranks.
+    """
+
+    events: list[Any] = field(default_factory=list)
+    sent: dict[int, tuple[int, tuple[int, int]]] = field(default_factory=dict)
+
+
+class Alike:
+    """Finds for each stage an earlier one that is like it."""
+
+    def __init__(self, placements: Sequence[Placement]) -> None:
+        self._ranks = [p.ranks.ravel().tolist() for p in placements]
+        self._places: dict[int, Place] = {}
+        for stage, ranks in enumerate(self._ranks):
+            for position, rank in enumerate(ranks):
+                self._places.setdefault(rank, (stage, position))
+        self._apart = len(set(placements)) == len(placements)
+        self._met: dict[Hashable, int] = {}
+        self.first: dict[int, int] = {}
+        """Stage -> an earlier one that it is like; stages that are like none are not in it."""
+
+    def told(self, stage: int, kind: Hashable, program: Program, lines: Lines) -> None:
+        """A stage is about to run its first forward; it is made of the same as others of its
+        ``kind``."""
+        specs = tuple(_of_spec(program.spec(move.out)) for move in lines.entering)
+        between = tuple("" if line.is_module else line.name for line in lines.lines)
+        self._meet(stage, program, lines, (kind, specs, between))
+
+    def look(self, stage: int, program: Program, lines: Lines, forward: Part) -> None:
+        """A stage has run its first forward."""
+        events = tuple(self._of_event(e, stage) for e in forward.events)
+        self._meet(stage, program, lines, events)
+
+    def _meet(self, stage: int, program: Program, lines: Lines, done: Hashable) -> None:
+        ends = lines.losses or lines.results or not self._apart
+        if ends or any(move.dst - move.src != 1 for move in program.moves):
+            return
+        params = tuple(map(_of_param, params_of(program, lines)))
+        kind = done, params, len(lines.entering), len(lines.leaving)
+        first = self._met.setdefault(kind, stage)
+        if first != stage:
+            self.first[stage] = first
+
+    def _of_event(self, event: Any, stage: int) -> Hashable:
+        if isinstance(event, Op):
+            key = event.work.key
+            return key.op, tuple(tensors(key)), key.out  # not the count of random ops before it
+        if isinstance(event, Message):
+            ranks = tuple(self._from(rank, stage) for rank in event.ranks)
+            return event.name, event.bytes, ranks, bool(event.start), bool(event.wait)
+        if isinstance(event, Held):
+            return event.bytes, event.message
+        return None
+
+    def _from(self, rank: int, stage: int) -> Place:
+        """Where a rank is, as seen from ``stage``."""
+        found, position = self._places[rank]
+        return found - stage, position
+
+    def moved(self, part: Part, first: int, stage: int) -> Part:
+        """What ``stage`` does where ``first`` does ``part``."""
+
+        def rank(old: int) -> int:
+            offset, position = self._from(old, first)
+            return self._ranks[stage + offset][position]
+
+        def event(e: Any) -> Any:
+            if isinstance(e, Message):
+                return replace(e, rank=rank(e.rank), ranks=tuple(map(rank, e.ranks)))
+            return replace(e, rank=rank(e.rank)) if isinstance(e, Op | Held) else e
+
+        sent = {
+            to + stage - first: (nbytes, (rank(ranks[0]), rank(ranks[1])))
+            for to, (nbytes, ranks) in part.sent.items()
+        }
+        return Part([event(e) for e in part.events], sent)
+
+
+def params_of(program: Program, lines: Lines) -> list[Any]:
+    """The parameters that a stage computes with, each once."""
+    found: dict[int, Any] = {}
+    for x in _read(program, lines):
+        if is_global(x) and x.is_leaf and x.requires_grad:
+            found[id(x)] = x
+    return list(found.values())
+
+
+def _read(program: Program, lines: Lines) -> Iterator[Any]:
+    for line in lines.lines:
+        if line.is_module:
+            yield from line.target.parameters()  # type: ignore[attr-defined]
+        for index in refs((line.args, line.kwargs)):
+            if (read := program.values[index].read) is not None:
+                yield from tensors_in(read())
+
+
+def _of_spec(spec: TensorSpec) -> Hashable:
+    return spec.shape, spec.dtype, spec.sbp, spec.placement.shape
+
+
+def _of_param(p: Any) -> Hashable:
+    said = tuple(sorted((k, v) for k, v in vars(p).items() if isinstance(v, str)))
+    return p._spec.shape, p._spec.dtype, p._spec.sbp, said, raw_grad(p) is None
+
+
+def give_gradients(like: Sequence[Any], params: Sequence[Any], empty: Any) -> None:
+    """Let ``params`` have gradients where those that they are like have some."""
+    for first, p in zip(like, params, strict=True):
+        if raw_grad(first) is not None and raw_grad(p) is None:
+            spec = settled_spec(p)
+            local = empty(spec.local_shape((0,) * spec.placement.ndim), spec.dtype)
+            set_raw_grad(p, attach(local, spec))

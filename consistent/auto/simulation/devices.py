@@ -1,0 +1,68 @@
+"""What a simulated program is told of the world and its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ...spec import World, use_world
+
+
+class SimulatedWorld(World):
+    """So many ranks, with GPUs or without."""
+
+    def __init__(self, ranks: int, gpus: bool) -> None:
+        self._ranks, self._gpus = ranks, gpus
+
+    def size(self) -> int | None:
+        return self._ranks
+
+    def has_gpus(self) -> bool:
+        return self._gpus
+
+
+@contextmanager
+def simulated_world(ranks: int, gpus: bool) -> Iterator[None]:
+    """Inside, placements are checked against a world of so many ranks; with GPUs, autocast for
+    them is that for the CPU, where imagined tensors lie."""
+    before = use_world(SimulatedWorld(ranks, gpus))
+    autocast: Any = torch.amp.autocast_mode.autocast
+    begin = autocast.__init__
+
+    def on_cpu(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        begin(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
+
+    try:
+        if gpus:
+            autocast.__init__ = on_cpu
+        yield
+    finally:
+        autocast.__init__ = begin
+        use_world(before)
+
+
+class OnCpu(TorchFunctionMode):
+    """What a program puts on a GPU lies on the CPU, where imagined tensors are."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.Tensor.cuda:
+            return args[0]
+        if _is_cuda(kwargs.get("device")):
+            kwargs = {**kwargs, "device": _CPU}
+        if func is torch.Tensor.to and len(args) > 1 and _is_cuda(args[1]):
+            args = (args[0], _CPU, *args[2:])
+        return func(*args, **kwargs)
+
+
+_CPU = torch.device("cpu")
+
+
+def _is_cuda(device: Any) -> bool:
+    return isinstance(device, str | torch.device) and str(device).startswith("cuda")

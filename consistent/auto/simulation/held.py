@@ -1,0 +1,127 @@
+"""The most memory that each followed rank holds in a step, and what it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .log import Held, Scheduled
+from .stages import Followed, Part
+
+KINDS = ("parameters", "gradients", "optimizer", "activations", "boxing")
+
+
+@dataclass
+class Peak:
+    """Bytes that a rank holds at its peak, by kind."""
+
+    bytes: int = 0
+    kinds: dict[str, int] = field(default_factory=dict)
+
+
+def peaks(events: Sequence[Any], begin: int, kinds: Mapping[int, str]) -> dict[int, Peak]:
+    """Of each rank, the peak from event ``begin`` on. ``kinds`` says what lasting memory is."""
+    best = _highest(events, begin)
+    at: dict[int, list[int]] = {}
+    for rank, (_, index, _, _) in best.items():
+        at.setdefault(index, []).append(rank)
+    live: dict[int, dict[int, Held]] = {}
+    found: dict[int, Peak] = {}
+    for i, event in enumerate(events):
+        if isinstance(event, Held):
+            mine = live.setdefault(event.rank, {})
+            if event.bytes > 0:
+                mine[event.number] = event
+            else:
+                mine.pop(event.number, None)
+        for rank in at.get(i, ()):
+            total, _, kept, grads = best[rank]
+            found[rank] = Peak(total, _by_kind(live.get(rank, {}), kinds, kept, grads))
+    return found
+
+
+def _highest(events: Sequence[Any], begin: int) -> dict[int, tuple[int, int, int, int]]:
+    """Rank -> (bytes, index of the event after which it holds them, how many of them are
+    activations and gradients of a schedule on its way)."""
+    now: Counter[int] = Counter()
+    best: dict[int, tuple[int, int, int, int]] = {}
+
+    def look(rank: int, i: int, kept: int = 0, grads: int = 0) -> None:
+        total = now[rank] + kept + grads
+        if rank not in best or total > best[rank][0]:
+            best[rank] = total, i, kept, grads
+
+    for i, event in enumerate(events):
+        if isinstance(event, Held):
+            now[event.rank] += event.bytes
+            if i >= begin:
+                look(event.rank, i)
+        elif isinstance(event, Scheduled) and i >= begin:
+            for rank, (kept, grads) in in_flight(event.run).items():
+                look(rank, i, kept, grads)
+        if i == begin:
+            for rank in now:
+                look(rank, i)
+    return best
+
+
+def _by_kind(
+    live: Mapping[int, Held], kinds: Mapping[int, str], kept: int, grads: int
+) -> dict[str, int]:
+    sums: Counter[str] = Counter(activations=kept, gradients=grads)
+    for number, event in live.items():
+        sums[kinds.get(number, "boxing" if event.message else "activations")] += event.bytes
+    return {kind: sums[kind] for kind in KINDS if sums[kind]}
+
+
+def in_flight(run: Followed) -> dict[int, tuple[int, int]]:
+    """Rank -> (bytes that forwards keep until their backward and that come and go in an action,
+    bytes of gradients), where their sum is largest during a schedule."""
+    found: dict[int, tuple[int, int]] = {}
+    left = {stage: _gradients(run, stage) for stage in range(run.table.stages)}
+    high = {key: highest(part) for key, part in run.parts.items()}
+    after = {key: net(part) for key, part in run.parts.items() if key[0] == "F"}
+    for line in run.table.lines:
+        kept = grads = 0
+        met: set[int] = set()
+        for action in line:
+            stage = action.stage
+            last = action.micro_batch == _last(run)
+            most = [(kept + high[action.kind, stage, last], grads)]
+            mine = after["F", stage, last]
+            if action.kind in "BW" and stage not in met:
+                met.add(stage)
+                grads += left[stage]
+            kept += {"F": mine, "I": 0}.get(action.kind, -mine)
+            most.append((kept, grads))
+            rank = run.ranks[stage]
+            found[rank] = max(found.get(rank, (0, 0)), *most, key=sum)
+    return found
+
+
+def _last(run: Followed) -> int:
+    return run.table.micro_batches - 1
+
+
+def _gradients(run: Followed, stage: int) -> int:
+    """Bytes that the first backward of a stage leaves."""
+    first = _last(run) == 0
+    kinds = [kind for kind in "FBIW" if (kind, stage, first) in run.parts]
+    return max(0, sum(net(run.parts[kind, stage, first]) for kind in kinds))
+
+
+def net(part: Part) -> int:
+    """Bytes that are held after it and were not before; negative where it lets go of some."""
+    return sum(e.bytes for e in part.events if isinstance(e, Held))
+
+
+def highest(part: Part) -> int:
+    """The most bytes that it holds beside those that were held before."""
+    now = most = 0
+    for e in part.events:
+        if isinstance(e, Held):
+            now += e.bytes
+            most = max(most, now)
+    return most

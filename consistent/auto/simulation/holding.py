@@ -1,0 +1,52 @@
+"""The memory of a program that runs for real, noted as that of a simulated one, to compare them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...nn.nested import tensors_in
+from .held import peaks
+from .log import Log
+from .memory import Memory
+
+
+class Holding(TorchDispatchMode):
+    """Inside, the memory of all tensors that ops make is noted.
+
+    ```
+    with Holding() as held:
+        step()
+        held.forget()
+        step()
+    print(held.peak)
+    ```
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._log = Log()
+        self._memory = Memory(self._log)
+        self._begin = 0
+
+    def forget(self) -> None:
+        """The peak counts from here on; what is held stays held."""
+        self._begin = len(self._log.events)
+
+    @property
+    def peak(self) -> int:
+        """Bytes that were held at the most."""
+        found = peaks(self._log.events, self._begin, {})
+        return found[0].bytes if found else 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        with torch._C.DisableTorchFunction():
+            out = func(*args, **(kwargs or {}))
+            for x in tensors_in(out):
+                if torch.Tensor.device.__get__(x).type != "meta":  # type: ignore[attr-defined]
+                    self._memory.put(x, 0)
+            return out

@@ -1,0 +1,66 @@
+"""Which memory a simulated process holds, and when it lets go of it."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from .log import Held, Log
+
+_Off = torch._C.DisableTorchFunction
+_T = torch.Tensor
+
+
+class Memory:
+    """Notes in a log when the memory of imagined tensors is taken and let go of."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._numbers: dict[int, int] = {}  # storage -> number
+        self._refs: dict[int, Any] = {}
+        self._owners: dict[int, tuple[int, int]] = {}  # number -> (rank, bytes)
+        self._count = 0
+        self._open = True
+
+    def put(self, x: torch.Tensor, rank: int, message: bool = False) -> None:
+        """From now on the memory of ``x`` is imagined; ``rank`` holds it."""
+        with _Off():
+            storage = _T.untyped_storage(x)
+            address = storage._cdata
+            if address in self._numbers:
+                return
+            self._count += 1
+            number, nbytes = self._count, storage.nbytes()
+            self._numbers[address] = number
+            self._owners[number] = rank, nbytes
+            self._log.events.append(Held(rank, number, nbytes, message))
+            self._refs[number] = weakref.ref(storage, lambda _: self._gone(address, number))
+
+    def give(self, number: int, rank: int) -> None:
+        """From now on it is ``rank`` that holds the memory: a module is built before it is known
+        which rank has what of it."""
+        before, nbytes = self._owners[number]
+        if rank != before:
+            self._owners[number] = rank, nbytes
+            self._log.events += [Held(before, number, -nbytes), Held(rank, number, nbytes)]
+
+    def number(self, x: torch.Tensor) -> int | None:
+        """The number of the memory of ``x``; None if it is real."""
+        with _Off():
+            if x.layout is not torch.strided:
+                return None
+            return self._numbers.get(_T.untyped_storage(x)._cdata)
+
+    def close(self) -> None:
+        """Note no more."""
+        self._open = False
+
+    def _gone(self, address: int, number: int) -> None:
+        if self._numbers.get(address) == number:
+            del self._numbers[address]
+        self._refs.pop(number, None)
+        rank, nbytes = self._owners.pop(number)
+        if self._open:
+            self._log.events.append(Held(rank, number, -nbytes))

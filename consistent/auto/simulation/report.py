@@ -1,0 +1,188 @@
+"""What a simulated step takes, and what holds it back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...drawing.files import write
+from ...drawing.words import seconds_text
+from ..machines import Machine
+from .held import KINDS, Peak, peaks
+from .log import Log, Mark, Message, Scheduled
+from .timeline import ACTIONS, Timeline, Track, timeline
+from .trace import trace_text
+
+
+@dataclass
+class SimulatedStep:
+    """What a simulated step takes: ``print(step)``, ``step.save("step.html")`` for a page, and
+    ``step.save_trace("step.json")`` for Perfetto.
+
+    Args:
+        seconds: of one step, by the slowest rank.
+        tflops: of one rank, in 1e12 operations a second, those of recomputation included; the mean
+            over the ranks that were followed.
+        peaks: followed rank -> the most memory that it holds.
+        bytes: "inside" and "between" hosts -> bytes that a followed rank sends, at the most.
+        bytes_of: followed rank -> bytes that it sends.
+        sent: "inside" and "between" hosts -> followed rank -> bytes that it sends.
+        timeline: what each followed rank does.
+        read: values that the program read, which were taken for 0, by line.
+    """
+
+    machine: Machine
+    ranks: int
+    seconds: float
+    tflops: float
+    peaks: dict[int, Peak]
+    bytes: dict[str, int]
+    bytes_of: dict[int, int]
+    sent: dict[str, dict[int, int]]
+    timeline: Timeline
+    read: dict[str, int]
+    events: int = field(repr=False, default=0)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most memory that a rank holds."""
+        return max((peak.bytes for peak in self.peaks.values()), default=0)
+
+    @property
+    def slowest(self) -> Track:
+        """The rank with the least idle time."""
+        return max(self.timeline.tracks.values(), key=lambda t: (t.now - t.idle, -t.rank))
+
+    @property
+    def limit(self) -> str:
+        """What holds the step back, in one sentence."""
+        track, total = self.slowest, self.seconds
+        shares = {
+            "compute": track.compute / total,
+            "boxing that nothing is done beside": track.exposed / total,
+            "waiting for other stages": track.idle / total,
+        }
+        left = max(0.0, 1 - sum(shares.values()))
+        if left > max(shares.values()):
+            return f"The device waits for Python in {left:.0%} of the step: its ops are too small."
+        name, share = max(shares.items(), key=lambda item: item[1])
+        most: dict[str, float] = {}
+        kind = "compute" if name == "compute" else "boxing"
+        for span in track.spans:
+            what = f"{span.name} at {span.where or 'backward'}"
+            if kind == "compute" and span.kind in ACTIONS:
+                what = f"the {ACTIONS[span.kind]} {span.name.partition(' ')[2]}"
+            elif span.kind != kind:
+                continue
+            most[what] = most.get(what, 0.0) + span.end - span.begin
+        dearest = ""
+        if most and not name.startswith("waiting"):
+            what, seconds = max(most.items(), key=lambda item: item[1])
+            dearest = f", the most of it ({seconds / total:.0%}) in {what}"
+        return f"The step is held back by {name}, {share:.0%} of it{dearest}."
+
+    def __str__(self) -> str:
+        track = self.slowest
+        rows = [
+            f"{self.machine.name}, {self.ranks} ranks: {seconds_text(self.seconds)} a step, "
+            f"{self.tflops:.3g} TFLOP/s a rank",
+            f"  compute {seconds_text(track.compute)}, "
+            f"exposed boxing {seconds_text(track.exposed)}, "
+            f"boxing beside compute {seconds_text(track.hidden)}",
+        ]
+        if self.timeline.schedule:
+            rows.append(
+                f"  {self.timeline.schedule}: stages stand idle {self.timeline.bubble:.1%} of it"
+            )
+        rows.append(
+            f"  sent by a rank: {self.bytes['inside']:,} bytes inside its host, "
+            f"{self.bytes['between']:,} between hosts"
+        )
+        for rank, peak in sorted(self.peaks.items()):
+            parts = ", ".join(f"{k} {mib_text(peak.kinds[k])}" for k in KINDS if k in peak.kinds)
+            rows.append(f"  rank {rank}: at most {mib_text(peak.bytes)} ({parts})")
+        rows.append(f"  {self.limit}")
+        if self.read:
+            said = ", ".join(self.read)
+            rows.append(f"  values that were read and taken for 0: {said}")
+        return "\n".join(rows)
+
+    def html(self) -> str:
+        """The step as one page that needs nothing beside it."""
+        from .page import page  # pages are loaded when they are asked for
+
+        return page(self)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page to ``path``; folders are made."""
+        return write(path, self.html())
+
+    def save_trace(self, path: str | Path) -> Path:
+        """Write the step as a Chrome trace, which Perfetto and chrome://tracing show."""
+        return write(path, trace_text(self.timeline))
+
+
+def report(log: Log, machine: Machine, ranks: int, kinds: Mapping[int, str]) -> SimulatedStep:
+    """The last step in ``log``."""
+    begin, end = _last_step(log.events)
+    events = log.events[begin:end]
+    made = timeline(events, machine)
+    if not made.tracks:
+        raise RuntimeError(
+            "simulate: nothing ran, so there is no step to report.\n"
+            "  Call the model inside the `with` block."
+        )
+    seconds = made.seconds
+    tracks = list(made.tracks.values())
+    flops = sum(t.flops for t in tracks) / len(tracks)
+    sent = _sent(events, machine)
+    return SimulatedStep(
+        machine,
+        ranks,
+        seconds,
+        flops / seconds / 1e12 if seconds else 0.0,
+        peaks(log.events[:end], begin, kinds),
+        {way: max(counts.values(), default=0) for way, counts in sent.items()},
+        dict(sum(sent.values(), Counter[int]())),
+        {way: dict(counts) for way, counts in sent.items()},
+        made,
+        dict(log.read),
+        len(log.events),
+    )
+
+
+def _last_step(events: list[Any]) -> tuple[int, int]:
+    """Where the last step begins and ends: from the end of the step before to its own end, a whole
+    period. The only one begins with the first forward; without any, it ends with the program."""
+    steps = [i + 1 for i, e in enumerate(events) if isinstance(e, Mark) and e.what == "step"]
+    if len(steps) > 1:
+        return steps[-2], steps[-1]
+    forwards = (i for i, e in enumerate(events) if isinstance(e, Mark) and e.what == "forward")
+    return next(forwards, 0), len(events)
+
+
+def _sent(events: list[Any], machine: Machine) -> dict[str, Counter[int]]:
+    """Bytes inside and between hosts that each followed rank sends."""
+    sums = {"inside": Counter[int](), "between": Counter[int]()}
+
+    def add(found: list[Any], times: int) -> None:
+        for e in found:
+            if isinstance(e, Message) and not e.wait:
+                hosts = {r // machine.ranks_per_host for r in e.ranks}
+                sums["inside" if len(hosts) == 1 else "between"][e.rank] += e.bytes * times
+
+    add(events, 1)
+    for e in events:
+        if isinstance(e, Scheduled):
+            last = e.run.table.micro_batches - 1
+            for (_, _, is_last), part in e.run.parts.items():
+                add(part.events, 1 if is_last else last)
+    return sums
+
+
+def mib_text(value: float) -> str:
+    """In MiB, or in GiB from 8 of them on."""
+    return f"{value / 2**20:,.1f} MiB" if value < 2**33 else f"{value / 2**30:,.1f} GiB"

@@ -1,0 +1,101 @@
+"""What an op gives, without computing it: its kernel for ``meta`` tensors says so, once for each
+kind of call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+_META = torch.device("meta")
+# The kernels of these for `meta` take bfloat16 alone, those for a device more.
+_BFLOAT16 = frozenset((torch.ops.aten._grouped_mm.default,))
+_T = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A tensor that an op makes."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def numel(self) -> int:
+        """Its elements."""
+        found = 1
+        for n in self.size:
+            found *= n
+        return found
+
+
+class Shapes:
+    """Results by call: op, sizes, strides and dtypes of tensors, and all other arguments."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Any] = {}
+
+    def of(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """The results of the call, with Made in place of tensors.
+
+        Raises:
+            NotImplementedError: torch does not know them without values.
+        """
+        key = func, _key(args), _key(kwargs)
+        try:
+            return self._known[key]
+        except KeyError:
+            made = self._known[key] = self._ask(func, args, kwargs)
+            return made
+        except TypeError:  # an argument that cannot be compared
+            return self._ask(func, args, kwargs)
+
+    def _ask(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        metas: dict[int, torch.Tensor] = {}
+        only = torch.bfloat16 if func in _BFLOAT16 else None
+
+        def meta(x: Any) -> Any:
+            if isinstance(x, torch.Tensor):
+                if id(x) not in metas:
+                    dtype = only if only and x.is_floating_point() else x.dtype
+                    metas[id(x)] = torch.empty_strided(
+                        _T.size(x), _T.stride(x), dtype=dtype, device=_META
+                    )
+                return metas[id(x)]
+            return _META if isinstance(x, torch.device) else x
+
+        given, named = each(args, meta), {k: each(v, meta) for k, v in kwargs.items()}
+        if any(a.name == "device" for a in func._schema.arguments):
+            named["device"] = _META
+        made = each(func(*given, **named), _described)
+        return replace(made, dtype=args[0].dtype) if only else made
+
+
+def _described(x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return Made(tuple(_T.size(x)), tuple(_T.stride(x)), x.dtype)
+    return x
+
+
+def each(value: Any, f: Callable[[Any], Any]) -> Any:
+    """``value`` with ``f`` done to what is no list, tuple or dict inside."""
+    if type(value) is list or type(value) is tuple:
+        return type(value)([each(x, f) for x in value])
+    if type(value) is dict:
+        return {k: each(x, f) for k, x in value.items()}
+    return f(value)
+
+
+def _key(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return tuple(_T.size(value)), tuple(_T.stride(value)), value.dtype
+    if isinstance(value, list | tuple):
+        return tuple([_key(x) for x in value])
+    if isinstance(value, dict):
+        return tuple([(k, _key(x)) for k, x in value.items()])
+    if isinstance(value, torch.Generator):
+        return "generator"
+    return type(value), value

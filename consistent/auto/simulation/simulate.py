@@ -1,0 +1,262 @@
+"""simulate: a program followed on any number of ranks, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from mirrored.comm import Link, Ranks
+from mirrored.transports.default import current, replace_current
+from mirrored.transports.faults.place import user_line
+
+from ...boxing.plan import _path, plan
+from ...dispatch import _C
+from ...dispatch.plans.shards import is_global
+from ...forms.whole_numbers import without_values
+from ...movement import plain_values
+from ...movement.run import _steps
+from ...nn import gather_ahead
+from ...nn.nested import tensors_in
+from ...nn.sharded_step import install_hooks
+from ..machines import Machine
+from ..machines.find import machine
+from . import stages
+from .devices import OnCpu, simulated_world
+from .imagined import Imagined
+from .log import Log, Mark, Message
+from .report import SimulatedStep, report
+from .transport import Simulated
+from .values import Reading, Values
+
+_Off = torch._C.DisableTorchFunction
+_T = torch.Tensor
+
+
+class Simulation:
+    """A program that was followed; ``simulate`` makes it."""
+
+    imagined: Imagined
+    """What makes its tensors."""
+    stage_kinds: Sequence[Hashable] = ()
+    """Of which kind each stage is: those of one kind are made of the same. Empty if not known."""
+
+    def __init__(self, machine: Machine, ranks: int, log: Log) -> None:
+        self.machine, self.ranks = machine, ranks
+        self._log = log
+        self._kinds: dict[int, str] = {}
+        self._report: SimulatedStep | None = None
+
+    @property
+    def events(self) -> list[Any]:
+        """All that was noted so far, in order."""
+        return self._log.events
+
+    def report(self) -> SimulatedStep:
+        """What a step takes: seconds, memory, bytes. Of several steps it is the last one.
+
+        Raises:
+            RuntimeError: nothing ran.
+        """
+        if self._report is None or self._report.events != len(self._log.events):
+            self._report = report(self._log, self.machine, self.ranks, self._kinds)
+        return self._report
+
+    def __str__(self) -> str:
+        return str(self.report())
+
+
+@contextmanager
+def simulate(
+    ranks: int,
+    machine: str | Machine = "this",
+    *,
+    rank: int | None = None,
+    bound: float | None = None,
+) -> Iterator[Simulation]:
+    """Inside, a program runs as on so many ranks, in this process alone; nothing is computed, sent
+    or allocated.
+
+    ```
+    with consistent.simulate(ranks=4096, machine="a100-8") as sim:
+        P = consistent.placement("cuda", range(4096))
+        model = consistent.parallelize(GPT(config), P, "zero3")
+        optimizer = torch.optim.AdamW(model.parameters())
+        train_step(model, optimizer, batch)
+    print(sim.report())
+    ```
+
+    A step ends with ``optimizer.step()``; one warm-up step and a second one show what lasts. What a
+    program reads (``loss.item()``) is 0.
+
+    Args:
+        ranks: the size of the world.
+        machine: a name ("a100-8", "h100-8", "h200-8"; "this" is measured), the path of a machine
+            file, or a Machine.
+        rank: the one to follow. Without it the process stands in every placement for the rank that
+            has the largest pieces, so that all stages are followed.
+        bound: the share of elements that is kept where that depends on values (masks, ``nonzero``).
+
+    Raises:
+        RuntimeError: a process group is in use, or a simulation already goes on; or, inside, the
+            program needs a value.
+        ValueError: ``ranks``, ``rank``, ``bound`` or the machine is wrong.
+    """
+    found = _checked(ranks, machine, rank, bound)
+    log = Log()
+    made = Simulation(found, ranks, log)
+    values = Values(log, bound)
+    with ExitStack() as inside:
+        transport = Simulated(
+            ranks,
+            rank,
+            lambda shape, dtype, received: imagined.empty(shape, dtype, received),
+            lambda *args, **kwargs: _note(log, *args, **kwargs),
+            lambda kind: _link(found),
+            lambda group: _same_host(group, found),
+        )
+        imagined = Imagined(
+            log,
+            values,
+            lambda p: transport.rank if p is None else _in(p),
+            views=not found.host_overlaps,
+        )
+        _in, made.imagined = transport.rank_in, imagined
+        inside.enter_context(simulated_world(ranks, found.device_type == "cuda"))
+        inside.enter_context(_own_plans())
+        inside.enter_context(_own_numbers())
+        inside.enter_context(replace_current(transport))
+        inside.enter_context(gather_ahead.switched_off())
+        inside.enter_context(plain_values.plain_may_differ())
+        inside.enter_context(_marks(log, made._kinds, imagined, transport.rank_in))
+        inside.enter_context(stages.played(log, transport, imagined, lambda: made.stage_kinds))
+        if found.device_type == "cuda":
+            inside.enter_context(OnCpu())
+        inside.enter_context(without_values(lambda x: imagined.memory.number(x) is not None))
+        inside.enter_context(Reading(imagined.memory, log))
+        inside.enter_context(imagined)
+        inside.callback(imagined.memory.close)
+        yield made
+
+
+def _checked(ranks: Any, name: Any, rank: Any, bound: Any) -> Machine:
+    if dist.is_available() and dist.is_initialized():
+        raise RuntimeError(
+            f"simulate: a process group of {dist.get_world_size()} ranks is in use here.\n"
+            "  A simulated program has a world of its own, and would take it for the real one.\n"
+            "  Simulate in a process of its own, without torchrun and init_process_group()."
+        )
+    if isinstance(current(), Simulated):
+        raise RuntimeError(
+            "simulate: a simulation goes on already, and worlds do not lie in one another.\n"
+            "  End its `with` block first."
+        )
+    if type(ranks) is not int or ranks < 1:
+        raise ValueError(f"simulate: ranks={ranks!r} is no number of ranks. Give 1 or more.")
+    if rank is not None and (type(rank) is not int or not 0 <= rank < ranks):
+        raise ValueError(
+            f"simulate: rank={rank!r} is none of the {ranks} ranks. Give 0 to {ranks - 1}, or None."
+        )
+    if bound is not None and not 0 < bound <= 1:
+        raise ValueError(
+            f"simulate: bound={bound!r} is no share of elements. Give a number above 0 and up to 1."
+        )
+    return machine(name).of(ranks)
+
+
+def _link(found: Machine) -> Link:
+    """By which plans are chosen."""
+    return Link(found.message_start_s + found.inside.latency_s, found.inside.bytes_per_s)
+
+
+def _same_host(group: Ranks, found: Machine) -> bool:
+    if found.device_type != "cpu":
+        return False
+    return len({r // found.ranks_per_host for r in group}) == 1
+
+
+def _note(
+    log: Log,
+    rank: int,
+    name: str,
+    nbytes: int,
+    ranks: Ranks,
+    start: int = 0,
+    wait: int = 0,
+) -> None:
+    log.events.append(Message(rank, name, nbytes, ranks, user_line(), start, wait))
+
+
+@contextmanager
+def _own_plans() -> Iterator[None]:
+    """Inside, plans are made anew, at this machine's prices, and forgotten afterwards."""
+    before = _C.use(_C.PlanTable())
+    kept = (plan, _path, _steps)
+    try:
+        for each in kept:
+            each.cache_clear()
+        yield
+    finally:
+        for each in kept:
+            each.cache_clear()
+        _C.use(before)
+
+
+@contextmanager
+def _own_numbers() -> Iterator[None]:
+    """Inside, random numbers are drawn from a state that is put back afterwards."""
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+
+
+@contextmanager
+def _marks(
+    log: Log, kinds: dict[int, str], imagined: Imagined, rank_in: Callable[[Any], int]
+) -> Iterator[None]:
+    """Notes where forwards begin and steps of optimizers end, and what lasts between steps."""
+    running = False
+
+    def note(tensors: Any, kind: str) -> None:
+        with _Off():
+            for x in tensors_in(tensors):
+                number = imagined.memory.number(x)
+                if number is not None:
+                    kinds[number] = kind
+                    if is_global(x):
+                        imagined.memory.give(number, rank_in(x._spec.placement))  # type: ignore[attr-defined]
+
+    def forward(module: Any, args: Any) -> None:
+        nonlocal running
+        if not running:
+            running = True
+            log.events.append(Mark("forward"))
+            note(list(module.parameters()), "parameters")
+            note(list(module.buffers()), "parameters")
+
+    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+        nonlocal running
+        running = False
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        note(params, "parameters")
+        with _Off():
+            note([g for p in params if (g := _T.grad.__get__(p)) is not None], "gradients")  # type: ignore[attr-defined]
+        note([list(state.values()) for state in optimizer.state.values()], "optimizer")
+        log.events.append(Mark("step"))
+
+    install_hooks()  # those of the library run before these: what they send is of the step
+    hooks = [
+        torch.nn.modules.module.register_module_forward_pre_hook(forward),
+        register_optimizer_step_post_hook(stepped),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,202 @@
+"""A schedule of stages in a simulation: each stage runs its first micro-batch and its last one, and
+the schedule is played with the seconds that these take.
+
+```
+F0 of all stages, B0 of all stages      gradients are added up
+Fn of all stages, Bn of all stages      gradients are summed over a stage's ranks
+```
+
+Of stages that are alike all but F0 is followed once, and F0 as well if their kinds are told
+(``alike.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ...autograd.leaves import no_sync
+from ...graph.program import Move
+from ...movement import between
+from ...movement.run import run as box
+from ...pipeline.run import Run, takers
+from ...pipeline.table import Action, Schedule
+from ...spec import Placement, TensorSpec
+from .alike import Alike, Part, give_gradients, params_of
+from .imagined import Imagined
+from .log import Held, Log, Mark, Message, Scheduled
+from .transport import Simulated
+
+
+@dataclass
+class Followed:
+    """A schedule whose stages were followed.
+
+    Args:
+        parts: (kind, stage, whether it is the last micro-batch) -> what it does.
+        ranks: stage -> the rank that was followed.
+    """
+
+    table: Schedule
+    placements: tuple[Placement, ...]
+    ranks: tuple[int, ...]
+    parts: dict[tuple[str, int, bool], Part]
+
+    def part(self, action: Action) -> Part:
+        """What an action does."""
+        last = action.micro_batch == self.table.micro_batches - 1
+        return self.parts[action.kind, action.stage, last]
+
+
+@contextmanager
+def played(
+    log: Log,
+    transport: Simulated,
+    imagined: Imagined,
+    kinds: Callable[[], Sequence[Hashable]],
+) -> Iterator[None]:
+    """Inside, schedules are followed, and come into ``log``. ``kinds`` tells of which kind each
+    stage is, as far as that is known."""
+
+    def take(run: Run) -> None:
+        _Follow(run, log, transport, imagined).all(kinds())
+
+    takers.append(take)
+    try:
+        yield
+    finally:
+        takers.remove(take)
+
+
+class _Follow(Run):
+    """Runs the actions of two micro-batches, of all stages."""
+
+    def __init__(self, run: Run, log: Log, transport: Simulated, imagined: Imagined) -> None:
+        super().__init__(run.table, run.placements, run.batch)
+        self._followed, self._log = run, log
+        self._transport, self._imagined = transport, imagined
+        self._part_now = Part()
+
+    def all(self, kinds: Sequence[Hashable] = ()) -> None:
+        self._give_parameters()
+        begin, parts = len(self._log.events), {}
+        last = self.table.micro_batches - 1
+        alike = Alike(self.placements)
+        for stage, kind in enumerate(kinds):
+            alike.told(stage, kind, self.batch[0].program, self._part(Action("F", stage, 0)))
+        for m in dict.fromkeys((0, last)):
+            for action in self._order(m):
+                stage = action.stage
+                if stage in alike.first and (m or action.kind != "F" or kinds):
+                    continue
+                parts[action.kind, stage, m == last] = self._follow(action)
+                if action.kind == "F" and m == 0 and not kinds:
+                    program, lines = self.batch[0].program, self._part(action)
+                    alike.look(stage, program, lines, self._part_now)
+                    if stage in alike.first:
+                        self._cells.pop((stage, 0), None)
+        self._repeat(alike, parts)
+        events = self._log.events[begin:]
+        marks = [e for e in events if isinstance(e, Mark)]
+        ranks = tuple(self._transport.rank_in(p) for p in self.placements)
+        made = Followed(self.table, tuple(self.placements), ranks, parts)
+        self._log.events[begin:] = [*marks, Scheduled(made), *_lasting(events)]
+        for m, results in enumerate(self._followed.results):
+            results.update(self.results[last] if m else self.results[0])
+
+    def _give_parameters(self) -> None:
+        """Each stage's rank holds its parameters, not the one that built the model; so it is when
+        the step begins."""
+        memory, events = self._imagined.memory, self._log.events
+        count = len(events)
+        for stage, placement in enumerate(self.placements):
+            for p in params_of(self.batch[0].program, self._part(Action("F", stage, 0))):
+                number = memory.number(p)
+                if number is not None:
+                    memory.give(number, self._transport.rank_in(placement))
+        given = events[count:]
+        marks = (i for i in reversed(range(count)) if isinstance(events[i], Mark))
+        begin = next(marks, count)
+        del events[count:]
+        events[begin:begin] = given
+
+    def _follow(self, action: Action) -> Part:
+        start = len(self._log.events)
+        self._part_now, self.doing = Part(), action
+        with self._transport.acting_in(self.placements[action.stage]):
+            getattr(self, _METHODS[action.kind])(action)
+        self._part_now.events = self._log.events[start:]
+        return self._part_now
+
+    def _repeat(self, alike: Alike, parts: dict[tuple[str, int, bool], Part]) -> None:
+        """What stages do that are like others, and the gradients that they get."""
+        program = self.batch[0].program
+        for stage, first in alike.first.items():
+            for (kind, other, is_last), part in list(parts.items()):
+                if other == first:
+                    key = kind, stage, is_last
+                    parts.setdefault(key, alike.moved(part, first, stage))
+            if self.batch[0].scale is not None:
+                like, own = (
+                    params_of(program, self._part(Action("F", k, 0))) for k in (first, stage)
+                )
+                with self._transport.acting_in(self.placements[stage]):
+                    give_gradients(like, own, self._imagined.empty)
+
+    def _order(self, m: int) -> list[Action]:
+        """The actions of a micro-batch, each after those that it needs."""
+        kinds = {(action.kind, action.stage) for line in self.table.lines for action in line}
+        stages = range(self.table.stages)
+        made = [Action("F", stage, m) for stage in stages]
+        for stage in reversed(stages):
+            made += [Action(kind, stage, m) for kind in "BIW" if (kind, stage) in kinds]
+        return made
+
+    def _syncing(self, action: Action) -> Any:
+        last = action.micro_batch == self.table.micro_batches - 1
+        return nullcontext() if last else no_sync()
+
+    def _give(self, key: Any, move: Move, local: Tensor, src: TensorSpec, dst: TensorSpec) -> None:
+        if src.placement == dst.placement:
+            self._here[key] = box(local, src, dst)
+            return
+        start = len(self._log.events)
+        between.send(local, src, dst, "")
+        sends = [e for e in self._log.events[start:] if isinstance(e, Message) and e.name == "send"]
+        stage = move.dst if key[0] == "F" else move.src
+        before = self._part_now.sent.get(stage, (0, (0, 0)))[0]
+        nbytes = sum(e.bytes for e in sends)
+        if sends:
+            ranks = (sends[0].ranks[0], sends[0].ranks[1])
+            self._part_now.sent[stage] = before + nbytes, ranks
+
+    def _take(self, key: Any) -> Tensor:
+        if key in self._here:
+            return self._here.pop(key)
+        way, index, m = key
+        program = self.batch[m].program
+        move = program.moves[index]
+        src, dst = program.spec(move.source), program.spec(move.out)
+        if way == "B":
+            src, dst = dst.dual, src.dual
+        return between.receive(src, dst, "")()
+
+
+_METHODS = {
+    "F": "_forward",
+    "B": "_backward",
+    "I": "_backward_of_inputs",
+    "W": "_backward_of_weights",
+}
+
+
+def _lasting(events: list[Any]) -> list[Held]:
+    """Of memory that is taken and let go of, what stays or was there before."""
+    held = [e for e in events if isinstance(e, Held)]
+    taken = {e.number for e in held if e.bytes > 0}
+    gone = {e.number for e in held if e.bytes < 0}
+    return [e for e in held if (e.number in taken) != (e.number in gone)]

@@ -1,0 +1,201 @@
+"""From events to seconds: what each followed rank does when.
+
+A rank has its own work, and two wires beside it, inside its host and between hosts. Reductions
+that were begun go on there until they are waited for, on each wire one after another. On a GPU
+Python runs ahead of the device, which is idle where it is not fast enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...pipeline.simulate import play
+from ...pipeline.table import Action
+from ..machines import Machine
+from .log import Message, Op, Scheduled
+from .stages import Followed
+
+ACTIONS = {
+    "F": "forward",
+    "B": "backward",
+    "I": "backward to inputs",
+    "W": "backward to parameters",
+}
+
+
+@dataclass(slots=True)
+class Span:
+    """Something that a rank does from ``begin`` to ``end``, in seconds.
+
+    Args:
+        kind: "compute", "boxing" (in which the rank waits), "wire" (beside it) or a stage's action.
+    """
+
+    rank: int
+    kind: str
+    name: str
+    begin: float
+    end: float
+    where: str = ""
+    bytes: int = 0
+
+
+@dataclass
+class Track:
+    """One rank's clocks, in seconds."""
+
+    rank: int
+    now: float = 0.0
+    host: float = 0.0
+    compute: float = 0.0
+    exposed: float = 0.0  # boxing that nothing is done beside
+    hidden: float = 0.0
+    idle: float = 0.0  # in a schedule
+    flops: float = 0.0
+    sending: dict[int, float] = field(default_factory=dict)  # rank -> when it is sent something
+    wires: dict[str, float] = field(default_factory=dict)  # link -> until when it is in use
+    pending: dict[int, float] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+
+    def op(self, event: Op, machine: Machine) -> None:
+        """An op."""
+        seconds = machine.op_seconds(event.work)
+        self.host += machine.host_seconds
+        begin = max(self.now, self.host) if machine.host_overlaps else self.now
+        lasts = seconds if machine.host_overlaps else seconds + machine.host_seconds
+        self.now = begin + lasts
+        self.compute += lasts
+        self.flops += event.work.flops
+        if not event.work.runs:
+            return
+        self.spans.append(Span(self.rank, "compute", event.work.op, begin, self.now, event.where))
+
+    def message(self, event: Message, machine: Machine) -> None:
+        """A message, or one end of one."""
+        if event.wait:
+            done = self.pending.pop(event.wait, self.now)
+            self.exposed += max(0.0, done - self.now)
+            self.now = max(self.now, done)
+            return
+        host = machine.message_host_seconds
+        seconds = machine.message_seconds(event.name, event.bytes, event.ranks)
+        if event.name == "send":  # goes on beside what follows; who receives it waits
+            self.now += host
+            self.exposed += host
+            self.sending.setdefault(event.ranks[1], self.now)
+            end = self.now + seconds
+            self.spans.append(
+                Span(self.rank, "wire", "send", self.now, end, event.where, event.bytes)
+            )
+            return
+        seconds += host
+        beside = bool(event.start) and machine.host_overlaps
+        links = machine.links(event.ranks)
+        begin = max([self.now, *(self.wires.get(link, 0.0) for link in links)])
+        end = begin + seconds
+        kind = "wire" if beside else "boxing"
+        at = event.where
+        self.spans.append(Span(self.rank, kind, event.name, begin, end, at, event.bytes))
+        if event.start:
+            self.pending[event.start] = end
+        self.wires.update(dict.fromkeys(links, end))
+        if beside:
+            self.hidden += seconds
+        else:
+            self.exposed += end - self.now
+            self.now = end
+
+    @property
+    def end(self) -> float:
+        """When it is done, and all that it has begun."""
+        return max([self.now, *self.wires.values()])
+
+    def wait(self, until: float) -> None:
+        """Do nothing until then."""
+        self.now = self.host = until
+        self.wires = {}
+
+
+@dataclass
+class Timeline:
+    """What each followed rank does, by rank."""
+
+    tracks: dict[int, Track] = field(default_factory=dict)
+    bubble: float = 0.0  # the share of a schedule in which placements stand idle, 0 to 1
+    schedule: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """Until the last rank is done."""
+        return max((track.end for track in self.tracks.values()), default=0.0)
+
+    def track(self, rank: int) -> Track:
+        """That of a rank, from its first event on."""
+        return self.tracks.setdefault(rank, Track(rank))
+
+
+def timeline(events: Iterable[Any], machine: Machine) -> Timeline:
+    """When what is in ``events`` happens on ``machine``."""
+    made = Timeline()
+    for event in events:
+        if isinstance(event, Op):
+            made.track(event.rank).op(event, machine)
+        elif isinstance(event, Message):
+            made.track(event.rank).message(event, machine)
+        elif isinstance(event, Scheduled):
+            _schedule(made, event.run, machine)
+    return made
+
+
+def _schedule(made: Timeline, run: Followed, machine: Machine) -> None:
+    tracks = {
+        key: alone(part.events, run.ranks[key[1]], machine) for key, part in run.parts.items()
+    }
+    last = run.table.micro_batches - 1
+
+    def of(action: Action) -> Track:
+        return tracks[action.kind, action.stage, action.micro_batch == last]
+
+    def sending(before: Action, action: Action) -> float:
+        found = run.part(before).sent.get(action.stage)
+        if found is None or before.stage == action.stage:
+            return 0.0
+        made = of(before)
+        early = made.now - made.sending[found[1][1]]  # gradients are still summed after it is sent
+        return machine.message_host_seconds + machine.message_seconds("send", *found) - early
+
+    step, each = machine.schedule_host_seconds
+    played = play(run.table, lambda action: each + of(action).now, sending)
+    begin = made.seconds + step
+    for rank in dict.fromkeys(run.ranks):
+        made.track(rank).wait(begin)
+    for action, (start, end) in played.times.items():
+        rank, part = run.ranks[action.stage], of(action)
+        track = made.track(rank)
+        track.compute += part.compute
+        track.exposed += part.exposed
+        track.hidden += part.hidden
+        track.flops += part.flops
+        sent = sum(span.bytes for span in part.spans)
+        track.spans.append(
+            Span(rank, action.kind, str(action), begin + start, begin + end, bytes=sent)
+        )
+    for rank in dict.fromkeys(run.ranks):
+        track = made.track(rank)
+        busy = sum(s.end - s.begin for s in track.spans if s.begin >= begin)
+        track.idle += played.seconds - busy
+        track.wait(begin + played.seconds)
+    made.bubble, made.schedule = played.bubble, run.table.name
+
+
+def alone(events: list[Any], rank: int, machine: Machine) -> Track:
+    """The clocks of a part that begins at 0."""
+    made = Track(rank)
+    for event in events:
+        if isinstance(event, Op):
+            made.op(event, machine)
+        elif isinstance(event, Message):
+            made.message(event, machine)
+    return made

@@ -1,0 +1,254 @@
+"""The transport of a simulated process: nobody gets what it sends, and what it receives has no
+values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mirrored.comm import Done, Handle, Link, Ranks, Shape, Transport, check_op
+from mirrored.transports.counting import call_of
+
+from ...spec import Placement
+
+Empty = Callable[[Sequence[int], torch.dtype, bool], Tensor]
+Note = Callable[..., None]
+
+
+class Simulated(Transport):
+    """One process in place of all ranks of a world.
+
+    With ``rank`` it is that rank. Without, it stands in each placement for the rank at the grid's
+    origin, which holds the largest pieces.
+
+    Args:
+        empty: (shape, dtype, whether it is received) -> a tensor without values.
+        note: is called with the rank, name, bytes and ranks of each message.
+        links: kind of device -> what messages cost.
+        shared: whether ranks read each other's memory.
+    """
+
+    rank: Any = 0
+    size: Any = 1
+
+    def __init__(
+        self,
+        size: int,
+        rank: int | None,
+        empty: Empty,
+        note: Note,
+        links: Callable[[str], Link],
+        shared: Callable[[Ranks], bool],
+    ) -> None:
+        self.size, self._fixed = size, rank is not None
+        self.rank = rank or 0
+        self._empty, self._note, self._links, self._shared = empty, note, links, shared
+        self._begun = 0
+        self._stood_for = {self.rank}
+
+    # -- who it is ---------------------------------------------------------------------------------
+
+    def rank_in(self, placement: Any) -> int:
+        if self._fixed or placement.coordinate_of(self.rank) is not None:
+            return self.rank
+        self._stood_for.add(placement.first_rank)
+        return placement.first_rank
+
+    def device(self, kind: str) -> torch.device:
+        return torch.device("cpu")
+
+    @contextmanager
+    def acting_in(self, placement: Placement) -> Iterator[None]:
+        """Inside, this process is the rank that it stands for in ``placement``."""
+        before, self.rank = self.rank, self.rank_in(placement)
+        try:
+            yield
+        finally:
+            self.rank = before
+
+    def _me(self, ranks: Ranks) -> int:
+        """The rank that this process is among ``ranks``."""
+        return self.rank if self.rank in ranks else ranks[0]
+
+    def _sent(self, name: str, **given: Any) -> None:
+        ranks = tuple(given["ranks"]) if "ranks" in given else (self.rank, given["to"])
+        if len(ranks) > 1:
+            me = self._me(ranks)
+            call = call_of(me, given, name)
+            self._note(me, call.name, call.bytes, call.ranks)
+
+    # -- messages ----------------------------------------------------------------------------------
+
+    def all_reduce_async(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Handle:
+        check_op(op)
+        x = x.detach()
+        if len(ranks) == 1 or x.numel() == 0:
+            return Done(x)
+        call = call_of(me := self._me(ranks), {"x": x, "ranks": ranks}, "all_reduce_async")
+        self._begun += 1
+        self._note(me, call.name, call.bytes, call.ranks, start=self._begun)
+        return _UnderWay(x, lambda n=self._begun: self._note(me, call.name, 0, call.ranks, wait=n))
+
+    def all_reduce(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
+        check_op(op)
+        self._sent("all_reduce", x=x, ranks=ranks)
+        return self._like(x, x.shape)
+
+    def all_gather(
+        self, x: Tensor, shapes: Sequence[Shape], ranks: Ranks, out: Sequence[Tensor] | None = None
+    ) -> list[Tensor]:
+        self._sent("all_gather", x=x, shapes=shapes, ranks=ranks)
+        return self._made(x, shapes, out)
+
+    def all_to_all(
+        self,
+        pieces: Sequence[Tensor],
+        shapes: Sequence[Shape],
+        ranks: Ranks,
+        out: Sequence[Tensor] | None = None,
+    ) -> list[Tensor]:
+        self._sent("all_to_all", pieces=pieces, shapes=shapes, ranks=ranks)
+        return self._made(pieces[0], shapes, out)
+
+    def broadcast(
+        self,
+        x: Tensor | None,
+        shape: Shape,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        source: int,
+        ranks: Ranks,
+    ) -> Tensor:
+        sent = torch.empty(tuple(shape), dtype=dtype, device="meta")
+        self._sent("broadcast", x=sent, source=source, ranks=ranks)
+        return self._empty(shape, dtype, True)
+
+    def exchange(
+        self,
+        sends: Sequence[tuple[int, Tensor]],
+        receives: Sequence[tuple[int, Shape, torch.dtype]],
+        ranks: Ranks,
+        device: torch.device | str = "cpu",
+    ) -> list[Tensor]:
+        self._sent("exchange", sends=sends, receives=receives, ranks=ranks)
+        return [self._empty(shape, dtype, True) for _, shape, dtype in receives]
+
+    def send(self, x: Tensor, to: int, label: str) -> Handle:
+        self._sent("send", x=x, to=to)
+        return Done(x)
+
+    def receive(
+        self, shape: Shape, dtype: torch.dtype, source: int, label: str, device: torch.device | str
+    ) -> Handle:
+        return Done(self._empty(shape, dtype, True))
+
+    def gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]:
+        if len(ranks) > 1:  # all that this process stands for send it
+            for rank in sorted(self._stood_for.intersection(ranks)):
+                call = call_of(rank, {"obj": obj, "ranks": ranks}, "gather_objects")
+                self._note(rank, call.name, call.bytes, call.ranks)
+        return [obj] * len(ranks)
+
+    def link(self, kind: str) -> Link | None:
+        return self._links(kind)
+
+    def shares(self, ranks: Ranks, kind: str) -> bool:
+        return kind == "cpu" and self._shared(ranks)
+
+    # -- built on those, each one message ----------------------------------------------------------
+
+    def join(self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tensor:
+        self._sent("join", x=x, dim=dim, sizes=sizes, ranks=ranks)
+        return self._like(x, _resized(x, dim, sum(sizes)))
+
+    def reduce_scatter(
+        self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks, op: str = "sum"
+    ) -> Tensor:
+        self._sent("reduce_scatter", x=x, dim=dim, sizes=sizes, ranks=ranks)
+        return self._like(x, _resized(x, dim, self._own(sizes, ranks)))
+
+    def join_several(
+        self,
+        xs: Sequence[Tensor],
+        dims: Sequence[int],
+        sizes: Sequence[Sequence[int]],
+        ranks: Ranks,
+        out: Sequence[Tensor] | None = None,
+    ) -> list[Tensor]:
+        self._sent("join_several", xs=xs, dims=dims, sizes=sizes, ranks=ranks)
+        if out is not None:
+            return list(out)
+        each = zip(xs, dims, sizes, strict=True)
+        return [self._like(x, _resized(x, dim, sum(own))) for x, dim, own in each]
+
+    def reduce_scatter_several(
+        self,
+        xs: Sequence[Tensor],
+        dims: Sequence[int],
+        sizes: Sequence[Sequence[int]],
+        ranks: Ranks,
+        op: str = "sum",
+    ) -> list[Tensor]:
+        self._sent("reduce_scatter_several", xs=xs, dims=dims, sizes=sizes, ranks=ranks)
+        each = zip(xs, dims, sizes, strict=True)
+        return [self._like(x, _resized(x, dim, self._own(own, ranks))) for x, dim, own in each]
+
+    def turn(
+        self,
+        x: Tensor,
+        split_dim: int,
+        split_sizes: Sequence[int],
+        concat_dim: int,
+        concat_sizes: Sequence[int],
+        ranks: Ranks,
+    ) -> Tensor:
+        given = {"split_dim": split_dim, "split_sizes": split_sizes}
+        given |= {"concat_dim": concat_dim, "concat_sizes": concat_sizes}
+        self._sent("turn", x=x, ranks=ranks, **given)
+        shape = _resized(x, split_dim, self._own(split_sizes, ranks))
+        shape[concat_dim] = sum(concat_sizes)
+        return self._like(x, shape)
+
+    def peers(self, x: Tensor, ranks: Ranks) -> AbstractContextManager[list[Tensor]]:
+        self._sent("peers", x=x, ranks=ranks)
+        return nullcontext([self._like(x, x.shape) for _ in ranks])
+
+    def addends(
+        self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks
+    ) -> AbstractContextManager[tuple[list[Tensor], int]]:
+        self._sent("addends", x=x, dim=dim, sizes=sizes, ranks=ranks)
+        return nullcontext(([self._like(x, _resized(x, dim, self._own(sizes, ranks)))], 0))
+
+    # -- results -----------------------------------------------------------------------------------
+
+    def _own(self, sizes: Sequence[int], ranks: Ranks) -> int:
+        return sizes[ranks.index(self._me(ranks))]
+
+    def _like(self, x: Tensor, shape: Sequence[int]) -> Tensor:
+        return self._empty(shape, x.dtype, True)
+
+    def _made(
+        self, like: Tensor, shapes: Sequence[Shape], out: Sequence[Tensor] | None
+    ) -> list[Tensor]:
+        return [self._like(like, shape) for shape in shapes] if out is None else list(out)
+
+
+class _UnderWay:
+    """A reduction whose end is noted."""
+
+    def __init__(self, x: Tensor, end: Callable[[], None]) -> None:
+        self._x, self._end = x, end
+
+    def wait(self) -> Tensor:
+        self._end()
+        return self._x
+
+
+def _resized(x: Tensor, dim: int, size: int) -> list[int]:
+    shape = list(x.shape)
+    shape[dim] = size
+    return shape

@@ -1,0 +1,159 @@
+"""Values that a program asks for. There are none: floats are taken for 0 and truths for False,
+which is noted; what would decide a shape asks for a bound."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from mirrored.transports.faults.place import user_line
+
+from .log import Log
+from .shapes import Made, Shapes
+
+_aten = torch.ops.aten
+_T = torch.Tensor
+_Off = torch._C.DisableTorchFunction
+_READS = (_aten._local_scalar_dense.default, _aten.is_nonzero.default, _aten.equal.default)
+_WHOLE = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+
+
+class Values:
+    """What stands for values.
+
+    Args:
+        bound: the share of its input, above 0 and at most 1, that an op keeps whose result has a
+            size that depends on values; None: such ops raise.
+    """
+
+    def __init__(self, log: Log, bound: float | None) -> None:
+        self._log, self._bound = log, bound
+
+    def reads(self, func: Any) -> bool:
+        """Whether the op gives a value to Python."""
+        return func in _READS
+
+    def read(self, func: Any, args: tuple) -> Any:
+        """What it gives.
+
+        Raises:
+            RuntimeError: it is a whole number, and sizes may depend on it.
+        """
+        x = args[0]
+        if func is _aten._local_scalar_dense.default and x.dtype in _WHOLE:
+            raise _unknown_size("item() of a whole number")
+        self._log.reads(f"{str(func).partition('.')[2].partition('.')[0]} at {user_line()}")
+        return 0.0 if func is _aten._local_scalar_dense.default and x.is_floating_point() else False
+
+    def shape_of(self, func: Any, args: tuple, kwargs: dict[str, Any], shapes: Shapes) -> Any:
+        """What the op gives, with Made in place of tensors.
+
+        Raises:
+            RuntimeError: its size depends on values and there is no bound, or torch does not know
+                the shape.
+        """
+        if func in _SIZED and (func is not _aten.index.Tensor or _has_mask(args[1])):
+            if self._bound is None:
+                raise _unknown_size(str(func))
+            return _SIZED[func](self._bound, *args, **kwargs)
+        try:
+            return shapes.of(func, args, kwargs)
+        except NotImplementedError as error:
+            raise RuntimeError(
+                f"simulate: at {user_line()}, torch does not say what {func} gives without values."
+                "\n  A simulated program has no values.\n"
+                "  Leave that part out of the simulated program."
+            ) from error
+
+
+def _unknown_size(what: str) -> RuntimeError:
+    return RuntimeError(
+        f"simulate: at {user_line()}, {what} decides a size by values, and a simulated program has "
+        "none.\n  How much it keeps is not known.\n"
+        "  Say it: simulate(..., bound=0.5) if about half of the elements are kept."
+    )
+
+
+def _has_mask(indices: Any) -> bool:
+    return any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in indices)
+
+
+def _kept(bound: float, numel: int) -> int:
+    return math.ceil(bound * numel)
+
+
+def _strided(size: list[int], dtype: torch.dtype) -> Made:
+    strides, step = [], 1
+    for n in reversed(size):
+        strides.append(step)
+        step *= max(n, 1)
+    return Made(tuple(size), tuple(reversed(strides)), dtype)
+
+
+def _nonzero(bound: float, x: Any) -> Made:
+    return _strided([_kept(bound, x.numel()), x.dim()], torch.int64)
+
+
+def _masked_select(bound: float, x: Any, mask: Any) -> Made:
+    shape = torch.broadcast_shapes(_T.size(x), _T.size(mask))
+    return _strided([_kept(bound, math.prod(shape))], x.dtype)
+
+
+def _index(bound: float, x: Any, indices: Any) -> Made:
+    size, at, result = list(_T.size(x)), 0, []
+    places: list[tuple[int, int]] = []  # begins and ends among dims of x
+    shapes: list[Any] = []
+    for index in indices:
+        wide = 1 if index is None or index.dtype not in (torch.bool, torch.uint8) else index.dim()
+        if index is not None:
+            places.append((at, at + wide))
+            mask = index.dtype in (torch.bool, torch.uint8)
+            shapes.append((_kept(bound, index.numel()),) if mask else tuple(_T.size(index)))
+        at += wide
+    side_by_side = all(a[1] == b[0] for a, b in zip(places, places[1:]))
+    taken = {d for a, b in places for d in range(a, b)}
+    left = [(d, n) for d, n in enumerate(size) if d not in taken]
+    first = places[0][0] if side_by_side else 0
+    joined = list(torch.broadcast_shapes(*shapes))
+    result = [n for d, n in left if side_by_side and d < first] + joined
+    result += [n for d, n in left if not side_by_side or d >= first]
+    return _strided(result, x.dtype)
+
+
+def _unique(bound: float, x: Any, *_: Any, **__: Any) -> tuple:
+    return (
+        _strided([_kept(bound, x.numel())], x.dtype),
+        _strided(list(_T.size(x)), torch.int64),
+        _strided([_kept(bound, x.numel())], torch.int64),
+    )
+
+
+_SIZED = {
+    _aten.nonzero.default: _nonzero,
+    _aten.masked_select.default: _masked_select,
+    _aten.index.Tensor: _index,
+    _aten._unique2.default: _unique,
+}
+_TO_PYTHON = frozenset(
+    getattr(torch.Tensor, name) for name in ("tolist", "numpy", "__array__", "__dlpack__")
+)
+
+
+class Reading(TorchFunctionMode):
+    """What gives values to Python past all ops."""
+
+    def __init__(self, memory: Any, log: Log) -> None:
+        super().__init__()
+        self._memory, self._log = memory, log
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _TO_PYTHON and self._memory.number(args[0]) is not None:
+            if args[0].dtype in _WHOLE:
+                raise _unknown_size(f"{func.__name__}() of whole numbers")
+            self._log.reads(f"{func.__name__} at {user_line()}")
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,182 @@
+"""What a unit costs: laid out over one tensor-parallel group, its forward, its backward and the
+optimizer's step on its parameters are simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...autograd.leaves import no_sync
+from ...dispatch.plans.shards import attach, is_global
+from ...nn.nested import tensors_in
+from ...nn.parallelize import parallelize
+from ...nn.planners import plan_for
+from ...nn.slots import plain_slots
+from ...pipeline.cut import Cut, Unit
+from ...pipeline.pipeline import loss_of
+from ...pipeline.share import plan_of_share, share_of
+from ...spec import B, Placement, TensorSpec
+from ..machines import Machine
+from ..simulation.held import highest, net
+from ..simulation.simulate import Simulation, simulate
+from ..simulation.stages import Part
+from ..simulation.timeline import alone
+from .units import Blank, Call, filled, imagined_copy
+
+Optimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one unit, on one rank, for one micro-batch.
+
+    Args:
+        forward, backward: seconds.
+        kept: bytes that stay from its forward until its backward, its result among them.
+        result: bytes of its result.
+        over: the most bytes that forward or backward holds beside what is kept.
+        params, state: bytes of its parameters, and of the optimizer's tensors for them.
+        trained: bytes of those that require grad.
+        step: seconds of the optimizer's step; issued: those that Python needs to issue it.
+    """
+
+    forward: float = 0.0
+    backward: float = 0.0
+    kept: int = 0
+    result: int = 0
+    over: int = 0
+    params: int = 0
+    trained: int = 0
+    state: int = 0
+    step: float = 0.0
+    issued: float = 0.0
+
+    def recomputed(self) -> Cost:
+        """With its forward run once more in backward, and nothing but its result kept."""
+        return replace(
+            self,
+            backward=self.backward + self.forward,
+            kept=self.result,
+            over=self.over + self.kept,
+        )
+
+
+class Costs:
+    """Costs of units under one plan on the ranks of a tensor-parallel group.
+
+    Args:
+        ranks: of the group.
+        plan: a strategy's name for its axis.
+        loss: as the search is given it.
+        optimizer: makes one from parameters.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        ranks: int,
+        plan: str,
+        loss: Callable[..., Any] | None,
+        optimizer: Optimizer,
+        bound: float | None,
+    ) -> None:
+        self._machine, self._ranks, self._plan = machine, ranks, plan
+        self._loss, self._optimizer, self._bound = loss, optimizer, bound
+
+    def of(self, model: nn.Module, calls: Iterable[tuple[Any, Call]]) -> dict[Any, Cost]:
+        """Key -> cost, for (key, call) pairs.
+
+        Raises:
+            ValueError: the plan does not fit a unit.
+        """
+        found: dict[Any, Cost] = {}
+        planned = Placement("cpu", range(self._ranks), axes=("tp",))
+        self._plan_of_all = plan_for(model, plain_slots(model), planned, self._plan)
+        with simulate(self._ranks, self._machine, bound=self._bound) as sim:
+            placement = Placement(self._machine.device_type, range(self._ranks), axes=("tp",))
+            for key, call in calls:
+                found[key] = self._cost(sim, model, call, placement)
+        return found
+
+    def _cost(self, sim: Simulation, model: nn.Module, call: Call, placement: Placement) -> Cost:
+        if call.name:
+            run, module = self._laid_out(sim, model, call.name, placement)
+        else:
+            run, module = (lambda out, target: loss_of(model, self._loss, out, target)), nn.Module()
+        params: list[Any] = [p for p in module.parameters() if is_global(p)]
+        with no_sync():
+            for _ in range(2):  # in the first one gradients begin to be
+                # anew each time: the unit may write what it is given
+                given = filled(call.given, lambda x: _global(sim, x, placement))
+                forward, result = self._forward(sim, run, given)
+                backward = self._backward(sim, result)
+                del result
+        for p in params:  # as they are when the optimizer steps
+            if p.grad is not None:
+                p.grad = torch.zeros_like(p)
+        step, state = self._step(sim, [p for p in params if p.requires_grad])
+        clock = alone(step.events, 0, self._machine)
+        kept = max(0, net(forward))
+        over = max(highest(forward) - kept, highest(backward))
+        bytes_of = [(p, p.to_local().nbytes) for p in params]
+        return Cost(
+            self._seconds(forward),
+            self._seconds(backward),
+            kept,
+            sum(x.nbytes for x in call.out),
+            max(0, over),
+            sum(n for _, n in bytes_of),
+            sum(n for p, n in bytes_of if p.requires_grad),
+            state,
+            clock.now,
+            clock.host,
+        )
+
+    def _laid_out(
+        self, sim: Simulation, model: nn.Module, name: str, placement: Placement
+    ) -> tuple[nn.Module, nn.Module]:
+        module = imagined_copy(sim, model.get_submodule(name))
+        share = share_of(Cut(((Unit(name, module),),), {}), 0)
+        if list(share.parameters()):
+            parallelize(share, placement, plan_of_share(self._plan_of_all, share))
+        return module, share
+
+    def _forward(self, sim: Simulation, run: Any, given: Any) -> tuple[Part, Any]:
+        begin = len(sim.events)
+        args, kwargs = given
+        result = run(*args, **kwargs)
+        return Part(sim.events[begin:]), result
+
+    def _backward(self, sim: Simulation, result: Any) -> Part:
+        roots = [x for x in tensors_in(result) if x.requires_grad]
+        if not roots:
+            return Part()
+        seeds = [torch.ones_like(x) for x in roots]
+        begin = len(sim.events)
+        torch.autograd.backward(roots, seeds)
+        return Part(sim.events[begin:])
+
+    def _step(self, sim: Simulation, params: list[Any]) -> tuple[Part, int]:
+        """(a step, bytes of state)."""
+        params = [p for p in params if p.grad is not None]
+        if not params:
+            return Part(), 0
+        optimizer = self._optimizer(params)
+        begin = len(sim.events)
+        optimizer.step()
+        middle = len(sim.events)
+        optimizer.step()
+        return Part(sim.events[middle:]), net(Part(sim.events[begin:middle]))
+
+    def _seconds(self, part: Part) -> float:
+        return alone(part.events, 0, self._machine).now
+
+
+def _global(sim: Simulation, x: Blank, placement: Placement) -> Any:
+    spec = TensorSpec.of(placement, (B,) * placement.ndim, x.shape, x.dtype)
+    local = sim.imagined.empty(x.shape, x.dtype)
+    return attach(local, spec).requires_grad_(x.tracked)

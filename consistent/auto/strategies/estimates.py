@@ -1,0 +1,217 @@
+"""A step of a choice, put together from what its units cost.
+
+```
+seconds = each stage's micro-batch once           the first passes all stages
+        + (micro-batches - 1) x the slowest one   1F1B: the others follow behind each other
+        + messages between stages
+        + the reduction of gradients that backward does not hide, and the optimizer's step
+```
+
+It ranks choices; the best of them are simulated as whole steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from ..machines import Machine
+from .costs import Cost
+from .stages import best_ends
+
+
+@dataclass(frozen=True, order=True)
+class Choice:
+    """A strategy by its numbers.
+
+    Args:
+        tensor, data, stages: ranks along each; their product is the number of ranks.
+        sequence: whether the tensor-parallel plan is "tensor+sequence".
+        zero: "data", "zero1", "zero2" or "zero3", along the data-parallel axis.
+        rows: of a micro-batch on each data-parallel rank.
+        micro_batches: how many a rank runs in a step.
+        recompute: whether repeated units are computed again in backward.
+    """
+
+    stages: int
+    tensor: int
+    data: int
+    zero: str
+    sequence: bool
+    recompute: bool
+    rows: int
+    micro_batches: int
+
+    @property
+    def plan(self) -> dict[str, str]:
+        """Axis -> strategy, for axes of more than one rank."""
+        found = {"dp": self.zero} if self.data > 1 else {}
+        if self.tensor > 1:
+            found["tp"] = "tensor+sequence" if self.sequence else "tensor"
+        return found
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all ranks lie along one axis, and the batch runs as one."""
+        alone = self.micro_batches == 1 and not self.recompute
+        return alone and self.stages == 1 and 1 in (self.tensor, self.data)
+
+    def __str__(self) -> str:
+        parts = [f"{name} x {n}" for name, n in self._axes() if n > 1] or ["one rank"]
+        if self.micro_batches > 1:
+            parts.append(f"{self.micro_batches} micro-batches of {self.rows}")
+        return ", ".join(parts + ["recompute"] * self.recompute)
+
+    def _axes(self) -> list[tuple[str, int]]:
+        tensor = "tensor+sequence" if self.sequence else "tensor"
+        return [("stages", self.stages), (tensor, self.tensor), (self.zero, self.data)]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of a choice.
+
+    Args:
+        ends: where each stage ends, in units.
+        nbytes: the most that a rank holds.
+    """
+
+    choice: Choice
+    seconds: float
+    nbytes: int
+    ends: tuple[int, ...]
+
+
+def estimate(
+    choice: Choice, costs: Sequence[Cost], machine: Machine, memory: float
+) -> Estimate | None:
+    """The step of ``choice``; None if it does not fit in ``memory`` bytes.
+
+    Args:
+        costs: of the units in order, the loss among those of the last.
+    """
+    step = _Step(choice, costs, machine)
+    ends = best_ends(
+        step.seconds, choice.stages, lambda stage, a, b: step.nbytes(stage, a, b) <= memory
+    )
+    if ends is None:
+        return None
+    pairs = list(zip([0, *ends], ends, strict=False))
+    nbytes = max(step.nbytes(stage, a, b) for stage, (a, b) in enumerate(pairs))
+    return Estimate(choice, step.total(pairs), nbytes, tuple(ends))
+
+
+def smallest(choice: Choice, costs: Sequence[Cost], machine: Machine) -> int:
+    """Bytes that the fullest rank holds where stages are balanced."""
+    step = _Step(choice, costs, machine)
+    ends = best_ends(step.lasting, choice.stages, lambda *_: True) or [len(costs)]
+    pairs = zip([0, *ends], ends, strict=False)
+    return max(step.nbytes(stage, a, b) for stage, (a, b) in enumerate(pairs))
+
+
+class _Step:
+    def __init__(self, choice: Choice, costs: Sequence[Cost], machine: Machine) -> None:
+        self.choice, self.costs, self.machine = choice, costs, machine
+        self.group = tuple(range(0, choice.data * choice.tensor, choice.tensor))
+        self._known: dict[tuple[str, int], float] = {}
+        gathered = choice.zero == "zero3"
+        gathers = (3 if choice.recompute else 2) if gathered else 0
+        self.seconds = [
+            c.forward + c.backward + gathers * self._shared("all_gather", c.params) for c in costs
+        ]
+        self.lasting = [float(self._lasting(c)) for c in costs]
+        self._lasting_up_to = _sums(self.lasting)
+        self._kept_up_to = _sums([float(c.kept) for c in costs])
+        self._trained_up_to = _sums([float(c.trained) for c in costs])
+        self._over = Highest([c.over + (c.params if gathered else 0) for c in costs])
+        # what the last backward adds to what was added up before
+        self._adds = choice.data > 1 and choice.micro_batches > 1
+
+    def nbytes(self, stage: int, begin: int, end: int) -> int:
+        """The most that a rank of a stage with these units holds."""
+        flight = min(self.choice.micro_batches, self.choice.stages - stage)
+        found = self._lasting_up_to[end] - self._lasting_up_to[begin]
+        found += flight * (self._kept_up_to[end] - self._kept_up_to[begin])
+        if self._adds:
+            found += int(self._trained_up_to[end] - self._trained_up_to[begin])
+        return int(found + self._over.of(begin, end))
+
+    def total(self, pairs: Sequence[tuple[int, int]]) -> float:
+        """Seconds of the whole step."""
+        times = [sum(self.seconds[a:b]) for a, b in pairs]
+        sends = sum(2 * self._send(self.costs[b - 1].result) for _, b in pairs[:-1])
+        last = max(self._last(self.costs[a:b]) for a, b in pairs)
+        if self.choice.stages > 1 or self.choice.micro_batches > 1:
+            step, each = self.machine.schedule_host_seconds
+            times = [t + 2 * each for t in times]
+            last += step
+        return sum(times) + (self.choice.micro_batches - 1) * max(times) + sends + last
+
+    def _last(self, costs: Sequence[Cost]) -> float:
+        """What the last micro-batch adds: reductions, the optimizer and what follows it."""
+        zero = self.choice.zero
+        name = "all_reduce" if zero in ("data", "zero1") else "all_to_all"
+        each = [self._shared(name, c.trained) for c in costs]
+        reductions = sum(each)
+        if self.machine.host_overlaps and name == "all_reduce":
+            # beside the backward of the units before; a reduce-scatter is waited for
+            hidden = sum(c.backward for c in costs) - costs[-1].backward
+            reductions = max(max(each, default=0.0), reductions - hidden)
+        step = sum(c.step for c in costs)
+        if zero != "data":  # of each parameter a rank steps a part, in as many ops
+            step = max(step / self.choice.data, sum(c.issued for c in costs))
+        after = sum(c.trained for c in costs) if zero in ("zero1", "zero2") else 0
+        return reductions + step + self._shared("all_gather", after)
+
+    def _lasting(self, cost: Cost) -> float:
+        """Bytes of a unit from step to step, its gradients among them."""
+        choice, data = self.choice, self.choice.data
+        params, grads, state = float(cost.params), float(cost.trained), float(cost.state)
+        if choice.zero != "data":
+            state /= data
+        if choice.zero in ("zero2", "zero3") and choice.micro_batches == 1:
+            grads /= data  # of several micro-batches they are added up before
+        if choice.zero == "zero3":
+            params /= data
+        return params + grads + state
+
+    def _shared(self, name: str, nbytes: int) -> float:
+        """Seconds of a collective over the data-parallel ranks, on so many bytes of each."""
+        n = len(self.group)
+        if n == 1 or not nbytes:
+            return 0.0
+        found = self._known.get((name, nbytes))
+        if found is None:
+            sent = nbytes * (n - 1) // n * (2 if name == "all_reduce" else 1)
+            found = self.machine.message_seconds(name, sent, self.group)
+            found += self.machine.message_host_seconds
+            self._known[name, nbytes] = found
+        return found
+
+    def _send(self, nbytes: int) -> float:
+        ends = (0, len(self.group) * self.choice.tensor)
+        seconds = self.machine.message_seconds("send", nbytes, ends)
+        return seconds + 2 * self.machine.message_host_seconds  # of who sends and who receives
+
+
+def _sums(values: Sequence[float]) -> list[float]:
+    return [0.0, *accumulate(values)]
+
+
+class Highest:
+    """The largest of any run of ``values``, each found at once."""
+
+    def __init__(self, values: Sequence[int]) -> None:
+        self._rows = [list(values)]  # row k: of each 2**k values that lie side by side
+        step = 1
+        while 2 * step <= len(values):
+            row = self._rows[-1]
+            self._rows.append([max(a, b) for a, b in zip(row, row[step:], strict=False)])
+            step *= 2
+
+    def of(self, begin: int, end: int) -> int:
+        """Of values ``begin`` to ``end``, which are at least one."""
+        k = (end - begin).bit_length() - 1
+        row = self._rows[k]
+        return max(row[begin], row[end - (1 << k)])

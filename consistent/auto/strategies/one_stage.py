@@ -1,0 +1,81 @@
+"""A strategy of one stage and one micro-batch: the model as it is written, on one placement.
+
+Nothing is recorded, so the model may look at values of tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...dispatch.plans.shards import attach, is_global
+from ...movement.world import device_of, my_coordinate
+from ...nn.nested import map_tensors
+from ...nn.parallelize import parallelize
+from ...nn.plan import Plan
+from ...nn.recompute import is_recomputed, recomputing
+from ...pipeline.micro_batches import rows_of
+from ...pipeline.pipeline import arguments_of, loss_of, mark
+from ...pipeline.share import batch_axes
+from ...spec import B, Placement, S, TensorSpec
+
+
+class OneStage:
+    """Called as a ``Pipeline`` is. ``model`` is the module itself.
+
+    Args:
+        plan: of the whole model.
+        loss: as ``pipeline`` takes it.
+        checkpoint: names of the modules that backward computes again.
+    """
+
+    micro_batches = 1
+
+    def __init__(
+        self,
+        model: nn.Module,
+        placement: Placement,
+        plan: Plan,
+        loss: Callable[[Any, Any], Any] | None,
+        checkpoint: Sequence[str],
+    ) -> None:
+        mark(model, checkpoint)
+        self.model = parallelize(model, placement, plan, verbose=False)
+        self._placement, self._loss = placement, loss
+        self._split = batch_axes(model, placement)
+        self._again = [m for m in model.modules() if is_recomputed(m)]
+
+    def step(self, batch: Any, target: Any = None, *, outputs: bool = False) -> Any:
+        """Forward and backward of a batch, as ``Pipeline.step`` does them."""
+        args, kwargs = arguments_of(batch)
+        args, kwargs, target = self._given((args, kwargs, target))
+        with recomputing(self._again):
+            out = self.model(*args, **kwargs)
+            loss = loss_of(self.model, self._loss, out, target)
+            loss.backward()
+        return (loss.detach(), out) if outputs else loss.detach()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model returns for a batch, without gradients."""
+        args, kwargs = self._given((args, kwargs))
+        with torch.no_grad():
+            return self.model(*args, **kwargs)
+
+    def _given(self, given: Any) -> Any:
+        """Its tensors, which every rank has whole, as global ones: a rank goes on with its rows."""
+        rows = rows_of(type(self.model).__name__, given)
+        return map_tensors(given, lambda x: self._laid_out(x, rows))
+
+    def _laid_out(self, x: Any, rows: int) -> Any:
+        if is_global(x):
+            return x
+        axes = self._split if x.ndim and x.shape[0] == rows else ()
+        sbp = tuple(S(0) if k in axes else B for k in range(self._placement.ndim))
+        spec = TensorSpec.of(self._placement, sbp, x.shape, x.dtype)
+        if axes:
+            starts, sizes = spec.region(my_coordinate(self._placement))
+            x = x.narrow(0, starts[0], sizes[0])
+        return attach(x.to(device_of(self._placement)), spec)

@@ -1,0 +1,437 @@
+"""search: the fastest strategy for a model on so many ranks of a machine."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...nn.nested import map_tensors
+from ...pipeline.cut import Unit
+from ...pipeline.micro_batches import cut, rows_of
+from ...pipeline.pipeline import arguments_of
+from ..machines import Machine
+from ..machines.find import machine as machine_of
+from ..pictures import CostsPicture
+from ..simulation.report import SimulatedStep
+from ..simulation.simulate import simulate
+from .costs import Cost, Costs, Optimizer
+from .estimates import Choice, Estimate, estimate, smallest
+from .strategy import Strategy, strategy_for
+from .units import Followed, follow, imagined_copy, units_of
+
+_ROWS = 8  # the most rows of a micro-batch
+_WHOLE = 64  # unless a rank's rows are at most so many, and are one micro-batch
+_SIZES = 4  # the most sizes of micro-batches that are tried for one choice of axes
+_MOST_RANKS = 1 << 20
+_FAR = 1.5  # a plain choice that is estimated so many times slower than the best is not simulated
+_MOST_TRIED = 24  # whole steps that are simulated where none fits the memory
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A choice that was tried.
+
+    Args:
+        seconds: of a step; ``report`` is there where the whole step was simulated.
+        nbytes: the most that a rank holds.
+    """
+
+    choice: Choice
+    seconds: float
+    nbytes: int
+    report: SimulatedStep | None = None
+
+    def __str__(self) -> str:
+        how = "estimated" if self.report is None else "simulated"
+        return f"{self.seconds:10.4g} s {self.nbytes / 1e9:8.3g} GB  {how}  {self.choice}"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found.
+
+    Args:
+        best: the fastest strategy.
+        tried: all choices that fit the memory, the fastest first; those whose whole step was
+            simulated come before the others.
+        count: how many were looked at.
+    """
+
+    best: Strategy
+    tried: tuple[Tried, ...]
+    count: int
+    machine: Machine
+
+    def picture(self) -> CostsPicture:
+        """The cost of what was tried, as bars; ``save`` writes it as SVG or PNG."""
+        return CostsPicture(f"{self.best.ranks} ranks of {self.machine.name}", self.tried)
+
+    def __str__(self) -> str:
+        head = (
+            f"{self.best.ranks} ranks of {self.machine.name}: {self.best}\n"
+            f"  of {self.count} choices {len(self.tried)} fit the memory of a rank"
+        )
+        return "\n".join([head, *map(str, self.tried[:10])])
+
+
+def search(
+    model: nn.Module,
+    ranks: int,
+    example: Any,
+    *,
+    loss: Callable[[Any, Any], Any] | None = None,
+    target: Any = None,
+    machine: str | Machine = "this",
+    memory: float | None = None,
+    optimizer: Optimizer = torch.optim.AdamW,
+    bound: float | None = None,
+    simulated: int = 4,
+) -> Found:
+    """Which strategy trains ``model`` fastest: stages, micro-batches, data and tensor parallelism,
+    ZeRO, activation checkpointing.
+
+    ```
+    with torch.device("meta"):
+        model = GPT(config)
+    found = consistent.search(
+        model, 64, tokens, loss=loss_of, target=tokens, machine="a100-8",
+    )
+    print(found)                            # what it chose, and the runners-up
+    found.best.save("strategy.yaml")
+    ```
+
+    It runs in one process, before the job: nothing is computed or sent. The parts of the model are
+    simulated, each kind of them once for each tensor-parallel size and each size of micro-batch;
+    choices are ranked by sums of these; and the best are simulated as whole steps. The same
+    arguments find the same strategy.
+
+    Args:
+        model: as it was built, on ``meta`` if it is large. It stays as it is.
+        ranks: how many there will be.
+        example: a whole batch, of which sizes count: a tensor, a tuple of arguments, or a mapping
+            of keywords.
+        loss: as ``pipeline`` takes it.
+        target: as the ``step`` of a pipeline takes it.
+        machine: a name, a file or a ``Machine``, as ``simulate`` takes it.
+        memory: bytes that a rank may hold; those of the machine's devices without it.
+        optimizer: makes one from parameters, such as ``functools.partial(torch.optim.AdamW,
+            fused=True)``.
+        bound: as ``simulate`` takes it.
+        simulated: how many of the best are simulated as whole steps.
+
+    Raises:
+        ValueError: nothing fits in the memory; it says by how much, and how many ranks would do.
+        RuntimeError: a process group is in use here.
+    """
+    asked = _Search(
+        model, ranks, example, loss, target, machine_of(machine), memory, optimizer, bound
+    )
+    return asked.found(simulated)
+
+
+class _Search:
+    def __init__(
+        self,
+        model: nn.Module,
+        ranks: int,
+        example: Any,
+        loss: Callable[[Any, Any], Any] | None,
+        target: Any,
+        machine: Machine,
+        memory: float | None,
+        optimizer: Optimizer,
+        bound: float | None,
+    ) -> None:
+        _check(model, ranks, memory)
+        machine = machine.of(ranks)
+        self.model, self.ranks, self.machine = model, ranks, machine
+        self.loss, self.optimizer, self.bound = loss, optimizer, bound
+        self.memory = machine.memory_bytes if memory is None else memory
+        args, kwargs = arguments_of(example)
+        self.given = args, kwargs, target
+        self.rows = rows_of("search", self.given)
+        self.units: list[Unit] = units_of(model, min(ranks, self.rows, 1024))
+        self.numel = sum(p.numel() * p.element_size() for p in model.parameters())
+        self._followed: dict[int, Followed] = {}
+        self._costs: dict[tuple[int, bool, int], list[Cost]] = {}
+
+    def found(self, simulated: int) -> Found:
+        """The best, and what else was tried."""
+        choices = list(self._choices(self.ranks))
+        self._simulate_units(choices)
+        made = [(choice, self._estimate(choice)) for choice in choices]
+        fitting = [e for _, e in made if e is not None]
+        fitting.sort(key=lambda e: (e.seconds, e.choice))
+        tried: list[Tried] = []
+        best: tuple[Tried, Strategy] | None = None
+        refused: dict[Choice, Exception] = {}
+        over: dict[Choice, float] = {}  # how much more whole steps hold than was estimated
+        for k, e in enumerate(self._plain_ones_early(fitting, simulated)):
+            if k >= simulated and best is not None and not e.choice.is_plain:
+                break
+            if k >= _MOST_TRIED:
+                break
+            alike = replace(e.choice, zero="data")
+            if e.nbytes * over.get(alike, 1.0) > self.memory:
+                continue  # as another one did of the same axes
+            strategy = self._strategy(e)
+            try:
+                whole = self._whole(strategy)
+            except (RuntimeError, ValueError, NotImplementedError) as error:
+                refused[e.choice] = error  # a model that cannot be recorded runs in one stage
+                continue
+            tried.append(Tried(e.choice, whole.seconds, whole.peak_bytes, whole))
+            over[alike] = whole.peak_bytes / e.nbytes
+            fits = whole.peak_bytes <= self.memory
+            if fits and (best is None or whole.seconds < best[0].seconds):
+                best = tried[-1], strategy
+        if best is None:
+            if refused and not tried:
+                raise next(iter(refused.values()))
+            raise self._does_not_fit(choices)
+        fitting = [e for e in fitting if e.choice not in refused]
+        met = {each.choice for each in tried}
+        tried = sorted(
+            (t for t in tried if t.nbytes <= self.memory), key=lambda t: (t.seconds, t.choice)
+        )
+        tried += [Tried(e.choice, e.seconds, e.nbytes) for e in fitting if e.choice not in met]
+        return Found(best[1], tuple(tried), len(choices), self.machine)
+
+    def _plain_ones_early(self, fitting: Sequence[Estimate], simulated: int) -> list[Estimate]:
+        """The best ones first, then the plain ones that are not far behind: small programs wait for
+        many things, of which an estimate knows few."""
+        near = [e for e in fitting[simulated:] if e.seconds <= _FAR * fitting[0].seconds]
+        plain = [e for e in near if e.choice.is_plain]
+        rest = [e for e in fitting[simulated:] if e not in plain]
+        return [*fitting[:simulated], *plain, *rest]
+
+    # -- choices -----------------------------------------------------------------------------------
+
+    def _choices(self, ranks: int) -> Iterator[Choice]:
+        """All that the numbers of ranks, rows and units allow, and whose parameters and gradients
+        may fit."""
+        for tensor in _divisors(ranks):
+            if self.machine.ranks_per_host % tensor and tensor != ranks:
+                continue  # groups would lie across hosts
+            if tensor > self.machine.ranks_per_host:
+                continue
+            for stages in _divisors(ranks // tensor):
+                if stages > len(self.units) or (stages > 1 and not self._in_order()):
+                    continue
+                data = ranks // tensor // stages
+                if self.rows % data:
+                    continue
+                yield from self._of_axes(stages, tensor, data)
+
+    def _of_axes(self, stages: int, tensor: int, data: int) -> Iterator[Choice]:
+        zeros = ("data", "zero1", "zero2", "zero3") if data > 1 else ("data",)
+        for rows in self._sizes(self.rows // data, stages):
+            for zero in zeros:
+                parts = tensor * stages * (data if zero == "zero3" else 1)
+                if 2 * self.numel / parts > self.memory:
+                    continue
+                for sequence in (False, True)[: 1 + (tensor > 1)]:
+                    for again in (False, True)[: 1 + bool(self._inner())]:
+                        count = self.rows // data // rows
+                        yield Choice(stages, tensor, data, zero, sequence, again, rows, count)
+
+    def _sizes(self, rows: int, stages: int) -> list[int]:
+        """Rows of micro-batches, the largest first: powers of two before others; all rows at once
+        where nothing is gained by fewer."""
+        sizes = [n for n in reversed(_divisors(rows)) if n <= _ROWS]
+        sizes.sort(key=lambda n: n & (n - 1) != 0)
+        whole = [rows] if stages == 1 and rows <= _WHOLE else []
+        return sorted({*sizes[:_SIZES], *whole}, reverse=True)
+
+    def _in_order(self) -> bool:
+        return self._follow(1).in_order
+
+    # -- costs -------------------------------------------------------------------------------------
+
+    def _follow(self, rows: int) -> Followed:
+        if rows not in self._followed:
+            given = cut(self.given, self.rows, 0, rows)
+            self._followed[rows] = follow(
+                self.model, self.units, self.loss, given, self.machine, self.bound
+            )
+        return self._followed[rows]
+
+    def _simulate_units(self, choices: Sequence[Choice]) -> None:
+        wanted: dict[tuple[int, bool], set[int]] = {}
+        for choice in choices:
+            wanted.setdefault((choice.tensor, choice.sequence), set()).add(choice.rows)
+        for (tensor, sequence), sizes in wanted.items():
+            calls = {}
+            for rows in sorted(sizes):
+                for call in self._follow(rows).calls:
+                    calls.setdefault((rows, call.kind), call)
+            plan = "data" if tensor == 1 else "tensor+sequence" if sequence else "tensor"
+            costs = Costs(self.machine, tensor, plan, self.loss, self.optimizer, self.bound)
+            try:
+                found = costs.of(self.model, calls.items())
+            except ValueError:  # the plan does not fit the model
+                continue
+            for rows in sizes:
+                followed = self._follow(rows)
+                by_name = self._by_name(followed, rows, found)
+                self._costs[tensor, sequence, rows] = [by_name[unit.name] for unit in self.units]
+
+    def _by_name(self, followed: Followed, rows: int, found: Mapping[Any, Cost]) -> dict[str, Cost]:
+        """Each unit's cost, of all its calls; the loss is added to the last."""
+        made: dict[str, Cost] = {unit.name: Cost() for unit in self.units}
+        for call in followed.calls:
+            name = call.name or followed.calls[-2].name
+            first = made[name] == Cost()
+            made[name] = _added(made[name], found[rows, call.kind], first or not call.name)
+        return made
+
+    def _estimate(self, choice: Choice) -> Estimate | None:
+        costs = self._costs_of(choice)
+        return None if costs is None else estimate(choice, costs, self.machine, self.memory)
+
+    def _costs_of(self, choice: Choice) -> list[Cost] | None:
+        costs = self._costs.get((choice.tensor, choice.sequence, choice.rows))
+        if costs is None or not choice.recompute:
+            return costs
+        again = set(self._repeated(choice.rows))
+        return [
+            cost.recomputed() if unit.name in again else cost
+            for unit, cost in zip(self.units, costs, strict=True)
+        ]
+
+    def _repeated(self, rows: int) -> list[str]:
+        """Units of which there are several equal ones; all that have parts, if none are."""
+        kinds: dict[Any, list[str]] = {}
+        for call in self._follow(rows).calls[:-1]:
+            kinds.setdefault(call.kind, []).append(call.name)
+        several = [name for names in kinds.values() if len(names) > 1 for name in names]
+        inner = self._inner()
+        return [name for name in inner if name in several] or inner
+
+    def _inner(self) -> list[str]:
+        """Units that have parts."""
+        return [u.name for u in self.units if any(True for _ in u.module.children())]
+
+    # -- whole steps -------------------------------------------------------------------------------
+
+    def _strategy(self, e: Estimate) -> Strategy:
+        split = [self.units[end].name for end in e.ends[:-1]]
+        again = self._repeated(e.choice.rows)
+        return strategy_for(self.model, e.choice, split, again, self.machine.device_type)
+
+    def _whole(self, strategy: Strategy) -> SimulatedStep:
+        with simulate(self.ranks, self.machine, bound=self.bound) as sim:
+            on_meta = all(p.is_meta for p in self.model.parameters())
+            model = copy.deepcopy(self.model) if on_meta else imagined_copy(sim, self.model)
+            sim.stage_kinds = self._stage_kinds(strategy)
+            pipe = strategy.apply(model, self.loss)
+            optimizer = self.optimizer(model.parameters())
+            for p in model.parameters():  # the optimizer's state is there before the step
+                p.grad = torch.zeros_like(p) if p.requires_grad else None
+            optimizer.step()
+            optimizer.zero_grad()
+            args, kwargs, target = map_tensors(
+                self.given, lambda x: torch.empty(x.shape, dtype=x.dtype) if x.is_meta else x
+            )
+            pipe.step(kwargs or args, target)
+            optimizer.step()
+        return sim.report()
+
+    def _stage_kinds(self, strategy: Strategy) -> list[Hashable]:
+        """The kinds of units that each stage has, and which of them are computed again."""
+        if strategy.stages == 1:
+            return []
+        rows = self.rows // strategy.data // strategy.micro_batches
+        kinds = {call.name: call.kind for call in self._follow(rows).calls}
+        names = [unit.name for unit in self.units]
+        begins = [0, *map(names.index, strategy.split), len(names)]
+        again = set(strategy.checkpoint)
+        return [
+            tuple((kinds[name], name in again) for name in names[a:b])
+            for a, b in itertools.pairwise(begins)
+        ]
+
+    # -- what is said ------------------------------------------------------------------------------
+
+    def _does_not_fit(self, choices: Sequence[Choice]) -> ValueError:
+        name = type(self.model).__name__
+        ranks, least = self.ranks, self._least(choices)
+        here = (
+            "" if least is None else f"\n  The smallest that was tried holds {least:,} bytes, {{}}."
+        )
+        if least is not None:
+            over = least - self.memory
+            here = here.format(f"{over:,.0f} too many" if over > 0 else "as estimated")
+        while ranks == self.ranks or least is None or least > self.memory:
+            ranks *= 2
+            if ranks > _MOST_RANKS:
+                return ValueError(
+                    f"search: no strategy for {name} fits in {self.memory:,.0f} bytes a rank, on "
+                    "any number of ranks: one of its parts with what it computes is larger.\n"
+                    "  Its parts are not split by tensor parallelism, or a row of the batch is too "
+                    "large.\n  Take a machine with more memory, or shorter rows."
+                )
+            more = list(self._choices(ranks))
+            self._simulate_units([c for c in more if self._key(c) not in self._costs])
+            least = self._least(more)
+        return ValueError(
+            f"search: no strategy for {name} fits in {self.memory:,.0f} bytes a rank on "
+            f"{self.ranks} ranks.{here}\n"
+            f"  It fits on {ranks} ranks; or take more memory, or a smaller batch."
+        )
+
+    def _key(self, choice: Choice) -> tuple[int, bool, int]:
+        return choice.tensor, choice.sequence, choice.rows
+
+    def _least(self, choices: Sequence[Choice]) -> int | None:
+        """The bytes of the smallest choice."""
+        sizes = [
+            smallest(choice, costs, self.machine)
+            for choice in choices
+            if (costs := self._costs_of(choice)) is not None
+        ]
+        return min(sizes, default=None)
+
+
+def _added(a: Cost, b: Cost, with_params: bool) -> Cost:
+    """The cost of two calls; of a unit that is called twice the parameters count once."""
+    return replace(
+        a,
+        forward=a.forward + b.forward,
+        backward=a.backward + b.backward,
+        kept=a.kept + b.kept,
+        result=b.result or a.result,
+        over=max(a.over, b.over),
+        params=a.params + (b.params if with_params else 0),
+        trained=a.trained + (b.trained if with_params else 0),
+        state=a.state + (b.state if with_params else 0),
+        step=a.step + (b.step if with_params else 0),
+        issued=a.issued + (b.issued if with_params else 0),
+    )
+
+
+def _divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def _check(model: Any, ranks: Any, memory: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"search: the model is {model!r:.80}, of type {type(model).__name__}, and no "
+            "torch.nn.Module. Give the module; loss= and target= say what is trained."
+        )
+    if "_consistent_plan" in model.__dict__:
+        raise ValueError(
+            f"search: this {type(model).__name__} is parallelized already, and a strategy is "
+            "searched for a module as it was built. Build it again, on meta if it is large."
+        )
+    if type(ranks) is not int or ranks < 1:
+        raise ValueError(f"search: ranks={ranks!r} is no number of ranks. Give 1 or more.")
+    if memory is not None and not memory > 0:
+        raise ValueError(f"search: memory={memory!r} is no number of bytes. Give more than 0.")

@@ -1,0 +1,184 @@
+"""Strategy: what a search found, as data that prints, saves, loads, and applies to a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from mirrored.transports.default import current
+
+from ...nn.plan import Plan
+from ...nn.plan.files import strategy_of, strategy_text
+from ...nn.planners import plan_for
+from ...nn.slots import plain_slots
+from ...pipeline.pipeline import Pipeline, pipeline
+from ...spec import Placement
+from .estimates import Choice
+from .one_stage import OneStage
+
+SCHEDULE = "1f1b"
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How a model is trained on so many ranks: stages, axes, micro-batches, layouts.
+
+    ```
+    strategy = consistent.search(model, 8, batch, machine="a100-8").best
+    strategy.save("strategy.yaml")                       # where the search ran
+
+    strategy = consistent.auto.Strategy.load("strategy.yaml")    # on ranks
+    pipe = strategy.apply(model, loss=F.cross_entropy)
+    optimizer = torch.optim.AdamW(model.parameters())
+    loss = pipe.step(batch, target)
+    optimizer.step()
+    ```
+
+    Args:
+        device_type: "cpu" or "cuda".
+        stages: how many stages there are.
+        data: ranks along "dp", which change with the number of ranks.
+        tensor: ranks along "tp".
+        split: names of the modules at which stages begin, without the first.
+        micro_batches: how many a batch is cut into.
+        checkpoint: names of the modules that backward computes again.
+        plan: layouts of all tensors on a stage's placement, whose axes are "dp" and "tp", those of
+            one rank left out.
+    """
+
+    device_type: str
+    stages: int
+    data: int
+    tensor: int
+    split: tuple[str, ...]
+    micro_batches: int
+    checkpoint: tuple[str, ...]
+    plan: Plan
+
+    @property
+    def ranks(self) -> int:
+        """How many it is for."""
+        return self.stages * self.data * self.tensor
+
+    def on(self, ranks: int) -> Strategy:
+        """The same on another number of ranks: more or fewer of them along "dp".
+
+        Raises:
+            ValueError: they are no multiple of stages x tensor, or there was no axis "dp".
+        """
+        if ranks == self.ranks:
+            return self
+        least = self.stages * self.tensor
+        data, rest = divmod(ranks, least)
+        if rest or not data or (data > 1) != (self.data > 1):
+            some = ", ".join(str(n * least) for n in (range(2, 6) if self.data > 1 else [1]))
+            raise ValueError(
+                f"Strategy: it is for {self.ranks} ranks ({self}), and there are {ranks}.\n"
+                '  Along "dp", and along nothing else, other numbers of ranks serve as well: '
+                f"{some}, ...\n  Start so many, or search again for {ranks}."
+            )
+        return replace(self, data=data)
+
+    def placements(self) -> list[Placement]:
+        """Of each stage, in order."""
+        grid = np.arange(self.ranks).reshape(self.stages, self.data, self.tensor)
+        sizes = {"dp": self.data, "tp": self.tensor}
+        axes = tuple(name for name, n in sizes.items() if n > 1)
+        shape = [sizes[name] for name in axes]
+        return [
+            Placement(self.device_type, part.reshape(shape or [1]), axes=axes or None)
+            for part in grid
+        ]
+
+    def apply(
+        self,
+        model: nn.Module,
+        loss: Callable[[Any, Any], Any] | None = None,
+        *,
+        reduction: Any = "mean",
+    ) -> Pipeline | OneStage:
+        """Lay ``model`` out, in place, on the ranks of this world; every rank calls this. ``loss``
+        and ``reduction`` are those of ``consistent.nn.pipeline``. One stage with one micro-batch
+        runs as it is written; all else is recorded, as pipelines are.
+
+        Raises:
+            ValueError: the world has another number of ranks, and the strategy does not fit it; or
+                the model is another one.
+        """
+        here = self.on(current().size)
+        places = here.placements()
+        if here.stages == 1 and here.micro_batches == 1:
+            return OneStage(model, places[0], here.plan, loss, here.checkpoint)
+        return pipeline(
+            model,
+            places,
+            list(here.split),
+            loss=loss,
+            micro_batches=here.micro_batches,
+            schedule=SCHEDULE,
+            plan=here.plan,
+            reduction=reduction,
+            checkpoint=here.checkpoint,
+        )
+
+    def save(self, path: str | Path) -> Path:
+        """Write it as YAML: a plan, as ``Plan.save`` writes it, with what a plan does not say."""
+        numbers = {
+            "device_type": self.device_type,
+            "stages": self.stages,
+            "data": self.data,
+            "tensor": self.tensor,
+            "micro_batches": self.micro_batches,
+            "split": list(self.split),
+            "checkpoint": list(self.checkpoint),
+        }
+        target = self.plan.save(path)
+        target.write_text(target.read_text() + strategy_text(numbers))
+        return target
+
+    @classmethod
+    def load(cls, path: str | Path) -> Strategy:
+        """Read what ``save`` wrote, or an edited one.
+
+        Raises:
+            ValueError: the file is no strategy.
+        """
+        found, plan = strategy_of(Path(path).read_text(encoding="utf-8"), str(path))
+        return cls(
+            split=tuple(found.pop("split")),
+            checkpoint=tuple(found.pop("checkpoint")),
+            plan=Plan(**plan),
+            **found,
+        )
+
+    def __str__(self) -> str:
+        parts = [f"{self.stages} stages" if self.stages > 1 else "one stage"]
+        parts += [f"dp {self.data}", f"tp {self.tensor}", f"{self.micro_batches} micro-batches"]
+        if self.checkpoint:
+            parts.append(f"{len(self.checkpoint)} modules computed again")
+        return ", ".join(parts)
+
+
+def strategy_for(
+    model: nn.Module, choice: Choice, split: Sequence[str], repeated: Sequence[str], device: str
+) -> Strategy:
+    """The strategy of a choice; ``repeated`` are the units that may be computed again."""
+    made = Strategy(
+        device,
+        choice.stages,
+        choice.data,
+        choice.tensor,
+        tuple(split),
+        choice.micro_batches,
+        tuple(repeated) if choice.recompute else (),
+        Plan(),
+    )
+    placement = replace(made, device_type="cpu").placements()[0]
+    # Of the whole model: what a head is can be told from the embedding, which is in another stage.
+    plan = plan_for(model, plain_slots(model), placement, choice.plan or "data")
+    return replace(made, plan=plan)

@@ -1,0 +1,210 @@
+"""The units of a model: modules that run one after another, of which equal ones are one kind.
+
+The model is followed once in a simulation of a single rank. Two units are of one kind if they
+called the same ops on the same shapes with the same arguments, on parameters of the same shapes: so
+their costs are the same, whatever their attributes say.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ...nn.nested import map_tensors, tensors_in
+from ...pipeline.cut import Unit, parts
+from ...pipeline.pipeline import loss_of
+from ..machines import Machine
+from ..simulation.log import Op
+from ..simulation.simulate import Simulation, simulate
+
+_MAKE = "what stands for blanks"
+
+
+def filled(given: Any, make: Callable[[Blank], Any]) -> Any:
+    """A deep copy of ``given`` with ``make`` of each ``Blank``, wherever it is."""
+    memo: dict[Any, Any] = {_MAKE: make}
+    return copy.deepcopy(given, memo)
+
+
+@dataclass(frozen=True)
+class Blank:
+    """A tensor without values."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    tracked: bool
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that it takes."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+    def __deepcopy__(self, memo: dict[Any, Any]) -> Any:
+        """Itself, or what ``filled`` puts in its place."""
+        make = memo.get(_MAKE)
+        return self if make is None else make(self)
+
+
+@dataclass
+class Call:
+    """A call of a unit, or of the loss.
+
+    Args:
+        name: of the unit; "" is the loss.
+        given: (args, kwargs), with a ``Blank`` in place of each imagined tensor.
+        out: the ``Blank``s of what it returns.
+    """
+
+    name: str
+    kind: Hashable
+    given: Any
+    out: list[Blank]
+
+
+@dataclass
+class Followed:
+    """A model that was followed on a micro-batch of so many rows.
+
+    Args:
+        calls: in the order in which they are made, the loss last.
+        in_order: whether each unit is called once, in the order in which units are defined.
+    """
+
+    calls: list[Call]
+    in_order: bool
+
+
+def units_of(model: nn.Module, stages: int) -> list[Unit]:
+    """The parts that stages are made of, in the order in which they are defined."""
+    return [unit for unit in parts(model, max(stages, 2)) if unit.name]
+
+
+def follow(
+    model: nn.Module,
+    units: Sequence[Unit],
+    loss: Callable[..., Any] | None,
+    given: Any,
+    machine: Machine,
+    bound: float | None,
+) -> Followed:
+    """Run the model on imagined tensors, and note what each unit is given.
+
+    Args:
+        given: (args, kwargs, target) of a micro-batch.
+    """
+    with simulate(1, machine, bound=bound) as sim:
+        model = imagined_copy(sim, model)
+        following = _Following(sim, model, [unit.name for unit in units])
+        args, kwargs, target = map_tensors(given, lambda x: _imagined(sim, x))
+        with following.listening():
+            out = model(*args, **kwargs)
+        following.enter("", ((out, target), {}))
+        value = loss_of(model, loss, out, target)
+        following.leave("", value)
+    names = [call.name for call in following.calls]
+    return Followed(following.calls, names == [*(u.name for u in units), ""])
+
+
+def imagined_copy(sim: Simulation, module: nn.Module) -> nn.Module:
+    """A copy whose parameters and buffers have no values, and take no memory."""
+    memo: dict[int, Any] = {}
+    for x in (*module.parameters(), *module.buffers()):
+        made = sim.imagined.empty(x.shape, x.dtype)
+        if isinstance(x, nn.Parameter):
+            made = nn.Parameter(made, requires_grad=x.requires_grad)
+        memo[id(x)] = made
+    return copy.deepcopy(module, memo)
+
+
+def _imagined(sim: Simulation, x: Tensor) -> Tensor:
+    """``x`` in a simulation: small integers keep their values, which a program may look at."""
+    if not x.is_meta and not x.is_floating_point() and x.numel() <= 1 << 14:
+        return x
+    return sim.imagined.empty(x.shape, x.dtype)
+
+
+class _Following:
+    """Notes the calls of units."""
+
+    def __init__(self, sim: Simulation, model: nn.Module, names: Sequence[str]) -> None:
+        self._sim, self._model, self._names = sim, model, names
+        self._begun: dict[str, tuple[int, Any]] = {}
+        self.calls: list[Call] = []
+
+    def enter(self, name: str, given: Any) -> None:
+        """A unit begins."""
+        blank = self._copied(given)
+        self._begun[name] = len(self._sim.events), blank
+
+    def leave(self, name: str, out: Any) -> None:
+        """It ends."""
+        begin, given = self._begun.pop(name)
+        ops = tuple(e.work.key for e in self._sim.events[begin:] if isinstance(e, Op))
+        module = self._model.get_submodule(name) if name else nn.Module()
+        held = tuple((tuple(p.shape), p.dtype, p.requires_grad) for p in module.parameters())
+        outs = [x for x in map(self._blank, tensors_in(out)) if isinstance(x, Blank)]
+        self.calls.append(Call(name, (ops, held, name == ""), given, outs))
+
+    def listening(self) -> Any:
+        """A context in which calls of units are noted."""
+        hooks = []
+        for name in self._names:
+            module = self._model.get_submodule(name)
+            hooks.append(
+                module.register_forward_pre_hook(
+                    lambda _, args, kwargs, name=name: self.enter(name, (args, kwargs)),
+                    with_kwargs=True,
+                )
+            )
+            hooks.append(
+                module.register_forward_hook(lambda _, args, out, name=name: self.leave(name, out))
+            )
+        return _Removed(hooks)
+
+    def _copied(self, given: Any) -> Any:
+        """Arguments as they are now: a cache of keys, say, is written by the units after it."""
+        with _CopyingTensors(self._blank):
+            try:
+                return copy.deepcopy(given)
+            except (TypeError, RuntimeError):  # it holds what cannot be copied
+                return map_tensors(given, self._blank)
+
+    def _blank(self, x: Tensor) -> Any:
+        if self._sim.imagined.memory.number(x) is None:
+            return x.detach()  # small, and its values are known
+        return Blank(tuple(x.shape), x.dtype, x.requires_grad)
+
+
+class _CopyingTensors(TorchFunctionMode):
+    """Inside, deep copies have something else in the place of each tensor."""
+
+    def __init__(self, change: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self._change = change
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is Tensor.__deepcopy__:
+            return self._change(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+class _Removed:
+    """Removes hooks at the end of a block."""
+
+    def __init__(self, hooks: list[Any]) -> None:
+        self._hooks = hooks
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: Any) -> None:
+        for hook in self._hooks:
+            hook.remove()

@@ -1,0 +1,195 @@
+"""From a chain to its problem: what each op may do, and what that sends.
+
+```
+value that the step is given    one layout, that it has
+op                              the signatures of its row; those alone that keep a pinned result
+move that the program asks for  one layout, the one that it asks for
+```
+
+Bytes are those of the busiest rank: of each boxing forward, and of the gradient's boxing back.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from ...boxing.plan import boxing_bytes
+from ...compiled.together.chain import CHOSEN, MOVE, Chain, Step
+from ...rules.candidates import candidates
+from ...rules.choose import Choice, choose
+from ...rules.signature import Call, Signature
+from ...spec import B, NdSbp, Split, TensorSpec, is_one_way
+from ..layouts.figures import Figures, flops_of, held_bytes, shares
+from ..layouts.options import layouts_of
+from ..layouts.problem import Edge, Node, Option, Problem
+
+_MOST_JOINT = 64  # layouts of an op on several axes; of more, those that differ on one axis
+_WITH_BACKWARD = 3  # the work of an op and of the gradients of its two operands
+_NEVER = 10.0  # seconds of what cannot be
+
+
+class ChainProblem(Problem):
+    """A problem whose bytes are those that are sent. ``kept``: edges on which nothing is moved."""
+
+    def __init__(self, figures: Figures) -> None:
+        super().__init__(figures)
+        self.kept: set[Edge] = set()
+        self.never = 0  # bytes of what cannot be
+
+    def boxing(self, edge: Edge, have: NdSbp, want: NdSbp) -> tuple[float, int]:
+        """(seconds, bytes sent) of one edge, forward and back."""
+        if have == want:
+            return 0.0, 0
+        if edge in self.kept:
+            return _NEVER, self.never
+        source, target = edge.spec.with_sbp(have), edge.spec.with_sbp(want)
+        ways = [(source, target)] + [(target.dual, source.dual)] * edge.back
+        try:
+            seconds = sum(self.figures.boxing(a, b) for a, b in ways)
+            return seconds, sum(boxing_bytes(a, b) for a, b in ways)
+        except ValueError:  # such a boxing is none: from a maximum to a sum, say
+            return _NEVER, self.never
+
+
+def problem_of(chain: Chain, figures: Figures) -> tuple[ChainProblem, list[int]]:
+    """The problem, and the solution that choosing op by op is. Nodes stand for the values that the
+    step is given, and then for ``chain.steps``."""
+    problem, alone = ChainProblem(figures), list[int]()
+    made: dict[int, tuple[int, int]] = {}  # value -> the node that makes it, which output
+    outs = {v for step in chain.steps for v in step.outs}
+    for v, value in enumerate(chain.values):
+        if v not in outs:
+            problem.nodes.append(Node("given", [Option((), (value.spec.sbp,), 0.0, 0)], (), (v,)))
+            alone.append(0)
+            made[v] = len(problem.nodes) - 1, 0
+    for step in chain.steps:
+        options, index = _options(chain, step, figures)
+        problem.nodes.append(Node(step.name, options, step.ins, step.outs))
+        alone.append(index)
+        node = len(problem.nodes) - 1
+        for want, v in enumerate(step.ins):
+            maker, have = made[v]
+            edge = Edge(maker, have, node, want, chain.values[v].spec, step.tracked[want])
+            problem.edges.append(edge)
+            if step.call is not None and step.call.inplace and want == 0:
+                problem.kept.add(edge)
+        made.update({v: (node, i) for i, v in enumerate(step.outs)})
+    return problem, alone
+
+
+def _options(chain: Chain, step: Step, figures: Figures) -> tuple[list[Option], int]:
+    """What a step may do, and which of it is what it does alone."""
+    outs = [chain.values[v].spec for v in step.outs]
+    if step.kind == MOVE:
+        return [Option((outs[0].sbp,), (outs[0].sbp,), 0.0, 0)], 0
+    ins = [chain.values[v].spec for v in step.ins]
+    if step.kind != CHOSEN:
+        whole: NdSbp = (B,) * outs[0].placement.ndim
+        wants: list[NdSbp] = [whole] * len(ins)
+        if step.call is not None and step.call.inplace:
+            wants[0] = outs[0].sbp
+        return [Option(tuple(wants), tuple(spec.sbp for spec in outs), 0.0, 0)], 0
+    base, axes = _signatures(step)
+    pinned = [i for i, v in enumerate(step.outs) if chain.values[v].pinned]
+    found: dict[tuple, Option] = {}
+    for signatures in _joint(base, axes):
+        if any(s.outs[i] is not b.outs[i] for s, b in zip(signatures, base) for i in pinned):
+            continue
+        layouts = layouts_of(signatures)
+        cost = _cost(step, ins, outs, layouts, figures)
+        nbytes = sum(s.nbytes for s in signatures)
+        cost += figures.sending(nbytes) if nbytes else 0.0
+        option = Option(*layouts, cost, nbytes, tuple(signatures))
+        if layouts not in found or (option.nbytes, cost) < (
+            found[layouts].nbytes,
+            found[layouts].seconds,
+        ):
+            found[layouts] = option
+    found[layouts_of(base)] = found.get(layouts_of(base)) or _only(base, figures)
+    options = list(found.values())
+    return options, list(found).index(layouts_of(base))
+
+
+def _only(base: Sequence[Signature], figures: Figures) -> Option:
+    return Option(*layouts_of(base), 0.0, sum(s.nbytes for s in base), tuple(base))
+
+
+def _signatures(step: Step) -> tuple[list[Signature], list[list[Signature]]]:
+    """(those of the op alone, those that it may have) on each axis."""
+    call, row = step.call, step.row
+    assert call is not None and row is not None
+    specs = [o.spec for o in call.operands]
+    by_axis = candidates(row, call, specs[0].placement)
+    assert by_axis is not None
+    choice = choose(call, specs, by_axis, specs[0].sbp if call.inplace else None)
+    assert choice is not None
+    base = [_of_axis(options, choice, a) for a, options in enumerate(by_axis)]
+    if any(out.data_dependent for out in call.outs):
+        return base, [[s] for s in base]
+    return base, [
+        [s for s in dict.fromkeys([own, *options]) if s == own or _may_be(s, call, parts)]
+        for own, options, parts in zip(base, by_axis, specs[0].placement.shape, strict=True)
+    ]
+
+
+def _of_axis(options: Sequence[Signature], choice: Choice, axis: int) -> Signature:
+    ins, outs = (tuple(sbp[axis] for sbp in side) for side in (choice.ins, choice.outs))
+    form = choice.form if axis in choice.form_axes else None
+    same = [s for s in options if (s.ins, s.outs, s.form) == (ins, outs, form)]
+    return min(same, key=lambda s: s.nbytes)
+
+
+def _may_be(option: Signature, call: Call, parts: int) -> bool:
+    """Whether every rank gets something of each split tensor, and nothing is a partial maximum."""
+    if any(e.is_extreme for e in (*option.ins, *option.outs)):
+        return False
+    if call.inplace and option.ins[0] is not option.outs[0]:
+        return False
+    pairs = [(e, o.shape) for e, o in zip(option.ins, call.operands, strict=True)]
+    pairs += [(e, o.shape) for e, o in zip(option.outs, call.outs, strict=True)]
+    return all(not isinstance(e, Split) or shape[e.dim] >= parts for e, shape in pairs)
+
+
+def _joint(
+    base: Sequence[Signature], axes: Sequence[Sequence[Signature]]
+) -> list[tuple[Signature, ...]]:
+    """One signature for each axis; a single form serves all, and no tensor is partial in two
+    ways."""
+    count = 1
+    for options in axes:
+        count *= len(options)
+    joint = list(itertools.product(*axes)) if count <= _MOST_JOINT else _neighbours(base, axes)
+    return [
+        chosen
+        for chosen in joint
+        if len({s.form for s in chosen} - {None}) < 2
+        and all(is_one_way(sbp) for side in layouts_of(chosen) for sbp in side)
+    ]
+
+
+def _neighbours(
+    base: Sequence[Signature], axes: Sequence[Sequence[Signature]]
+) -> list[tuple[Signature, ...]]:
+    found = [tuple(base)]
+    for axis, options in enumerate(axes):
+        found += [(*base[:axis], s, *base[axis + 1 :]) for s in options]
+    return list(dict.fromkeys(found))
+
+
+def _cost(
+    step: Step,
+    ins: Sequence[TensorSpec],
+    outs: Sequence[TensorSpec],
+    layouts: tuple[Sequence[NdSbp], Sequence[NdSbp]],
+    figures: Figures,
+) -> float:
+    """Seconds of the work of an op on each rank, forward and backward."""
+    assert step.call is not None
+    if step.view:
+        return 0.0
+    touched = sum(held_bytes(s.with_sbp(n)) for s, n in zip(ins, layouts[0], strict=True))
+    touched += sum(held_bytes(s.with_sbp(n)) for s, n in zip(outs, layouts[1], strict=True))
+    parts = shares(outs[0].placement.shape, (*layouts[0], *layouts[1]))
+    seconds = flops_of(step.call) / parts / figures.flops + touched / figures.memory
+    return seconds * (_WITH_BACKWARD if any(step.tracked) else 1)

@@ -1,0 +1,92 @@
+"""What a plan installs on a module beside the layout of its tensors, and how it is taken off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..dispatch.plans.shards import is_global
+from ..spec import Placement, SbpLike
+from .borders import BoxInputs, BoxOutputs, install_borders
+from .module_calls import remove_hooks
+from .plan import Plan
+
+_PLAN = "_consistent_plan"
+
+
+def installed_plan(module: torch.nn.Module) -> Plan | None:
+    """What is installed on ``module`` itself."""
+    return module.__dict__.get(_PLAN)
+
+
+def ask_for_install(placement: Placement, plan: Plan) -> None:
+    """What ranks have to ask each other before they ``install`` this plan, which then sends
+    nothing."""
+    if _gathers(plan):
+        from .gather_ahead import is_possible_on
+
+        is_possible_on(placement)
+
+
+def install(
+    module: torch.nn.Module,
+    placement: Placement,
+    plan: Plan,
+    inputs: SbpLike | Mapping[str, SbpLike] | None,
+) -> None:
+    """Let ``module`` do as ``plan`` says when it is called, and its optimizer when it steps."""
+    layouts: Sequence[Any] = list(plan.tensors.values())
+    install_borders(module, plan)
+    if _gathers(plan):
+        from .gathered import install_use
+
+        install_use(module, plan)
+    if any(each.step != each.sbp or each.grad != each.sbp for each in layouts):
+        from .sharded_step import install_step
+
+        install_step(module, plan)
+    if inputs is not None:
+        from .inputs import install_inputs
+
+        install_inputs(module, placement, inputs)
+    module.__dict__[_PLAN] = plan
+
+
+def _gathers(plan: Plan) -> bool:
+    """Whether tensors are used in other layouts than they lie in."""
+    layouts: Sequence[Any] = list(plan.tensors.values())
+    return any(each.use != each.sbp for each in layouts)
+
+
+def settle(module: torch.nn.Module) -> None:
+    """Wait for what is gathered in advance for ``module``, and forget it."""
+    from .gather_ahead import Orders
+
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(found := getattr(hook, "__self__", None), Orders):
+            found.drop()
+
+
+def take_off(module: torch.nn.Module) -> None:
+    """Undo ``install``: the module's tensors are used, and stepped, as they lie."""
+    from .gather_ahead import Orders
+    from .gathered import GatheredParameters
+    from .inputs import InputsHook
+    from .sharded_step import forget_step
+
+    def is_ours(hook: Any) -> bool:
+        if isinstance(hook, BoxInputs | BoxOutputs | InputsHook):
+            return True
+        return isinstance(getattr(hook, "__self__", None), GatheredParameters | Orders)
+
+    for part in module.modules():
+        for hook in part._forward_pre_hooks.values():
+            if isinstance(found := getattr(hook, "__self__", None), GatheredParameters):
+                found.retire()
+    remove_hooks(module, is_ours)
+    for param in module.parameters():
+        if is_global(param):
+            forget_step(param)
+    module.__dict__.pop(_PLAN, None)

@@ -1,0 +1,150 @@
+"""All ranks move the same job to the same place, or none does."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from mirrored.transports.default import current
+
+from ...forms.random import generator
+from ...movement.check_mode import digest
+from ...spec import Placement
+from .carry import Carried
+from .job import Job
+
+_ERRORS: dict[str, type[Exception]] = {
+    each.__name__: each for each in (TypeError, ValueError, RuntimeError)
+}
+
+
+class _Note(NamedTuple):
+    """What a rank tells the others before anything moves."""
+
+    error: tuple[str, str] | None  # its class and its words
+    told: str  # a hash of what the rank is about to do
+    plain: dict[str, str]  # a hash of each tensor that a rank has by itself
+    seed: int
+    count: int
+
+
+def agreed(prepare: Callable[[], Carried]) -> tuple[Carried, list[str]]:
+    """What ``prepare`` gives on every rank of the world, and the names of plain tensors that have
+    other values on ranks that come in. Two small collectives at most.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: on every rank, if ``prepare`` raises on any, or the
+            ranks' jobs differ.
+    """
+    everyone = tuple(range(current().size))
+    carried, own = None, None
+    try:
+        carried = prepare()
+    except Exception as error:  # told to the others, and raised below
+        own = error
+    try:
+        notes: list[_Note] = current().gather_objects(_note(carried, own), everyone)
+        if own is not None:
+            raise own
+    finally:
+        del own  # an error that its own frame keeps would keep the job's tensors, too
+    _raise_others(notes)
+    assert carried is not None
+    job = carried.job
+    if len({note.told for note in notes}) > 1:
+        _raise_difference(current().gather_objects(_told(job), everyone))
+    _check_seeds(notes, job.old, job.placement)
+    return carried, _plain_differences(notes, job)
+
+
+def _note(carried: Carried | None, error: Exception | None) -> _Note:
+    if carried is None:
+        return _Note((type(error).__name__, str(error)), "", {}, 0, 0)
+    job = carried.job
+    comes_in = set(job.placement.ranks.ravel().tolist()) - set(job.old.ranks.ravel().tolist())
+    told = hashlib.blake2b("\n".join(_told(job)).encode(), digest_size=16).hexdigest()
+    plain = {name: digest(x) for name, x in job.plain.items()} if comes_in else {}
+    return _Note(None, told, plain, *generator.get_state())
+
+
+def _told(job: Job) -> list[str]:
+    """What this rank is about to do, line by line."""
+    lines = [f"from {job.old} to {job.placement}, inputs {job.inputs}"]
+    lines += map(str, job.tensors())
+    for name, border in job.plan.modules.items():
+        lines.append(f"border of {name}: {border}")
+    for name, layouts in job.plan.tensors.items():
+        lines.append(f"plan of {name}: {layouts}")
+    for optimizer in job.optimizers:
+        for k, group in enumerate(optimizer.param_groups):
+            options = {key: x for key, x in group.items() if _is_plain_option(key, x)}
+            lines.append(f"{type(optimizer).__name__} group {k}: {options}")
+    return lines
+
+
+def _is_plain_option(key: str, value: Any) -> bool:
+    kinds = (int, float, str, tuple, type(None))
+    return key != "params" and isinstance(value, kinds) and not isinstance(value, torch.Tensor)
+
+
+def _raise_others(notes: list[_Note]) -> None:
+    for rank, note in enumerate(notes):
+        if note.error is not None:
+            name, words = note.error
+            said = f"move: rank {rank} raises {name}, and so nothing is moved.\n  {words}"
+            raise _ERRORS.get(name, RuntimeError)(said)
+
+
+def _raise_difference(told: list[list[str]]) -> None:
+    for rank, lines in enumerate(told):
+        if lines != told[0]:
+            ours = next((x for x in told[0] if x not in lines), "fewer tensors")
+            theirs = next((x for x in lines if x not in told[0]), "fewer tensors")
+            raise ValueError(
+                f"move: the ranks are about to do different things.\n  rank 0 says {ours}\n  rank "
+                f"{rank} says {theirs}\n  Give the same placement and plan on every rank of the "
+                "world, those outside the placements too, and let all of them run the same steps "
+                "before. Nothing is moved."
+            )
+
+
+def _check_seeds(notes: list[_Note], old: Placement, new: Placement) -> None:
+    """Random numbers of the job go on on ranks that come in as they would have on the others."""
+    first = notes[old.first_rank]
+    for rank in new.ranks.ravel().tolist():
+        note = notes[rank]
+        if first.count or note.count:
+            if (note.seed, note.count) != (first.seed, first.count):
+                raise RuntimeError(
+                    f"move: rank {old.first_rank} has drawn {first.count} times from seed "
+                    f"{first.seed}, and rank {rank}, which the job moves to, {note.count} times "
+                    f"from seed {note.seed}. Its random numbers would be others. Call "
+                    "torch.manual_seed with the same seed on every rank, and let ranks outside "
+                    "the placement run the same program. Nothing is moved."
+                )
+
+
+def _plain_differences(notes: list[_Note], job: Job) -> list[str]:
+    """Names of plain tensors that a rank which comes in does not have as the old first rank."""
+    held = notes[job.old.first_rank].plain
+    old = set(job.old.ranks.ravel().tolist())
+    found: dict[str, None] = {}
+    for rank in job.placement.ranks.ravel().tolist():
+        if rank in old:
+            continue
+        there = notes[rank].plain
+        for name in dict.fromkeys([*held, *there]):
+            if held.get(name) != there.get(name):
+                kinds = [each.get(name, "none").rpartition(" ")[0] for each in (held, there)]
+                if kinds[0] != kinds[1]:
+                    raise ValueError(
+                        f"move: {name} is a plain tensor, {held.get(name, 'none')} on rank "
+                        f"{job.old.first_rank} and {there.get(name, 'none')} on rank {rank}, which "
+                        "the job moves to. Let ranks outside the placement run the same program. "
+                        "Nothing is moved."
+                    )
+                found[name] = None
+    return list(found)

@@ -1,0 +1,171 @@
+"""The new shards of a job: allocated, filled by messages, and put where the old ones were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from mirrored.transports.default import current
+
+from ...dispatch import _C
+from ...dispatch.plans.shards import HookOff, attach
+from ...movement.run import run
+from ...movement.run_exchanges import run_exchanges
+from ...movement.world import device_of, my_coordinate
+from ...spec import TensorSpec
+from ..master_weights import masters_of
+from .job import Job, Moved, params_of
+
+# They let go the memory that tensors had before they were moved.
+forgetting: list[Callable[[], None]] = []
+
+
+class Carried:
+    """The new shards of a job's tensors. Making one allocates them; nothing is sent or changed
+    until ``send`` and ``put``."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._items = job.tensors()
+        _check_unshared(job)
+        self._old = [_data(each.tensor) for each in self._items]
+        self._new = [_shard(x, each) for x, each in zip(self._old, self._items, strict=True)]
+        self._plain: dict[str, Tensor] = {}
+
+    def send(self, plain_names: Sequence[str]) -> None:
+        """Fill the new shards, and send the plain tensors of these names from the first rank that
+        the job was on."""
+        whole = [i for i, each in enumerate(self._items) if not _is_partial(each.src)]
+        run_exchanges(
+            [self._old[i] for i in whole],
+            [(self._items[i].src, self._items[i].dst) for i in whole],
+            [self._new[i] for i in whole],
+        )
+        for i, each in enumerate(self._items):
+            if _is_partial(each.src):
+                self._new[i] = run(self._old[i], each.src, each.dst)
+        everyone, first = tuple(range(current().size)), self.job.old.first_rank
+        for name in plain_names:
+            x = self.job.plain[name]
+            mine = x.detach().contiguous() if current().rank == first else None
+            got = current().broadcast(mine, tuple(x.shape), x.dtype, x.device, first, everyone)
+            self._plain[name] = got
+
+    @torch.no_grad()
+    def put(self) -> None:
+        """Lay every tensor of the job anew. Nothing is sent."""
+        job = self.job
+        kept = [
+            (masters, p)
+            for optimizer in job.optimizers
+            if (masters := masters_of(optimizer)) is not None
+            for p in dict.fromkeys(params_of(optimizer))
+            if masters.is_kept(p)
+        ]
+        for position in job.grads:
+            _C.set_gradient(job.params[position].tensor, None)
+        for each, local in zip(self._items, self._new, strict=True):
+            _put(each.tensor, local, each.dst)
+        for position, grad in job.grads.items():
+            _C.set_gradient(job.params[position].tensor, grad.tensor)
+        for name, x in self._plain.items():
+            job.plain[name].copy_(x)
+        for masters, p in kept:
+            masters.keep(p)
+        for forget in forgetting:
+            forget()
+
+    def watch(self) -> None:
+        """Sum the gradients of the parameters over the ranks that hold them now. All ranks do so in
+        one order, which is that in which leaves begin to be watched: those that stay too."""
+        leaves = [each.tensor for each in self.job.params if each.tensor.requires_grad]
+        for leaf in leaves:
+            _C.unwatch(leaf)
+        for leaf in leaves:
+            _C.watch_if_leaf(leaf)
+
+
+def _is_partial(spec: TensorSpec) -> bool:
+    return any(entry.is_partial for entry in spec.sbp)
+
+
+def _shard(old: Tensor, each: Moved) -> Tensor:
+    """Room for this rank's new shard; the old one where both are the same piece."""
+    src, dst = each.src, each.dst
+    at, to = my_coordinate(src.placement), my_coordinate(dst.placement)
+    if to is None:
+        return torch.empty(dst.local_shape(None), dtype=dst.dtype, device="meta")
+    if _is_partial(src):
+        return old  # ``run`` makes it
+    same_device = src.placement.type == dst.placement.type
+    if at is not None and same_device and src.region(at) == dst.region(to):
+        return old
+    return torch.empty(dst.local_shape(to), dtype=dst.dtype, device=device_of(dst.placement))
+
+
+def _data(x: Any) -> Tensor:
+    """The memory of a shard, as a tensor of which no graph knows."""
+    with HookOff():
+        return torch.Tensor.data.__get__(x)  # type: ignore[attr-defined]
+
+
+def _check_unshared(job: Job) -> None:
+    """Raise if a graph, or a view, holds a tensor of the job and would see it change.
+
+    Raises:
+        RuntimeError: names the tensor.
+        ValueError: it is not strided.
+    """
+    for each in job.tensors():
+        x = each.tensor
+        if x.layout is not torch.strided:
+            raise ValueError(
+                f"move: {each.name} is {x.layout}, and move takes strided tensors. Call "
+                "optimizer.zero_grad() before the move, if it is a gradient."
+            )
+        if x.requires_grad and not x.is_leaf:
+            raise RuntimeError(
+                f"move: {each.name} is the result of a graph, as gradients are after backward("
+                "create_graph=True), and after the move no backward would reach it. Call "
+                "backward on what was computed from it and then optimizer.zero_grad(), or "
+                "detach_() it."
+            )
+        with HookOff():
+            # Itself, the node that collects a leaf's gradients, and the leaf whose gradient it is.
+            holders = 1 + (x.requires_grad and x.is_leaf) + (each in job.grads.values())
+            count = torch.Tensor._use_count(x)  # type: ignore[attr-defined]
+        if count > holders:
+            raise RuntimeError(
+                f"move: {each.name} is still in use by a graph of which backward has not been "
+                "called, or by a view of it such as x[0]. Call loss.backward() first, let go what "
+                "a forward has returned (del logits), or run it under torch.no_grad()."
+            )
+
+
+def _put(x: Any, local: Tensor, spec: TensorSpec) -> None:
+    """From now on the object ``x`` is the shard ``local`` under ``spec``. Torch's own ``data`` does
+    not take a tensor from or to ``meta``, so the two Python objects change what they stand for."""
+    with HookOff():
+        is_leaf = x.requires_grad and x.is_leaf
+        hooks, later_hooks = x._backward_hooks, x._post_accumulate_grad_hooks
+        if is_leaf:
+            local.requires_grad_()
+        torch._C._swap_tensor_impl(x, local)  # type: ignore[attr-defined]
+        if is_leaf:  # they are kept with what the object stood for
+            x._backward_hooks, x._post_accumulate_grad_hooks = hooks, later_hooks
+            _C.unwatch(local)
+            local.register_hook(_refuse)
+        # A graph that is still there keeps the old tensor, and need not keep its memory.
+        local.data = torch.empty(0, dtype=local.dtype, device=local.device)
+    attach(x, spec)
+    x.__dict__.pop("_moved_view", None)
+
+
+def _refuse(_: Any) -> NoReturn:
+    raise RuntimeError(
+        "backward: this graph was made before consistent.move took its parameters elsewhere. Call "
+        "backward before the move, or compute the loss again after it."
+    )

@@ -1,0 +1,146 @@
+"""What a training job holds: its global tensors, each with the specs before and after a move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from ...dispatch.plans.gradients import raw_grad
+from ...dispatch.plans.shards import is_global
+from ...spec import B, NdSbp, Placement, SbpLike, TensorSpec
+from ..master_weights import masters_of
+from ..nested import tensors_in
+from ..plan import Layouts, Plan
+from ..slots import Slot, plain_attributes, plain_slots
+
+
+@dataclass(eq=False)
+class Moved:
+    """A global tensor of the job, and how it lies before and after the move."""
+
+    name: str
+    tensor: Any
+    src: TensorSpec
+    dst: TensorSpec
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.src} -> {self.dst}"
+
+
+@dataclass(eq=False)
+class Job:
+    """A model with its optimizers, and where both are to go.
+
+    Attributes:
+        old, placement: where it is, and where it goes.
+        params: parameters that are global, each once.
+        buffers: the same.
+        grads: position of a parameter -> its gradient.
+        state: the optimizers' tensors, copies of master weights among them.
+        plain: tensors that every rank has whole by itself, by name.
+    """
+
+    model: torch.nn.Module
+    optimizers: Sequence[Optimizer]
+    old: Placement
+    placement: Placement
+    plan: Plan
+    inputs: SbpLike | Mapping[str, SbpLike] | None
+    params: list[Moved] = field(default_factory=list)
+    buffers: list[Moved] = field(default_factory=list)
+    grads: dict[int, Moved] = field(default_factory=dict)
+    state: list[Moved] = field(default_factory=list)
+    plain: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def tensors(self) -> list[Moved]:
+        """All that are moved, in an order that is the same on every rank."""
+        return [*self.params, *self.buffers, *self.grads.values(), *self.state]
+
+    def enter(self, slots: Sequence[Sequence[Slot]]) -> None:
+        """Note what the job holds.
+
+        Args:
+            slots: the places of its parameters and buffers, those of one tensor in one list.
+        """
+        layouts_of: dict[int, Layouts] = {}
+        for places in slots:
+            x: Any = places[0].value
+            layouts = self.plan.layouts(places[0].name)
+            assert layouts is not None
+            if isinstance(x, torch.nn.Parameter):
+                self._enter_parameter(places[0].name, x, layouts)
+                layouts_of[id(x)] = layouts
+            else:
+                self.buffers.append(self._moved(places[0].name, x, layouts.sbp))
+        for i, optimizer in enumerate(self.optimizers):
+            self._enter_optimizer(f"optimizer {i}" if i else "optimizer", optimizer, layouts_of)
+        for places in [*plain_slots(self.model), *plain_attributes(self.model)]:
+            self._enter_plain(places[0].name, places[0].value)
+
+    def _moved(self, name: str, x: Any, sbp: NdSbp) -> Moved:
+        return Moved(name, x, x._spec, TensorSpec.of(self.placement, sbp, x.shape, x.dtype))
+
+    def _enter_parameter(self, name: str, x: Any, layouts: Layouts) -> None:
+        grad = raw_grad(x)
+        if grad is not None:
+            self.grads[len(self.params)] = self._moved(f"{name}.grad", grad, layouts.grad)
+        self.params.append(self._moved(name, x, layouts.sbp))
+
+    def _enter_optimizer(
+        self, what: str, optimizer: Optimizer, layouts_of: dict[int, Layouts]
+    ) -> None:
+        """Its tensors lie as it steps their parameter, if they have its shape; others are B."""
+        names = {id(each.tensor): each.name for each in self.params}
+        masters, known = masters_of(optimizer), {id(each.tensor) for each in self.tensors()}
+        whole = (B,) * self.placement.ndim
+        for p in params_of(optimizer):
+            name = f"{what}[{names.get(id(p), 'a plain parameter')}]"
+            found = [*_named(name, optimizer.state.get(p, {}))]
+            if masters is not None and p in masters.copies:
+                found.append((f"{name}.master", masters.copies[p][0]))
+            step = layouts_of[id(p)].step if id(p) in layouts_of else whole
+            for inner, x in found:
+                self._enter_state(inner, x, step if x.shape == p.shape else whole, known)
+        for name, values in _of_no_parameter(what, optimizer):
+            for inner, x in _named(name, values):
+                self._enter_state(inner, x, whole, known)
+
+    def _enter_state(self, name: str, x: Any, sbp: NdSbp, known: set[int]) -> None:
+        if not is_global(x):
+            self._enter_plain(name, x)
+        elif id(x) not in known:
+            known.add(id(x))
+            self.state.append(self._moved(name, x, sbp))
+
+    def _enter_plain(self, name: str, x: torch.Tensor) -> None:
+        if not x.is_meta:
+            self.plain[name] = x
+
+
+def params_of(optimizer: Optimizer) -> Iterator[Any]:
+    """The parameters of an optimizer, in order."""
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _of_no_parameter(what: str, optimizer: Optimizer) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What an optimizer keeps beside the state of each parameter, in dicts that have a name."""
+    for k, group in enumerate(optimizer.param_groups):
+        yield f"{what} group {k}", {key: x for key, x in group.items() if key != "params"}
+    own = {id(p) for p in params_of(optimizer)}
+    others = [values for key, values in optimizer.state.items() if id(key) not in own]
+    yield f"{what} state", {f"other {k}": values for k, values in enumerate(others)}
+    known = ("state", "param_groups", "defaults", "_masters")
+    yield what, {key: x for key, x in vars(optimizer).items() if key not in known}
+
+
+def _named(name: str, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The tensors in a dict's values, by a name that is the same on every rank."""
+    for key, value in values.items():
+        found = tensors_in(value)
+        for i, x in enumerate(found):
+            yield f"{name}.{key}" + (f"[{i}]" if len(found) > 1 else ""), x

@@ -1,0 +1,47 @@
+"""Activation checkpointing by marks: backward computes what a marked module computed once more,
+instead of keeping it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+_RECOMPUTED = "_consistent_recomputed"
+
+
+def recompute(module: torch.nn.Module, value: bool = True) -> None:
+    """Mark ``module``: a step that asks for it does not keep what the module computes."""
+    module.__dict__[_RECOMPUTED] = bool(value)
+
+
+def is_recomputed(module: torch.nn.Module) -> bool:
+    """Whether ``module`` is marked."""
+    return module.__dict__.get(_RECOMPUTED, False)
+
+
+@contextmanager
+def recomputing(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Inside, those of ``modules`` that are marked run under torch's checkpoint."""
+    asked = [m for m in modules if is_recomputed(m)]
+    before = [m.__dict__.get("_compiled_call_impl") for m in asked]
+    for module in asked:
+        module.__dict__["_compiled_call_impl"] = functools.partial(_recomputed, module)
+    try:
+        yield
+    finally:
+        for module, call in zip(asked, before, strict=True):
+            if call is None:
+                del module.__dict__["_compiled_call_impl"]
+            else:
+                module.__dict__["_compiled_call_impl"] = call
+
+
+def _recomputed(module: Any, *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return module._call_impl(*args, **kwargs)
+    return checkpoint(module._call_impl, *args, use_reentrant=False, **kwargs)

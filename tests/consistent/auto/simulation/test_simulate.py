@@ -1,0 +1,243 @@
+"""Simulated programs beside the same ones on ranks: bytes, memory; and what a simulation leaves."""
+
+from __future__ import annotations
+
+import resource
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import consistent
+from consistent import B, S
+from consistent.auto import Wire
+from consistent.auto.machines.known import KNOWN
+from consistent.auto.simulation.log import Message, Op, Scheduled
+from consistent.auto.simulation.timeline import Track
+from consistent.boxing.cost import DEVICES
+from mirrored.comm import Link
+from mirrored.transports.default import current
+from tests.consistent.auto.simulation import programs
+from tests.ranks import pool
+
+PLANS = {
+    "data-2": (2, "data", (2,)),
+    "zero1-2": (2, "zero1", (2,)),
+    "zero3-3": (3, "zero3", (3,)),
+    "tensor-2": (2, "tensor", (2,)),
+    "zero3-tensor-4": (4, {"dp": "zero3", "tp": "tensor"}, (2, 2)),
+}
+
+
+def _simulated(ranks: int, link: Link | None, make: Any, *args: Any) -> Any:
+    """On CPU ranks that share memory, with links that cost what they cost the real ranks: choices
+    of layouts depend on it. Nothing is timed."""
+    cost = DEVICES["cpu"] if link is None else None
+    wire = Wire(cost.latency, cost.bandwidth) if cost else Wire(link.latency_s, link.bytes_per_s)
+    machine = replace(KNOWN["h100-8"], device_type="cpu", inside=wire, message_start_s=0.0)
+    with consistent.simulate(ranks=ranks, machine=machine) as sim:
+        step = make(*args)
+        for _ in range(3):
+            step()
+    return sim.report()
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_bytes_are_exact_and_memory_is_within_a_tenth(name: str) -> None:
+    ranks, plan, shape = PLANS[name]
+    sent, held, link = pool(ranks).run(programs.measured, programs.begin, ranks, plan, shape)[0]
+    made = _simulated(ranks, link, programs.begin, ranks, plan, shape)
+    assert made.bytes == {"inside": sent, "between": 0}
+    assert made.peak_bytes == pytest.approx(held, rel=0.1)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_stages_send_what_they_send_and_hold_what_they_hold(schedule: str) -> None:
+    real = pool(2).run(programs.measured, programs.begin_stages, schedule)
+    made = _simulated(2, real[0][2], programs.begin_stages, schedule)
+    for rank, (sent, held, _) in enumerate(real):
+        assert made.bytes_of[rank] == sent
+        assert made.peaks[rank].bytes == pytest.approx(held, rel=0.1)
+
+
+def test_what_is_simulated_takes_no_memory_and_no_values() -> None:
+    before, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.time()
+    with consistent.simulate(ranks=4096, machine="a100-8") as sim:
+        placement = consistent.placement("cuda", range(4096))
+        model = nn.Sequential(*(nn.Linear(40_000, 40_000) for _ in range(3)))  # 19 GB
+        consistent.parallelize(model, placement, "zero3", verbose=False)
+        optimizer = torch.optim.AdamW(model.parameters())
+        x = consistent.distribute(torch.randn(8192, 40_000), placement, S(0))
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        assert loss.item() == 0
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000, "KiB"
+    assert time.time() - begin < 60
+    made = sim.report()
+    assert made.peaks[0].kinds["boxing"] >= 4 * 40_000**2  # gathered for use
+    assert any("_local_scalar_dense" in line for line in made.read)
+
+
+def test_a_simulation_leaves_nothing_behind() -> None:
+    torch.manual_seed(3)
+    wanted = torch.rand(3)
+    torch.manual_seed(3)
+    transport = current()
+    with consistent.simulate(ranks=8, machine="a100-8"):
+        placement = consistent.placement("cuda", range(8))
+        consistent.randn(4, 4, placement=placement, sbp=B)
+        torch.randn(1000, 1000)
+    assert current() is transport
+    assert torch.equal(torch.rand(3), wanted)
+    with pytest.raises(RuntimeError, match="sees no GPU"):
+        consistent.placement("cuda", range(8))
+    assert torch.ones(300, 300).sum() == 90_000
+
+
+def test_small_real_values_stay_real() -> None:
+    with consistent.simulate(ranks=2, machine="a100-8"):
+        places = torch.arange(10)
+        assert places.sum().item() == 45
+        assert (places > 3).nonzero().numel() == 6
+
+
+@pytest.mark.parametrize("ask", ["item", "tolist", "nonzero", "mask"])
+def test_sizes_that_depend_on_values_ask_for_a_bound(ask: str) -> None:
+    asks = {
+        "item": lambda x: x.argmax().item(),
+        "tolist": lambda x: x.long().tolist(),
+        "nonzero": lambda x: (x > 0).nonzero(),
+        "mask": lambda x: x[x > 0],
+    }
+    with (
+        consistent.simulate(ranks=2, machine="a100-8"),
+        pytest.raises(RuntimeError, match=r"simulate\(\.\.\., bound=0\.5\)"),
+    ):
+        asks[ask](torch.randn(200, 200))
+
+
+def test_a_bound_says_how_much_is_kept() -> None:
+    with consistent.simulate(ranks=2, machine="a100-8", bound=0.25):
+        x = torch.randn(200, 200)
+        assert (x > 0).nonzero().shape == (10_000, 2)
+        assert x[x > 0].shape == (10_000,)
+        assert x[:, x[0].sum(0, keepdim=True).expand(200) > 0].shape == (200, 50)
+        assert torch.masked_select(x, x > 0).shape == (10_000,)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"ranks": 0}, "ranks=0 is no number of ranks"),
+        ({"ranks": 2, "rank": 2}, "rank=2 is none of the 2 ranks"),
+        ({"ranks": 2, "bound": 0}, "bound=0 is no share"),
+        ({"ranks": 2, "machine": "a100-9"}, "a100-8"),
+    ],
+)
+def test_bad_arguments_are_named(given: dict[str, Any], said: str) -> None:
+    with (
+        pytest.raises(ValueError, match=said),
+        consistent.simulate(**{"machine": "a100-8", **given}),
+    ):
+        pass
+
+
+def test_simulations_do_not_lie_in_one_another() -> None:
+    with (
+        consistent.simulate(ranks=2, machine="a100-8"),
+        pytest.raises(RuntimeError, match="goes on already"),
+        consistent.simulate(ranks=2, machine="a100-8"),
+    ):
+        pass
+
+
+def _inside_a_group(rank: int) -> str:
+    with pytest.raises(RuntimeError) as raised, consistent.simulate(ranks=4, machine="a100-8"):
+        pass
+    return str(raised.value)
+
+
+def test_a_process_group_is_refused() -> None:
+    assert all("process group of 2 ranks" in said for said in pool(2).run(_inside_a_group))
+
+
+def test_one_rank_is_followed_alone() -> None:
+    with consistent.simulate(ranks=3, machine="a100-8", rank=2) as sim:
+        placement = consistent.placement("cuda", range(3))
+        x = consistent.distribute(torch.randn(1000, 200), placement, S(0))
+        w = nn.Parameter(consistent.distribute(torch.randn(200, 200), placement, B))
+        F.relu(x @ w).sum().backward()
+        assert x.to_local().shape == (333, 200)
+    assert set(sim.report().peaks) == {2}
+
+
+def test_nothing_ran() -> None:
+    with consistent.simulate(ranks=2, machine="a100-8") as sim:
+        pass
+    with pytest.raises(RuntimeError, match="nothing ran"):
+        sim.report()
+
+
+def test_a_stage_sends_its_gradient_before_it_waits_for_sums_over_ranks() -> None:
+    with consistent.simulate(ranks=4, machine="a100-8") as sim:
+        model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+        places = [consistent.placement("cuda", ranks) for ranks in ([0, 1], [2, 3])]
+        pipe = consistent.nn.pipeline(model, places, loss=F.mse_loss, micro_batches=2)
+        pipe.step(torch.randn(8, 8), torch.randn(8, 8))
+    (run,) = (e.run for e in sim.events if isinstance(e, Scheduled))
+    last = [e for e in run.parts["B", 1, True].events if isinstance(e, Message)]
+    said = ["wait" if e.wait else e.name for e in last]
+    assert said.index("send") < said.index("wait")
+
+
+def test_messages_inside_a_host_go_beside_those_between_hosts() -> None:
+    track, machine = Track(0), KNOWN["a100-8"]
+    track.message(Message(0, "all_reduce", 10**9, (0, 8), "", start=1), machine)
+    track.message(Message(0, "all_reduce", 1000, (0, 1), ""), machine)
+    inside = machine.message_seconds("all_reduce", 1000, (0, 1))
+    assert track.now == pytest.approx(inside)
+    track.message(Message(0, "all_reduce", 1000, (0, 9), ""), machine)
+    assert track.now > machine.message_seconds("all_reduce", 10**9, (0, 8))
+
+
+def test_groups_whose_sizes_are_values_are_taken_for_equal() -> None:
+    with consistent.simulate(ranks=4, machine="a100-8") as sim:
+        placement = consistent.placement("cuda", range(4))
+        x = consistent.distribute(torch.randn(1200, 16).bfloat16(), placement, B)
+        w = consistent.distribute(torch.randn(12, 16, 16).bfloat16(), placement, S(0))
+        ends = torch.randn(2000, 12).argmax(0).int()
+        assert F.grouped_mm(x, w, offs=ends).shape == (1200, 16)
+    (product,) = (e.work for e in sim.events if isinstance(e, Op) and e.work.flops)
+    assert product.flops == 2 * 300 * 16 * 16
+
+
+def test_items_that_are_sorted_over_ranks_are_spread_evenly() -> None:
+    with consistent.simulate(ranks=4, machine="a100-8") as sim:
+        placement = consistent.placement("cuda", range(4))
+        x = consistent.distribute(torch.randn(1 << 16), placement, S(0))
+        assert x.sort().values.to_local().shape == (1 << 14,)
+    swaps = [e for e in sim.events if isinstance(e, Message) and e.name == "all_to_all"]
+    assert [e.bytes for e in swaps[:1]] == [3 * 4 * (1 << 12)]
+
+
+def test_kinds_of_stages_that_are_told_change_nothing() -> None:
+    def made(kinds: tuple[str, ...]) -> Any:
+        with consistent.simulate(ranks=8, machine="a100-8") as sim:
+            sim.stage_kinds = kinds
+            model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(8)))
+            places = [consistent.placement("cuda", [2 * k, 2 * k + 1]) for k in range(4)]
+            pipe = consistent.nn.pipeline(model, places, loss=F.mse_loss, micro_batches=4)
+            optimizer = torch.optim.AdamW(model.parameters())
+            pipe.step(torch.randn(16, 8), torch.randn(16, 8))
+            optimizer.step()
+        return sim.report()
+
+    found, told = made(()), made(("first", "middle", "middle", "last"))
+    assert told.seconds == found.seconds
+    assert told.peaks == found.peaks
+    assert told.sent == found.sent
