@@ -13,7 +13,22 @@ step --2nd call--> recorder     ops on shards, messages, random numbers, in orde
 ```
 """
 
-from .compile import CompiledStep, check_backend, compile_step
+from .compile import (
+    CompiledStep,
+    check_backend,
+    check_layouts,
+    check_memory,
+    check_overlap,
+    compile_step,
+)
 from .errors import CannotRecord
 
-__all__ = ["CannotRecord", "CompiledStep", "check_backend", "compile_step"]
+__all__ = [
+    "CannotRecord",
+    "CompiledStep",
+    "check_backend",
+    "check_layouts",
+    "check_memory",
+    "check_overlap",
+    "compile_step",
+]

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import itertools
+import importlib.util
 import types
 import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from mirrored.transports.default import current
-
-from ..dispatch import _C
-from ..dispatch.planning import autocast
-from ..dispatch.plans.shards import is_global
-from ..nn.nested import map_tensors, tensors_in
+from ..nn.nested import tensors_in
+from ..spec.nearest import suggestion
+from .agree import fit_together, gathered, sent, told
 from .backend import BACKENDS
 from .errors import CannotRecord
-from .memory import geometry, has_memory, storage_of
-from .program import Program
-from .recording import How, Recorded, record
+from .key import key_of
+from .recording import Around, How, Recorded, record
+from .show import save_page
+from .together import Trial
+from .together.trial import Following, Listening
 from .unsettled import Unsettled
 
 # What a rank is about to do, where it runs none of its programs.
@@ -43,6 +42,9 @@ class CompiledStep:
             it is written, with one warning that says why.
         tell_compiling: whether ``torch.compiler.is_compiling()`` is true while the step is
             recorded. Many models then leave out what depends on values.
+        layouts: "auto" chooses the layouts of all ops together; None leaves it to each op.
+        memory: bytes that a program may hold at a time beside parameters, state and inputs.
+        overlap: whether messages run beside ops; "auto": where all ranks have cores to spare.
         most: programs that are kept, the ones used last.
     """
 
@@ -53,19 +55,32 @@ class CompiledStep:
         backend: str = "inductor",
         fullgraph: bool = False,
         tell_compiling: bool = True,
+        layouts: str | None = None,
+        memory: int | None = None,
+        overlap: bool | str = False,
         most: int = 16,
     ) -> None:
         check_backend("consistent.compile", backend)
+        check_layouts("consistent.compile", layouts)
+        check_memory("consistent.compile", memory)
+        check_overlap("consistent.compile", overlap)
         functools.update_wrapper(self, step)
         self.name = getattr(step, "__qualname__", type(step).__name__)
         self.backend = backend
         self._step, self._most = step, most
-        self._fullgraph = fullgraph
-        self._how = How(self.name, tell_compiling, BACKENDS[backend])
+        self._fullgraph, self.layouts, self.memory = fullgraph, layouts, memory
+        self.overlap, self._trial = overlap, Trial()
+        self._how = How(self.name, tell_compiling, BACKENDS[backend], memory, overlap)
         self._entries: OrderedDict[int, tuple[Any, Recorded]] = OrderedDict()
         self._number = 0
         self._tries: OrderedDict[Any, int] = OrderedDict()
         self._of_objects: Any = weakref.WeakKeyDictionary()
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """What it was asked for, beside how failures are treated."""
+        made = {"backend": self.backend, "layouts": self.layouts, "memory": self.memory}
+        return {**made, "overlap": self.overlap}
 
     @property
     def programs(self) -> list[Recorded]:
@@ -82,6 +97,9 @@ class CompiledStep:
                 backend=self.backend,
                 fullgraph=self._fullgraph,
                 tell_compiling=self._how.compiling,
+                layouts=self.layouts,
+                memory=self.memory,
+                overlap=self.overlap,
                 most=self._most,
             )
         return self._of_objects[owner]
@@ -89,7 +107,7 @@ class CompiledStep:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch._C._current_graph_task_id() != -1:
             return self._step(*args, **kwargs)
-        key = _key(args, kwargs)
+        key = key_of(args, kwargs)
         number = self._agree(self._find(key, tensors_in((args, kwargs))))
         if number == _EAGER:
             if key is not None:
@@ -103,10 +121,21 @@ class CompiledStep:
         program = self._entries[number][1]
         if program.why is not None:
             return self._step(*args, **kwargs)
+        if number in self._trial.pending:
+            return self._record_together(number, args, kwargs)
         return program.run(args, kwargs)
 
-    def show(self) -> str:
-        """The programs as text, the one used last at the end."""
+    def show(self, path: str | Path | None = None) -> str:
+        """The programs as text, the one used last at the end. That one is written to ``path``, too,
+        as an HTML page that needs nothing beside it: the lines of the step with what they make and
+        send, and every op. Only this rank's program; nothing is communicated.
+
+        Raises:
+            ValueError: ``path`` does not end in .html.
+            RuntimeError: a page is asked for, and nothing was recorded yet.
+        """
+        if path is not None:
+            save_page(path, self.name, self.programs)
         return "\n\n".join(str(program) for program in self.programs)
 
     # -- which program -----------------------------------------------------------------------------
@@ -123,18 +152,19 @@ class CompiledStep:
     def _agree(self, number: int) -> int:
         """What all ranks do. They differ where shapes of plain tensors do: then all run the step as
         it is written, and record it the next time."""
-        numbers = _told(number)
+        numbers = told(number)
         return number if len(set(numbers)) == 1 else min(_RECORD, *numbers)
 
     # -- recording ---------------------------------------------------------------------------------
 
     def _record(self, key: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        result, made = record(self._how, self._step, args, kwargs)
+        around = Listening() if self.layouts else Around()
+        result, made = record(self._how, self._step, args, kwargs, around)
         if isinstance(made, Unsettled):
             mine: Any = "unsettled"
         else:
-            mine = "failed" if made.program is None else _sent(made.program)
-        every = _gathered(mine)
+            mine = sent(made.program)
+        every = gathered(mine)
         if "unsettled" in every:  # on all ranks alike, so that they go on counting alike
             self._tries[key] = self._tries.get(key, 0) + 1
             if self._tries[key] < TRIES:
@@ -143,7 +173,7 @@ class CompiledStep:
                 made = Recorded.failed(made.text(self.name))
             else:
                 made = Recorded.failed(f"{self.name}: on another rank each call changes its state.")
-        elif isinstance(made, Recorded) and made.why is None and not _fit_together(every):
+        elif isinstance(made, Recorded) and made.why is None and not fit_together(every):
             made = Recorded.failed(
                 f"{self.name}: ranks could not record the step, or recorded other messages."
             )
@@ -151,13 +181,23 @@ class CompiledStep:
         self._number += 1
         self._entries[self._number] = key, made
         if len(self._entries) > self._most:
-            self._entries.popitem(last=False)
+            self._trial.pending.pop(self._entries.popitem(last=False)[0], None)
+        if isinstance(around, Listening) and made.program is not None:
+            self._trial.choose(self._number, made.program, around.chain)
         if made.why is not None:
             if self._fullgraph:
                 raise CannotRecord(made.why)
             warnings.warn(
                 f"{made.why}\n  This step runs as it is written, not as a program.", stacklevel=3
             )
+        return result
+
+    def _record_together(self, number: int, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Record the step once more, with the layouts that were chosen for its ops."""
+        key, alone = self._entries[number]
+        around = Following(self._trial.pending[number])
+        result, made = record(self._how, self._step, args, kwargs, around)
+        self._entries[number] = key, self._trial.better(number, alone, made, around)
         return result
 
 
@@ -167,6 +207,9 @@ def compile_step(
     backend: str = "inductor",
     fullgraph: bool = False,
     tell_compiling: bool = True,
+    layouts: str | None = None,
+    memory: int | None = None,
+    overlap: bool | str = False,
 ) -> Any:
     """Run a training step as one compiled program: forward, backward, optimizer, and what is sent
     between ranks.
@@ -194,105 +237,59 @@ def compile_step(
         tell_compiling: whether ``torch.compiler.is_compiling()`` is true while the step is
             recorded. Many models then leave out what depends on values; some take a way that only
             torch's own tracer can go.
+        layouts: "auto" chooses the layouts of all ops of the step together, where that sends less
+            than choosing op by op: the third call is recorded, too, and the program that sends
+            less is kept. None: each op chooses alone.
+        memory: bytes that a rank may hold at a time of what the step makes, beside parameters,
+            gradients that were there, state and inputs. Where a program would hold more, what is
+            cheap is computed again for backward, and parameters are gathered again. What is then
+            held is in ``show()``.
+        overlap: start messages as early and wait for them as late as data and memory allow; a
+            thread sends them meanwhile. "auto" does so where all ranks have cores to spare for it.
+            Without ``memory``, two results more may be held at a time than else.
 
     Raises:
-        ValueError: the backend is not known.
+        ValueError: the backend is not known, ``layouts`` is neither, or ``memory`` is no number
+            of bytes, or ``overlap`` is none of True, False and "auto".
+        ImportError: ``layouts`` is "auto", and scipy is not installed.
     """
-    if step is None:
-        return functools.partial(
-            CompiledStep, backend=backend, fullgraph=fullgraph, tell_compiling=tell_compiling
-        )
-    return CompiledStep(step, backend=backend, fullgraph=fullgraph, tell_compiling=tell_compiling)
+    made = functools.partial(
+        CompiledStep,
+        backend=backend,
+        fullgraph=fullgraph,
+        tell_compiling=tell_compiling,
+        layouts=layouts,
+        memory=memory,
+        overlap=overlap,
+    )
+    return made if step is None else made(step)
 
 
 def check_backend(what: str, backend: str) -> None:
     """Raises ValueError if no backend is called so."""
     if backend not in BACKENDS:
-        raise ValueError(f"{what}: backend is {backend!r}. Give one of {', '.join(BACKENDS)}.")
+        near, known = suggestion(backend, BACKENDS), ", ".join(BACKENDS)
+        raise ValueError(f"{what}: backend is {backend!r}.{near} Give one of {known}.")
 
 
-def _told(number: int) -> list[int]:
-    """That of every rank."""
-    transport = current()
-    if transport.size == 1:
-        return [number]
-    ranks = tuple(range(transport.size))
-    mine = torch.tensor([number])
-    return torch.cat(transport.all_gather(mine, [(1,)] * transport.size, ranks)).tolist()
+def check_overlap(what: str, overlap: Any) -> None:
+    """Raises ValueError if it is none of True, False and "auto"."""
+    if overlap not in (True, False, "auto"):
+        raise ValueError(f'{what}: overlap is {overlap!r}. Give True, False or "auto".')
 
 
-def _sent(program: Program) -> list[tuple]:
-    return [(call.kind, call.op, call.ranks) for call in program.messages()]
+def check_memory(what: str, memory: Any) -> None:
+    """Raises ValueError if it is no number of bytes."""
+    if memory is not None and (type(memory) is not int or memory < 0):
+        raise ValueError(f"{what}: memory is {memory!r}. Give a whole number of bytes, or None.")
 
 
-def _gathered(mine: Any) -> list[Any]:
-    transport = current()
-    if transport.size == 1:
-        return [mine]
-    return transport.gather_objects(mine, tuple(range(transport.size)))
-
-
-def _fit_together(every: list[Any]) -> bool:
-    """Whether every two ranks have the same messages to send each other."""
-    if "failed" in every:
-        return False
-    for a, b in itertools.combinations(range(len(every)), 2):
-        both = [[m for m in every[r] if a in m[2] and b in m[2]] for r in (a, b)]
-        if both[0] != both[1]:
-            return False
-    return True
-
-
-def _key(args: tuple, kwargs: dict[str, Any]) -> Any:
-    """What a program is found by: what is given, and the modes around. None if what is given cannot
-    be compared."""
-    tensors = tensors_in((args, kwargs))
-    memories = [storage_of(x) if has_memory(x) else -1 - i for i, x in enumerate(tensors)]
-    shared = tuple(
-        (memories.index(m), geometry(x)[0] if memories.count(m) > 1 else 0)
-        for m, x in zip(memories, tensors, strict=True)
-    )
-    modes = (
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        autocast.now(),
-        torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(),
-        _C.is_synced(),
-    )
-    try:
-        return _frozen(map_tensors((args, kwargs), _shown)), shared, modes
-    except TypeError:
-        return None
-
-
-def _shown(x: Any) -> Any:
-    if is_global(x):
-        return x._spec, x.requires_grad
-    return (
-        tuple(x.shape),
-        x.stride() if has_memory(x) else x.layout,
-        x.dtype,
-        x.device,
-        x.requires_grad,
-    )
-
-
-def _frozen(value: Any) -> Any:
-    """Raises TypeError for what has no value that can be compared."""
-    if isinstance(value, dict):
-        return tuple((k, _frozen(v)) for k, v in value.items())
-    if isinstance(value, list | tuple):
-        return type(value).__name__, *map(_frozen, value)
-    if isinstance(value, set | frozenset):
-        return type(value).__name__, frozenset(map(_frozen, value))
-    if isinstance(value, slice):
-        return "slice", value.start, value.stop, value.step
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = (getattr(value, f.name) for f in dataclasses.fields(value))
-        return type(value), *map(_frozen, fields)
-    if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
-        array: Any = value
-        return "numpy", array.shape, str(array.dtype), array.tobytes()
-    hash(value)
-    return type(value), value
+def check_layouts(what: str, layouts: Any) -> None:
+    """Raises ValueError if it is neither "auto" nor None, ImportError without scipy."""
+    if layouts not in (None, "auto"):
+        raise ValueError(f'{what}: layouts is {layouts!r}. Give "auto" or None.')
+    if layouts == "auto" and importlib.util.find_spec("scipy") is None:
+        raise ImportError(
+            f'{what}: layouts="auto" is solved by scipy, and scipy is not installed.\n'
+            "  pip install scipy, or pip install consistent[auto]; or leave layouts= out."
+        )

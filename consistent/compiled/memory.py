@@ -23,6 +23,14 @@ def storage_of(x: torch.Tensor) -> int:
         return _T.untyped_storage(x)._cdata
 
 
+def held_by(x: torch.Tensor) -> int:
+    """The bytes of the memory of ``x``; none on ``meta``."""
+    with _Off():
+        if not has_memory(x) or x.is_meta:
+            return 0
+        return _T.untyped_storage(x).nbytes()
+
+
 def geometry(x: torch.Tensor) -> Geometry:
     """Where ``x`` lies in its memory, without which memory it is."""
     with _Off():

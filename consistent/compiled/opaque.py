@@ -6,6 +6,8 @@ cache on disk.
 
 ```
 consistent::message(Tensor[] xs, int number) -> Tensor[]     kept in order, as all ranks send alike
+consistent::start_message(Tensor[] xs, int number, int ticket) -> ()     the same in a thread;
+consistent::wait_message(Tensor[] xs, int number, int ticket) -> Tensor[]     its results
 consistent::start_reduce_(Tensor(a!) x, int number) -> ()     the same; begins to reduce x in place,
 consistent::wait_reduce_(Tensor(a!) x, int number) -> ()      and x is reduced; ops run in between
 consistent::drawn(Tensor[] xs, Tensor key, int number) -> Tensor[]     key: seed, and draws so far
@@ -18,16 +20,27 @@ import hashlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from mirrored.comm import Handle
+from mirrored.transports.default import current, put_around
+from mirrored.transports.ordered import Ordered
 
 Shape = tuple[tuple[int, ...], torch.dtype, torch.device]
+
+
+class Watch(Protocol):
+    """Who is told of a run's messages."""
+
+    def ordered(self, number: int) -> AbstractContextManager[None]:
+        """Around each call that sends, or waits for what was sent."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -67,21 +80,29 @@ class Call:
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.calls: dict[int, Call] | None = None
+        self.watch: Watch | None = None
         self.under_way: dict[int, deque[Handle]] = {}
+        self.started: dict[int, Future[list[Tensor]]] = {}
 
 
 _thread = _Thread()
 
 
 @contextmanager
-def known(calls: dict[int, Call]) -> Iterator[None]:
-    """Inside, numbers stand for these calls."""
-    before = _thread.calls, _thread.under_way
-    _thread.calls, _thread.under_way = calls, {}
+def known(calls: dict[int, Call], watch: Watch | None = None) -> Iterator[None]:
+    """Inside, numbers stand for these calls; ``watch`` is told of each that sends or waits."""
+    before = _thread.calls, _thread.watch, _thread.under_way, _thread.started
+    _thread.calls, _thread.watch, _thread.under_way, _thread.started = calls, watch, {}, {}
     try:
         yield
     finally:
-        _thread.calls, _thread.under_way = before
+        for one in _thread.started.values():  # a step that has failed
+            one.exception()
+        _thread.calls, _thread.watch, _thread.under_way, _thread.started = before
+
+
+def _watched(number: int) -> AbstractContextManager[None]:
+    return nullcontext() if _thread.watch is None else _thread.watch.ordered(number)
 
 
 def _call(number: int) -> Call:
@@ -98,11 +119,42 @@ def message(xs: Sequence[Tensor], number: int) -> list[Tensor]:
     """Send and receive; see ``mirrored.comm.Transport``."""
     call = _call(number)
     recorded_at = call.where  # noqa: F841 - a rank that waits here says so
-    return list(call.run(list(xs)))
+    with _watched(number):
+        return list(call.run(list(xs)))
 
 
 @message.register_fake
 def _(xs: Sequence[Tensor], number: int) -> list[Tensor]:
+    return _made(_call(number))
+
+
+@torch.library.custom_op("consistent::start_message", mutates_args=())
+def start_message(xs: Sequence[Tensor], number: int, ticket: int) -> None:
+    """``message`` in a thread, after those that were started before; ``ticket`` is for one of
+    them."""
+    transport = current()
+    if not isinstance(transport, Ordered):
+        transport = put_around(Ordered)
+    assert isinstance(transport, Ordered)
+    with _watched(number):
+        _thread.started[ticket] = transport.submit(_call(number).run, list(xs))
+
+
+@start_message.register_fake
+def _(xs: Sequence[Tensor], number: int, ticket: int) -> None:
+    return None
+
+
+@torch.library.custom_op("consistent::wait_message", mutates_args=())
+def wait_message(xs: Sequence[Tensor], number: int, ticket: int) -> list[Tensor]:
+    """The results of what was started with ``ticket``. ``xs`` are held until then."""
+    recorded_at = _call(number).where  # noqa: F841 - as above
+    with _watched(number):
+        return list(_thread.started.pop(ticket).result())
+
+
+@wait_message.register_fake
+def _(xs: Sequence[Tensor], number: int, ticket: int) -> list[Tensor]:
     return _made(_call(number))
 
 
@@ -111,7 +163,8 @@ def start_reduce_(x: Tensor, number: int) -> None:
     """Start to reduce ``x`` over ranks."""
     call = _call(number)
     recorded_at = call.where  # noqa: F841 - as above
-    _thread.under_way.setdefault(number, deque()).append(call.run(x))
+    with _watched(number):
+        _thread.under_way.setdefault(number, deque()).append(call.run(x))
 
 
 @start_reduce_.register_fake
@@ -123,7 +176,8 @@ def _(x: Tensor, number: int) -> None:
 def wait_reduce_(x: Tensor, number: int) -> None:
     """Wait for the reduction that was started first, and put it into ``x``."""
     recorded_at = _call(number).where  # noqa: F841 - as above
-    put(_thread.under_way[number].popleft().wait(), x)
+    with _watched(number):
+        put(_thread.under_way[number].popleft().wait(), x)
 
 
 @wait_reduce_.register_fake
@@ -150,11 +204,13 @@ def _(xs: Sequence[Tensor], key: Tensor, number: int) -> list[Tensor]:
 
 
 MESSAGE = torch.ops.consistent.message.default
+START_MESSAGE = torch.ops.consistent.start_message.default
+WAIT_MESSAGE = torch.ops.consistent.wait_message.default
 START = torch.ops.consistent.start_reduce_.default
 WAIT = torch.ops.consistent.wait_reduce_.default
 DRAWN = torch.ops.consistent.drawn.default
-SENDING = (MESSAGE, START)
-ORDERED = (*SENDING, WAIT)
+SENDING = (MESSAGE, START_MESSAGE, START)
+ORDERED = (*SENDING, WAIT_MESSAGE, WAIT)
 
 
 def _keep_in_order() -> None:

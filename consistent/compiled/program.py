@@ -14,6 +14,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch.fx import GraphModule
@@ -21,9 +22,11 @@ from torch.fx import GraphModule
 from ..dispatch.plans.gradients import set_raw_grad
 from ..dispatch.plans.shards import attach, is_global
 from ..forms.random import generator
+from ..nn.moving.carry import forgetting
 from ..nn.nested import map_each
 from .drawing import signed
 from .opaque import SENDING, Call, known
+from .watching import Pieces, Watching, watchers
 
 _Off = torch._C.DisableTorchFunction
 _T = torch.Tensor
@@ -132,12 +135,16 @@ class Segment:
             if kept is not None and kept[0] is x and kept[1] == _T.data_ptr(x):
                 inputs[i] = kept[2]
             else:
-                inputs[i] = _T.as_subclass(x, _T)
+                inputs[i] = _T.as_subclass(_T.detach(x), _T)  # x is not its base: x may move
                 self._shards[i] = x, _T.data_ptr(x), inputs[i]
         return inputs
 
+    def forget_shards(self) -> None:
+        """Let go what is kept: tensors of places have other memory now."""
+        self._shards.clear()
 
-@dataclass
+
+@dataclass(eq=False)
 class Program:
     """Segments, one after another."""
 
@@ -148,12 +155,23 @@ class Program:
     count: int  # of values
     backend: Callable[..., Any]
     saved: list[Any] = field(default_factory=list)  # messages that passes left out
+    notes: list[str] = field(default_factory=list)  # what else was decided
+    pieces: list[Pieces] | None = None  # what reports call its parts, once one has watched it
+
+    def __post_init__(self) -> None:
+        _programs.add(self)
 
     def run(self, arguments: Sequence[torch.Tensor]) -> Any:
         """The result of the step."""
+        if not watchers:
+            return self._run(arguments, None)
+        with Watching(self) as watch:
+            return self._run(arguments, watch)
+
+    def _run(self, arguments: Sequence[torch.Tensor], watch: Watching | None) -> Any:
         values: list[Any] = [None] * self.count
-        with torch.no_grad(), known(self.calls):
-            for part in self.segments:
+        with torch.no_grad(), known(self.calls, watch):
+            for number, part in enumerate(self.segments):
                 for i, source in part.reads:
                     values[i] = source.read(arguments)
                 with _Off():
@@ -161,7 +179,7 @@ class Program:
                     run = part.compiled
                     if run is None:
                         run = part.compiled = self.backend(part.graph, inputs)
-                    made = run(*inputs)
+                    made = watch.segment(number, run, inputs) if watch else run(*inputs)
                 for i, x in zip(part.outputs, made, strict=True):
                     values[i] = x
                 if part.draws:
@@ -170,7 +188,7 @@ class Program:
                     write.run(values)
                 if part.live is not None:
                     with torch.enable_grad():
-                        part.live()
+                        watch.live(part) if watch else part.live()
             return _built(self.result, values, arguments)
 
     def messages(self) -> list[Call]:
@@ -186,6 +204,18 @@ class Program:
     def bytes(self) -> int:
         """What this rank sends in a step, without what live calls send."""
         return sum(call.bytes for call in self.messages())
+
+
+_programs: WeakSet[Program] = WeakSet()
+
+
+def _forget_shards() -> None:
+    for program in list(_programs):
+        for part in program.segments:
+            part.forget_shards()
+
+
+forgetting.append(_forget_shards)
 
 
 def _built(template: Any, values: Sequence[Any], arguments: Sequence[torch.Tensor]) -> Any:

@@ -6,19 +6,24 @@ import dataclasses
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 
+from mirrored.background import has_spare_cores
+from mirrored.transports.default import current
+
 from ..dispatch.plans.shards import is_global
 from ..nn.nested import map_tensors, tensors_in
+from .bounded import Bound
 from .live import listening
-from .memory import has_memory, storage_of
 from .opaque import Call
 from .passes import PASSES
+from .places import Places
 from .program import Program, Source
 from .rates import Rates
-from .recorder import NodePlace, Recorder, Writes, compiling
+from .recorder import NodePlace, Recorder, compiling
 from .segments import cut
 from .show import text
 from .state import Fact, State, find, same_value
@@ -125,36 +130,58 @@ class How(NamedTuple):
         name: for messages.
         compiling: what ``torch.compiler.is_compiling()`` says meanwhile.
         backend: makes a callable of a segment.
+        memory: bytes that a program may hold at a time.
+        overlap: whether messages run beside ops; "auto": where all ranks have cores to spare.
     """
 
     name: str
     compiling: bool
     backend: Callable[..., Any]
+    memory: int | None = None
+    overlap: bool | str = False
+
+
+class Around:
+    """What is done beside a recording; here nothing."""
+
+    def inside(self, is_paused: Callable[[], bool]) -> AbstractContextManager[None]:
+        """Around the step. While ``is_paused()``, what runs is not recorded."""
+        return nullcontext()
+
+    def ended(self, kept: Any) -> None:
+        """The step has run; it returns or keeps ``kept``."""
 
 
 def record(
-    how: How, step: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
+    how: How,
+    step: Callable[..., Any],
+    args: tuple,
+    kwargs: dict[str, Any],
+    around: Around | None = None,
 ) -> tuple[Any, Recorded | Unsettled]:
     """(the result of ``step(*args, **kwargs)``, its program, or why there is none)."""
+    ranks = tuple(range(current().size))
+    beside = how.overlap is True or (how.overlap == "auto" and has_spare_cores(ranks))
     state = find(step, (args, kwargs))
     given = tensors_in((args, kwargs))
     before, graded = Before(state, given), [x.requires_grad for x in given]
     calls: dict[int, Call] = {}
     recorder = Recorder(how.name, calls)
-    places = _Places(recorder, state)
+    places = Places(recorder, state)
     if state.refused:
         recorder.refuse(f"{state.refused[0]}.\n  A program would not notice if it changed.")
     for i, x in enumerate(given):
         recorder.know(Source("argument", i, x), x)
     places.know()
     drawn = _drawn_by_python()
-    rates = Rates(state.optimizers)
+    rates, around = Rates(state.optimizers), around or Around()
     try:
         with (
             rates.watched(),
             listening(recorder, state, rates, places.changes, places.know),
             recorder.recording(),
             compiling(how.compiling),
+            around.inside(lambda: recorder.is_paused),
         ):
             result = step(*args, **kwargs)
             recorder.check_seeds()
@@ -166,6 +193,7 @@ def record(
                 "here, call consistent.compile(..., tell_compiling=False)."
             )
         raise
+    around.ended([result, *(slot.read() for slot in state.slots)])
     more = [
         fact
         for key, facts in state.of_schedules.items()
@@ -177,7 +205,10 @@ def record(
     changed = [fact.path for fact in [*state.facts, *more] if not fact.holds()] + rates.written()
     if drawn != _drawn_by_python():
         changed.append("the state of Python's or numpy's random numbers")
+    bound = None if how.memory is None else Bound(how.memory)
     if changed and recorder.why is None:
+        if bound is not None:
+            bound.absent()
         return result, Unsettled(changed)
     if graded != [x.requires_grad for x in given]:
         recorder.refuse("an argument requires grad after the step and did not before, or reversed.")
@@ -185,8 +216,10 @@ def record(
     shown = map_tensors(result, lambda x: places.place_of(x, given))
     _check_result(recorder, shown)
     if recorder.why is not None:
+        if bound is not None:
+            bound.absent()
         return result, Recorded.failed(recorder.why)
-    program = cut(how.name, recorder, writes, shown, calls, how.backend, PASSES)
+    program = cut(how.name, recorder, writes, shown, calls, how.backend, PASSES, bound, beside)
     return result, Recorded(program, before)
 
 
@@ -220,68 +253,3 @@ def _check_result(recorder: Recorder, value: Any) -> None:
         return
     for x in value:
         _check_result(recorder, x)
-
-
-class _Places:
-    """The places of a step's state, and what was in them when last looked."""
-
-    def __init__(self, recorder: Recorder, state: State) -> None:
-        self._recorder, self._slots = recorder, state.slots
-        self._seen: list[Any] = [None] * len(state.slots)
-        self._memories: list[Any] = [None] * len(state.slots)
-
-    def know(self) -> None:
-        """Take note of what is there."""
-        for i, slot in enumerate(self._slots):
-            now = slot.read()
-            if isinstance(now, torch.Tensor):
-                memory = storage_of(now) if has_memory(now) else None
-                if now is not self._seen[i] or memory != self._memories[i]:
-                    self._recorder.know(Source("slot", slot, now), now)
-                self._memories[i] = memory
-            self._seen[i] = now
-
-    def changes(self) -> Writes:
-        """What was put into places since then."""
-        writes = []
-        for i, slot in enumerate(self._slots):
-            now = slot.read()
-            if now is self._seen[i]:
-                if isinstance(now, torch.Tensor) and has_memory(now):
-                    if storage_of(now) != self._memories[i]:
-                        self._recorder.refuse(
-                            f"{slot.path} was given other memory (x.data = ...).\n"
-                            "  Write into it: x.data.copy_(...)."
-                        )
-                continue
-            self._seen[i] = now
-            if now is None:
-                writes.append((slot, None))
-            elif isinstance(now, torch.Tensor):
-                self._memories[i] = storage_of(now) if has_memory(now) else None
-                writes.append((slot, self._made(now)))
-            else:
-                self._recorder.refuse(
-                    f"{slot.path} holds a tensor before the step and {type(now).__name__} after it."
-                )
-        return writes
-
-    def _made(self, x: Any) -> NodePlace:
-        node = self._recorder.found(x)
-        return NodePlace(node, x._spec if is_global(x) else None)
-
-    def place_of(self, x: Any, given: list[Any]) -> NodePlace:
-        """Where a tensor of the result comes from."""
-        for i, other in enumerate(given):
-            if x is other:
-                return NodePlace(None, argument=i)
-        for slot, other in zip(self._slots, self._seen, strict=True):
-            if x is other:
-                return NodePlace(None, slot=slot)
-        if x.requires_grad and not self._recorder.ran_backward:
-            self._recorder.refuse(
-                "the step returns a tensor that requires grad, and runs no backward.\n"
-                "  A program keeps no graph.\n  Compile the whole step, with backward() in it, or "
-                "call this under torch.no_grad()."
-            )
-        return self._made(x)

@@ -10,8 +10,12 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from ..nn.nested import each_in, map_each
+from ..spec.bytes_text import bytes_text
+from .bounded import Bound
 from .opaque import ORDERED, Call
 from .passes import Trace
+from .passes.overlap import overlap
+from .passes.peak import Count, remove_dead
 from .program import LIVE, Place, Program, Segment, Source, Write
 from .recorder import NodePlace, Recorder, Writes
 
@@ -24,13 +28,21 @@ def cut(
     calls: dict[int, Call],
     backend: Callable[..., Any],
     passes: Sequence[Callable[[Trace], None]],
+    bound: Bound | None = None,
+    beside: bool = False,
 ) -> Program:
     """The program of what ``recorder`` noted, which ends with ``writes`` and gives ``result``."""
     lasting = [p.node for end in _ends(recorder, writes) for _, p in end if p and p.node]
     lasting += [p.node for p in each_in(result, NodePlace) if p.node]
     trace = Trace(recorder.graph, calls, set(lasting))
+    if bound is not None:
+        bound.begin(trace)
     for run in passes:
         run(trace)
+    if bound is not None:
+        bound.end(trace)
+    if beside:
+        beside_ops(trace, None if bound is None else bound.bytes)
     pieces: list[list[Node]] = [[]]
     lives: list[Node] = []
     for node in recorder.graph.nodes:
@@ -92,7 +104,19 @@ def cut(
             )
         )
     shown = map_each(result, NodePlace, numbered)
-    return Program(name, segments, shown, calls, len(numbers), backend, trace.saved)
+    return Program(name, segments, shown, calls, len(numbers), backend, trace.saved, trace.notes)
+
+
+def beside_ops(trace: Trace, most: int | None) -> None:
+    """Let messages run beside ops, where no more than ``most`` bytes are held."""
+    remove_dead(trace)
+    before = Count(trace).bytes
+    moved = overlap(trace, None if most is None else max(most, before))
+    after = Count(trace).bytes
+    trace.notes.append(
+        f"overlap: {moved} messages run beside ops; {bytes_text(after)} held at a time, "
+        f"{bytes_text(before)} before"
+    )
 
 
 def _ends(recorder: Recorder, writes: Writes) -> list[Writes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -115,20 +116,36 @@ class Cell:
         """The values whose gradients backward begins from."""
         return list(self._roots)
 
-    def backward(self, grads: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    def backward(
+        self, grads: Mapping[int, torch.Tensor], give: Callable[[int, torch.Tensor], None]
+    ) -> None:
         """All of it. ``grads`` has for each value in ``wants`` the shard of its gradient, in the
-        dual of its spec; returns those of what entered, by move."""
+        dual of its spec. ``give`` is called with those of what entered, by move, when they are
+        there: sums of parameters' gradients that are under way are waited for after that."""
         roots, seeds = self._seeded(grads)
+        left = dict(self._leaves)
+
+        def there(leaf: torch.Tensor, move: int) -> None:
+            assert leaf.grad is not None
+            give(move, leaf.grad.detach())
+            del left[move]
+
+        for move, leaf in self._leaves.items():
+            leaf.register_post_accumulate_grad_hook(partial(there, move=move))
         if roots:
             torch.autograd.backward(roots, seeds)
-        return self._entered(lambda move: self._leaves[move].grad)
+        for move, leaf in left.items():
+            give(move, torch.zeros_like(leaf))
+        self._leaves = {}
 
     def backward_of_inputs(self, grads: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """The first half: gradients of what entered alone."""
         roots, seeds = self._seeded(grads)
         self._split = SplitBackward(roots, seeds, list(self._leaves.values()))
-        found = dict(zip(self._leaves, self._split.of_inputs(), strict=True))
-        return self._entered(found.get)
+        found = {}
+        for (move, leaf), grad in zip(self._leaves.items(), self._split.of_inputs(), strict=True):
+            found[move] = torch.zeros_like(leaf) if grad is None else grad.detach()
+        return found
 
     def backward_of_weights(self) -> None:
         """The second half: gradients of parameters."""
@@ -144,15 +161,6 @@ class Cell:
             seeds.append(attach(grads[index], x._spec.dual))
         self._losses, self._roots = [], {}
         return roots, seeds
-
-    def _entered(self, grad_of: Callable[[int], torch.Tensor | None]) -> dict[int, torch.Tensor]:
-        found = {}
-        for move, leaf in self._leaves.items():
-            grad = grad_of(move)
-            found[move] = torch.zeros_like(leaf) if grad is None else grad.detach()
-        if self._split is None:
-            self._leaves = {}
-        return found
 
 
 class _Arrive(torch.autograd.Function):

@@ -120,6 +120,11 @@ class Engine:
 
     # -- programs ----------------------------------------------------------------------------------
 
+    @property
+    def programs(self) -> list[Program]:
+        """Those that were recorded, the newest at the end."""
+        return list(self._programs.values())
+
     def _program(
         self, step: Callable[..., Any], args: tuple, kwargs: dict, rows: int, trains: bool
     ) -> Program:

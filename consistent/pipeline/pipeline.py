@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -10,13 +11,17 @@ from torch import nn
 
 from mirrored.transports.default import current
 
-from ..nn.parallelize import parallelize, plan_of
-from ..spec import B, Placement
+from ..nn.parallelize import parallelize
+from ..nn.recompute import recompute, recomputing
+from ..spec import Placement, check_placement
+from ..spec.nearest import suggestion
 from .cut import Cut, balanced, by_names, parts
 from .engine import Engine
 from .measure import measured
 from .micro_batches import rows_of
 from .schedules import lines_of, stages_per_line
+from .share import batch_axes, check_plan, has_state, modules_of, plan_of_share, share_of
+from .show import show
 from .stage import Stage, check_stages, set_stage
 from .table import Schedule
 from .tied import Tied, tied_places
@@ -35,6 +40,7 @@ def pipeline(
     plan: Any = None,
     reduction: Literal["mean", "sum"] = "mean",
     sample: Any = None,
+    checkpoint: Sequence[str] = (),
 ) -> Pipeline:
     """Cut ``model`` into stages, in place: each stage's parameters become global tensors on its
     placement.
@@ -63,31 +69,40 @@ def pipeline(
         schedule: "gpipe", "1f1b", "interleaved1f1b", "loopedbfs", "interleavedzerobubble",
             "zbvzerobubble", "dualpipev", or "one at a time".
         plan: how each stage is laid out over its placement, as ``parallelize`` takes it; a list has
-            one for each stage. Along axes where no parameter is split the batch is.
+            one for each stage. Along axes where no parameter is split the batch is. A ``Plan`` of
+            the whole model serves all stages.
         reduction: whether the loss is a "mean" over rows or a "sum".
         sample: a batch for "auto": a tensor, a tuple of arguments, or a dict of keywords.
+        checkpoint: names of modules whose activations backward computes again, instead of keeping
+            them: ``torch.utils.checkpoint`` at each of their calls.
 
     Raises:
         ValueError: a name is no module, stages and placements do not fit the schedule, or a rank is
             in no stage.
     """
+    for placement in placements:
+        check_placement("pipeline", placement)
+    mark(model, checkpoint)
     cut = _cut(model, placements, split, schedule, sample)
     where = _placed(placements, len(cut.stages), schedule)
     _check_ranks(where)
-    plans = list(plan) if isinstance(plan, list | tuple) else [plan] * len(where)
+    several = isinstance(plan, list | tuple)
+    plans = list(plan) if several else [plan] * len(where)
     if len(plans) != len(where):
         raise ValueError(
             f"pipeline: {len(plans)} plans are given for {len(where)} stages. Give one for each, "
             "or a single one for all."
         )
-    tied = tied_places([_modules_of(cut, stage) for stage in range(len(where))])
+    for each in plans if several else [plan]:
+        check_plan(model, each)
+    tied = tied_places([modules_of(cut, stage) for stage in range(len(where))])
     splits = []
     for stage, placement in enumerate(where):
-        share = _share_of(cut, stage)
-        parallelize(share, placement, plans[stage])
-        splits.append(_batch_axes(share, placement))
+        share = share_of(cut, stage)
+        parallelize(share, placement, plan_of_share(plans[stage], share))
+        splits.append(batch_axes(share, placement))
         for unit in cut.stages[stage]:
-            if _has_state(unit.module):
+            if has_state(unit.module):
                 set_stage(unit.module, stage, placement)
     engine = Engine(
         type(model).__name__, where, splits, lambda: list(model.modules()), schedule, moves=True
@@ -124,6 +139,17 @@ class Pipeline:
         """What each placement does, in order."""
         return self._engine.table(self.micro_batches)
 
+    def show(self, path: str | Path | None = None) -> str:
+        """The schedule, and the program of a micro-batch by stages, as text. With ``path`` also as
+        an HTML page that needs nothing beside it, with the stages side by side. Nothing is
+        communicated, and every rank has the same.
+
+        Raises:
+            RuntimeError: no step ran yet.
+            ValueError: ``path`` does not end in .html.
+        """
+        return show(self._engine, self.micro_batches, path)
+
     def parts(self, stage: int) -> list[str]:
         """The names of the modules in a stage."""
         return [unit.name for unit in self._cut.stages[stage]]
@@ -145,13 +171,13 @@ class Pipeline:
             ValueError: the batch cannot be cut.
             RuntimeError: ranks pass other batches, or one of them failed.
         """
-        args, kwargs = _arguments(batch)
+        args, kwargs = arguments_of(batch)
         rows = rows_of(type(self.model).__name__, (args, kwargs))
         self._tied.begin()
+        given = (args, kwargs, target, rows, outputs)
         try:
-            found = self._engine.run(
-                self._trained, (args, kwargs, target, rows, outputs), {}, self.micro_batches, _as_is
-            )
+            with recomputing(self.model.modules()):
+                found = self._engine.run(self._trained, given, {}, self.micro_batches, _as_is)
         finally:
             if self._tied:
                 self._tied.end()
@@ -169,38 +195,64 @@ class Pipeline:
 
     def _trained(self, args: tuple, kwargs: dict, target: Any, rows: int, outputs: bool) -> Any:
         out = self.model(*args, **kwargs)
-        if self._loss is not None:
-            loss = self._loss(out, target)
-        else:
-            loss = getattr(out, "loss", out)
-        if not isinstance(loss, torch.Tensor) or loss.ndim:
-            said = (
-                f"a tensor of shape {tuple(loss.shape)}"
-                if isinstance(loss, torch.Tensor)
-                else (f"a {type(loss).__name__}")
-            )
-            raise ValueError(
-                f"pipeline: the loss of {type(self.model).__name__} is {said}.\n"
-                "  Backward begins at a tensor without dims.\n"
-                "  Give loss=, such as torch.nn.functional.cross_entropy."
-            )
+        loss = loss_of(self.model, self._loss, out, target)
         if self._reduction == "sum":
             loss = loss * (rows / rows_of("pipeline", (args, kwargs)))
         loss.backward()
         return (loss, out) if outputs else loss
 
 
+def loss_of(model: nn.Module, loss: Loss | None, out: Any, target: Any) -> Any:
+    """The loss of what ``model`` returned: that of ``loss``, or without it the model's own.
+
+    Raises:
+        ValueError: it is no tensor without dims.
+    """
+    found = getattr(out, "loss", out) if loss is None else loss(out, target)
+    if not isinstance(found, torch.Tensor) or found.ndim:
+        said = (
+            f"a tensor of shape {tuple(found.shape)}"
+            if isinstance(found, torch.Tensor)
+            else f"a {type(found).__name__}"
+        )
+        raise ValueError(
+            f"pipeline: the loss of {type(model).__name__} is {said}.\n"
+            "  Backward begins at a tensor without dims.\n"
+            "  Give loss=, such as torch.nn.functional.cross_entropy."
+        )
+    return found
+
+
 def _as_is(loss: Any) -> Any:
     return loss
 
 
-def _arguments(batch: Any) -> tuple[tuple, dict[str, Any]]:
+def arguments_of(batch: Any) -> tuple[tuple, dict[str, Any]]:
+    """(args, kwargs) of a batch: a tensor, a tuple or list of arguments, a mapping of keywords."""
     if isinstance(batch, Mapping):
         return (), dict(batch)
     return (tuple(batch), {}) if isinstance(batch, list | tuple) else ((batch,), {})
 
 
 # -- making it -------------------------------------------------------------------------------------
+
+
+def mark(model: nn.Module, names: Sequence[str]) -> None:
+    """Mark the modules of these names: backward computes their activations again.
+
+    Raises:
+        ValueError: a name is no module.
+    """
+    known = dict(model.named_modules())
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"pipeline: checkpoint names {name!r}, which is no module of "
+                f"{type(model).__name__}.{suggestion(name, known)}\n"
+                "  The activations of whole modules are computed again.\n"
+                "  List them with model.named_modules()."
+            )
+        recompute(known[name])
 
 
 def _cut(
@@ -242,56 +294,3 @@ def _check_ranks(placements: Sequence[Placement]) -> None:
             + ".\n  It would have nothing to do.\n"
             "  Put every rank in a stage, or start fewer processes."
         )
-
-
-def _modules_of(cut: Cut, stage: int) -> list[nn.Module]:
-    """What holds the parameters of a stage."""
-    own: list[nn.Module] = [unit.module for unit in cut.stages[stage]]
-    return own + [_holder(module) for module, at in cut.owners.values() if at == stage]
-
-
-def _holder(module: nn.Module) -> nn.Module:
-    """A module that has the parameters of ``module`` itself, and none of those inside it."""
-    made = nn.Module()
-    made._parameters = module._parameters
-    return made
-
-
-def _has_state(module: nn.Module) -> bool:
-    """Whether it has parameters, or buffers that are saved: the others are constants, which every
-    stage may compute with."""
-    return any(
-        x is not None and key not in each._non_persistent_buffers_set
-        for each in module.modules()
-        for key, x in (*each._parameters.items(), *each._buffers.items())
-    )
-
-
-def _share_of(cut: Cut, stage: int) -> nn.Module:
-    """The parts of a stage under the names that they have in the model."""
-    root = nn.Module()
-    for name, (module, at) in cut.owners.items():
-        if at == stage:
-            _at(root, name)._parameters = module._parameters
-    for unit in cut.stages[stage]:
-        if _has_state(unit.module):
-            path, _, key = unit.name.rpartition(".")
-            _at(root, path)._modules[key] = unit.module
-    return root
-
-
-def _at(root: nn.Module, path: str) -> nn.Module:
-    for key in path.split(".") if path else ():
-        found = root._modules.get(key)
-        if found is None:
-            found = root._modules[key] = nn.Module()
-        root = found
-    return root
-
-
-def _batch_axes(share: nn.Module, placement: Placement) -> tuple[int, ...]:
-    """The axes along which every parameter is used whole."""
-    layouts = list(plan_of(share).tensors.values())
-    return tuple(
-        axis for axis in range(placement.ndim) if all(each.use[axis] is B for each in layouts)
-    )

@@ -22,6 +22,7 @@ from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
 
+from ..spec.nearest import suggestion
 from .simulate import check
 from .table import KINDS, Action, Schedule
 
@@ -97,7 +98,8 @@ def check_name(name: str) -> _Kind:
     found = SCHEDULES.get(name.lower())
     if found is None:
         raise ValueError(
-            f"schedule: {name!r} is not known. Give one of {', '.join(map(repr, SCHEDULES))}."
+            f"schedule: {name!r} is not known.{suggestion(name, SCHEDULES)} Give one of "
+            f"{', '.join(map(repr, SCHEDULES))}."
         )
     return found
 

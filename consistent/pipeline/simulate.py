@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from .table import KINDS, Action, Schedule
@@ -11,49 +11,71 @@ from .table import KINDS, Action, Schedule
 SECONDS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 
 
+def _equal(action: Action) -> float:
+    return SECONDS[action.kind]
+
+
+def _at_once(before: Action, action: Action) -> float:
+    return 0.0
+
+
 @dataclass(frozen=True)
 class Played:
     """When each action begins and ends."""
 
-    times: Mapping[Action, tuple[float, float]]
+    times: dict[Action, tuple[float, float]]
     seconds: float
     bubble: float  # the share of time in which placements stand idle, 0 to 1
 
 
-def play(table: Schedule, seconds: Mapping[str, float] = SECONDS) -> Played:
-    """Run each action as soon as what it needs is there; sending takes no time.
+def play(
+    table: Schedule,
+    seconds: Callable[[Action], float] = _equal,
+    sending: Callable[[Action, Action], float] = _at_once,
+) -> Played:
+    """Run each action as soon as what it needs is there.
+
+    Args:
+        seconds: of an action.
+        sending: seconds from the end of an action until another one has what it made.
 
     Raises:
         ValueError: actions wait for each other in a circle.
     """
     times: dict[Action, tuple[float, float]] = {}
     at, clock = [0] * len(table.lines), [0.0] * len(table.lines)
-    busy, went = 0.0, True
+    busy, went, halves = 0.0, True, _halves(table)
     while went:
         went = False
         for k, line in enumerate(table.lines):
             while at[k] < len(line):
                 action = line[at[k]]
-                needed = [times.get(need) for need in _needs(action, table)]
-                if not all(needed):
+                needs = _needs(action, table.stages, halves)
+                if any(need not in times for need in needs):
                     break
-                begin = max([clock[k], *(end for _, end in filter(None, needed))])
-                clock[k] = begin + seconds[action.kind]
+                ready = [times[need][1] + sending(need, action) for need in needs]
+                begin, lasts = max([clock[k], *ready]), seconds(action)
+                clock[k] = begin + lasts
                 times[action] = begin, clock[k]
-                busy += seconds[action.kind]
+                busy += lasts
                 at[k] += 1
                 went = True
     for k, line in enumerate(table.lines):
         if at[k] < len(line):
             raise ValueError(
                 f"schedule: {table.name!r} stops before {line[at[k]]}, which waits for what never "
-                f"comes: {', '.join(map(str, _needs(line[at[k]], table)))}."
+                f"comes: {', '.join(map(str, _needs(line[at[k]], table.stages, halves)))}."
             )
     total = max(clock, default=0.0)
     return Played(times, total, 1 - busy / (total * len(table.lines)) if total else 0.0)
 
 
-def _needs(action: Action, table: Schedule) -> list[Action]:
+def _halves(table: Schedule) -> set[Action]:
+    """The first halves of backward, where it runs in halves."""
+    return {action for line in table.lines for action in line if action.kind == "I"}
+
+
+def _needs(action: Action, stages: int, halves: set[Action]) -> list[Action]:
     """What must have run before, on any placement."""
     kind, stage, m = action
     if kind == "F":
@@ -61,9 +83,9 @@ def _needs(action: Action, table: Schedule) -> list[Action]:
     if kind == "W":
         return [Action("I", stage, m)]
     before = [Action("F", stage, m)]
-    if stage + 1 < table.stages:
-        split = any(Action("I", stage + 1, m) in line for line in table.lines)
-        before.append(Action("I" if split else "B", stage + 1, m))
+    if stage + 1 < stages:
+        half = Action("I", stage + 1, m)
+        before.append(half if half in halves else Action("B", stage + 1, m))
     return before
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..compiled import check_backend
+from ..compiled import check_backend, check_layouts, check_memory, check_overlap
 from ..pipeline.schedules import check_name
 
 
@@ -24,6 +24,9 @@ class GraphConfig:
         schedule: the order in which stages run micro-batches; see ``consistent.nn.pipeline``.
         backend: run the whole step as one recorded program, by "inductor" or by "ops"; see
             ``consistent.compile``. None: as it is written.
+        layouts: of the recorded program, as for ``consistent.compile``.
+        memory: bytes, as for ``consistent.compile``.
+        overlap: as for ``consistent.compile``.
     """
 
     amp: torch.dtype | None = None
@@ -31,6 +34,9 @@ class GraphConfig:
     zero: int = 0
     schedule: str = "1f1b"
     backend: str | None = None
+    layouts: str | None = None
+    memory: int | None = None
+    overlap: bool | str = False
     _settled: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def enable_amp(self, mode: bool = True, *, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -63,14 +69,29 @@ class GraphConfig:
             )
         self.zero = stage if mode else 0
 
-    def enable_compile(self, mode: bool = True, *, backend: str = "inductor") -> None:
-        """Record the second step and run it as a program from then on.
+    def enable_compile(
+        self,
+        mode: bool = True,
+        *,
+        backend: str = "inductor",
+        layouts: str | None = None,
+        memory: int | None = None,
+        overlap: bool | str = False,
+    ) -> None:
+        """Record the second step and run it as a program from then on. ``layouts``,
+        ``memory`` and ``overlap`` are as for ``consistent.compile``.
 
         Raises:
-            ValueError: the backend is not known.
+            ValueError: the backend is not known, ``layouts`` is neither "auto" nor None,
+                ``memory`` is no number of bytes, or ``overlap`` is none of True, False and "auto".
+            ImportError: ``layouts`` is "auto", and scipy is not installed.
         """
         check_backend("enable_compile", backend)
+        check_layouts("enable_compile", layouts)
+        check_memory("enable_compile", memory)
+        check_overlap("enable_compile", overlap)
         self.backend = backend if mode else None
+        self.layouts, self.memory, self.overlap = layouts, memory, overlap
 
     def set_schedule(self, name: str) -> None:
         """Run stages in the order of this schedule.

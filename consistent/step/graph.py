@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..compiled import CompiledStep
 from ..dispatch.plans.shards import is_global
+from ..nn.recompute import recomputing
 from ..pipeline.stage import Stage, check_stages, set_stage, stage_of
 from ..spec import Placement
 from . import zero
 from .accumulate import accumulated
 from .backward_calls import taken
 from .config import GraphConfig
-from .graph_module import recomputing
 from .optimizers import Optimizers
 from .pipelined import Pipelined
 
@@ -152,23 +153,32 @@ class Graph:
                 f"{self.config.backend!r}.\n  A compiled step is one program on all ranks, and "
                 "stages run different ones.\n  Leave enable_compile() out."
             )
-        if self._compiled is None or self._compiled.backend != self.config.backend:
-            self._compiled = CompiledStep(self._step, backend=self.config.backend)
+        config = self.config
+        how: dict[str, Any] = {"backend": config.backend, "layouts": config.layouts}
+        how.update(memory=config.memory, overlap=config.overlap)
+        if self._compiled is None or self._compiled.how != how:
+            self._compiled = CompiledStep(self._step, **how)
         return self._compiled(*args, **kwargs)
 
-    def show(self) -> str:
-        """The compiled programs as text: ops with their layouts, what is sent, and the lines of
-        ``build`` that they come from.
+    def show(self, path: str | Path | None = None) -> str:
+        """What was recorded as text. Of a compiled graph it is its programs: ops with their
+        layouts, what is sent, and the lines of ``build`` that they come from. Of a graph whose
+        stages run micro-batches it is the schedule, and what each stage does. With ``path`` that is
+        also written as an HTML page that needs nothing beside it.
 
         Raises:
             RuntimeError: nothing was recorded yet, or nothing is to be.
+            ValueError: ``path`` does not end in .html.
         """
-        if self._compiled is None or not self._compiled.programs:
-            raise RuntimeError(
-                f"{type(self).__name__}.show: no step was recorded yet.\n"
-                "  Call config.enable_compile(), then the graph twice."
-            )
-        return self._compiled.show()
+        if self._compiled is not None and self._compiled.programs:
+            return self._compiled.show(path)
+        if self._pipeline is not None:
+            return self._pipeline.show(path)
+        raise RuntimeError(
+            f"{type(self).__name__}.show: no step was recorded yet.\n"
+            "  Call config.enable_compile(), then the graph twice; or set stages and "
+            "config.set_gradient_accumulation_steps(), then call it once."
+        )
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
         stages = self.stages()

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any
-
 import torch
-from torch.utils.checkpoint import checkpoint
 
+from ..nn.recompute import is_recomputed, recompute
 from ..pipeline.stage import Stage, set_stage, stage_of
 from ..spec import Placement
 from ..torch_patches.views_of_modules import views
-
-_RECOMPUTED = "_consistent_recomputed"
 
 
 class GraphModule:
@@ -48,34 +41,11 @@ class GraphModule:
     @property
     def activation_checkpointing(self) -> bool:
         """Whether backward computes the module's activations again, instead of keeping them."""
-        return self.module.__dict__.get(_RECOMPUTED, False)
+        return is_recomputed(self.module)
 
     @activation_checkpointing.setter
     def activation_checkpointing(self, value: bool) -> None:
-        self.module.__dict__[_RECOMPUTED] = bool(value)
+        recompute(self.module, value)
 
 
 views.add(GraphModule)
-
-
-@contextmanager
-def recomputing(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
-    """Inside, those of ``modules`` that are to be recomputed run under torch's checkpoint."""
-    asked = [m for m in modules if m.__dict__.get(_RECOMPUTED)]
-    before = [m.__dict__.get("_compiled_call_impl") for m in asked]
-    for module in asked:
-        module.__dict__["_compiled_call_impl"] = functools.partial(_recomputed, module)
-    try:
-        yield
-    finally:
-        for module, call in zip(asked, before, strict=True):
-            if call is None:
-                del module.__dict__["_compiled_call_impl"]
-            else:
-                module.__dict__["_compiled_call_impl"] = call
-
-
-def _recomputed(module: Any, *args: Any, **kwargs: Any) -> Any:
-    if not torch.is_grad_enabled():
-        return module._call_impl(*args, **kwargs)
-    return checkpoint(module._call_impl, *args, use_reentrant=False, **kwargs)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..pipeline.engine import Engine
+from ..pipeline.show import show
 from ..pipeline.stage import Stage
 
 
@@ -28,6 +30,10 @@ class Pipelined:
     def fits(self, stages: list[Stage], config: Any) -> bool:
         """Whether stages and schedule are those that this was made for."""
         return self._asked == ([*stages], config.schedule)
+
+    def show(self, path: str | Path | None) -> str:
+        """The schedule, and the program of a micro-batch by stages; see ``Pipeline.show``."""
+        return show(self._engine, self._graph.config.micro_batches, path)
 
     def run(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         """What ``build`` returns for a batch, backward included where it calls it.

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from ..opaque import MESSAGE, Call
+from ..opaque import MESSAGE, ORDERED, Call
 from ..program import LIVE
 
 
@@ -31,7 +31,7 @@ class Saved:
 @dataclass
 class Trace:
     """A graph whose nodes say in ``meta``: "memory", that of their value; "written", the memories
-    that they write into.
+    that they write into; "held": the bytes of the memory.
 
     Args:
         replaced: node -> the one that has its value now.
@@ -46,6 +46,7 @@ class Trace:
     keep_bytes: int = 16 << 20
     replaced: dict[Node, Node] = field(default_factory=dict)
     saved: list[Saved] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def positions(self) -> dict[Node, int]:
         """The place of each node in the order of the graph."""
@@ -54,6 +55,10 @@ class Trace:
     def messages(self) -> list[Node]:
         """The messages that give new tensors."""
         return [node for node in self.graph.nodes if node.target is MESSAGE]
+
+    def is_ordered(self, node: Node) -> bool:
+        """Whether all ranks do it in one order."""
+        return node.target in ORDERED
 
     def call(self, node: Node) -> Call:
         """What a message does."""

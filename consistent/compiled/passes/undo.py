@@ -34,7 +34,7 @@ def undo(trace: Trace) -> None:
                     continue
                 with trace.graph.inserting_before(user):
                     copy = trace.graph.call_function(_aten.clone.default, (given,))
-                copy.meta.update(user.meta)
+                copy.meta.update(user.meta, memory=object())
                 trace.replace(user, copy)
                 trace.graph.erase_node(user)
             if not whole.users and whole not in trace.lasting:

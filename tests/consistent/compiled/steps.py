@@ -12,7 +12,7 @@ import consistent
 Made = tuple[Callable[..., Any], list[Any]]  # a step, and what it changes
 
 
-def beside(make: Callable[[], Made], batches: list[tuple], backend: str = "ops") -> Any:
+def beside(make: Callable[[], Made], batches: list[tuple], backend: str = "ops", **how: Any) -> Any:
     """Call the step that ``make`` gives with each batch, eagerly and as a program.
     Raises:
         AssertionError: results, or what the step changes, are not the same after a call.
@@ -26,7 +26,7 @@ def beside(make: Callable[[], Made], batches: list[tuple], backend: str = "ops")
     random = torch.get_rng_state()
     torch.manual_seed(3)
     step, changed = make()
-    program = consistent.compile(step, backend=backend, fullgraph=True)
+    program = consistent.compile(step, backend=backend, fullgraph=True, **how)
     for i, batch in enumerate(batches):
         found = _values(program(*batch)), [_values(x) for x in changed]
         for ours, theirs in zip(_flat(found), _flat(wanted[i]), strict=True):

@@ -44,6 +44,8 @@ def test_trains_as_one_process_does(rank: int, name: str) -> None:
         loss, out = graph(first, consistent.distribute(y, places[1], B))
         assert loss.item() == pytest.approx(wanted[step], abs=1e-9)
         assert out.shape == (8, 3)
+    shown = graph.show()
+    assert shown.startswith(f"{name}: 2 stages") and "stage 0 -> 1" in shown
     assert_same(dict(net.named_parameters()), dict(plain.named_parameters()))
 
 

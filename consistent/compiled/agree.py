@@ -1,0 +1,50 @@
+"""What ranks tell each other about a step: which program they run, and what they have recorded."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+
+from mirrored.transports.default import current
+
+from .program import Program
+
+FAILED = "failed"
+
+
+def told(number: int) -> list[int]:
+    """That of every rank."""
+    transport = current()
+    if transport.size == 1:
+        return [number]
+    ranks = tuple(range(transport.size))
+    mine = torch.tensor([number])
+    return torch.cat(transport.all_gather(mine, [(1,)] * transport.size, ranks)).tolist()
+
+
+def gathered(mine: Any) -> list[Any]:
+    """What every rank gives."""
+    transport = current()
+    if transport.size == 1:
+        return [mine]
+    return transport.gather_objects(mine, tuple(range(transport.size)))
+
+
+def sent(program: Program | None) -> Any:
+    """What ranks compare of a program."""
+    if program is None:
+        return FAILED
+    return [(call.kind, call.op, call.ranks, call.gathered) for call in program.messages()]
+
+
+def fit_together(every: list[Any]) -> bool:
+    """Whether every two ranks have the same messages to send each other."""
+    if FAILED in every:
+        return False
+    for a, b in itertools.combinations(range(len(every)), 2):
+        both = [[m for m in every[r] if a in m[2] and b in m[2]] for r in (a, b)]
+        if both[0] != both[1]:
+            return False
+    return True

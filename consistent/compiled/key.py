@@ -1,0 +1,69 @@
+"""What the programs of a step are found by: what is given, and the modes around it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from ..dispatch import _C
+from ..dispatch.planning import autocast
+from ..dispatch.plans.shards import is_global
+from ..nn.nested import map_tensors, tensors_in
+from .memory import geometry, has_memory, storage_of
+
+
+def key_of(args: tuple, kwargs: dict[str, Any]) -> Any:
+    """What a program is found by: what is given, and the modes around. None if what is given cannot
+    be compared."""
+    tensors = tensors_in((args, kwargs))
+    memories = [storage_of(x) if has_memory(x) else -1 - i for i, x in enumerate(tensors)]
+    shared = tuple(
+        (memories.index(m), geometry(x)[0] if memories.count(m) > 1 else 0)
+        for m, x in zip(memories, tensors, strict=True)
+    )
+    modes = (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        autocast.now(),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        _C.is_synced(),
+    )
+    try:
+        return _frozen(map_tensors((args, kwargs), _shown)), shared, modes
+    except TypeError:
+        return None
+
+
+def _shown(x: Any) -> Any:
+    if is_global(x):
+        return x._spec, x.requires_grad
+    return (
+        tuple(x.shape),
+        x.stride() if has_memory(x) else x.layout,
+        x.dtype,
+        x.device,
+        x.requires_grad,
+    )
+
+
+def _frozen(value: Any) -> Any:
+    """Raises TypeError for what has no value that can be compared."""
+    if isinstance(value, dict):
+        return tuple((k, _frozen(v)) for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return type(value).__name__, *map(_frozen, value)
+    if isinstance(value, set | frozenset):
+        return type(value).__name__, frozenset(map(_frozen, value))
+    if isinstance(value, slice):
+        return "slice", value.start, value.stop, value.step
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = (getattr(value, f.name) for f in dataclasses.fields(value))
+        return type(value), *map(_frozen, fields)
+    if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
+        array: Any = value
+        return "numpy", array.shape, str(array.dtype), array.tobytes()
+    hash(value)
+    return type(value), value

@@ -1,0 +1,211 @@
+"""The lines of a program: of each op what it is, its layout, its bytes and its line of the step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from torch.fx import Node
+
+from ..drawing.words import layout_text, sbp_text, short_site
+from ..nn.nested import map_each
+from .opaque import (
+    DRAWN,
+    ORDERED,
+    SENDING,
+    START,
+    START_MESSAGE,
+    WAIT,
+    WAIT_MESSAGE,
+    shape_of,
+)
+
+Program = Segment = Any  # those of program.py, which imports this file
+
+_LAYOUTS = ("getitem", "_item")
+_WORDS = {
+    DRAWN: "random",
+    START: "start",
+    START_MESSAGE: "start",
+    WAIT: "wait for",
+    WAIT_MESSAGE: "wait for",
+}
+
+
+@dataclass(slots=True)
+class Row:
+    """One line of a program.
+
+    Args:
+        kind: "read", "item", "op", "random", "message", "start" or "wait for" (of a message that
+            goes on beside the ops), "put", or "live".
+        text: what it does, such as ``%4 = mm(%2, %3)``.
+        layout: dtype, sizes and SBP of its result.
+        where: ``file:line in function`` of the step; "" of what no line does.
+        sent: bytes that this rank sends in it; None where it sends nothing.
+        held: bytes of its result on this rank.
+        boxing: the SBPs from which and into which a message boxes, where that is known.
+        name: of the op or message alone.
+        again: whether it was done before, and is done once more in place of holding its result.
+    """
+
+    kind: str
+    text: str
+    layout: str = ""
+    where: str = ""
+    sent: int | None = None
+    held: int = 0
+    boxing: tuple[str, str] | None = None
+    name: str = ""
+    again: bool = False
+
+    @property
+    def at(self) -> str:
+        """``train.py:12``, or ``train.py:12, again``."""
+        return short_site(self.where) + (", again" if self.again else "")
+
+    @property
+    def move(self) -> str:
+        """``S(0) -join-> B`` of a message, or its name where no layouts are known."""
+        name = f"{self.kind} {self.name}" if self.kind == "wait for" else self.name
+        return name if self.boxing is None else f"{self.boxing[0]} -{name}-> {self.boxing[1]}"
+
+
+def rows(program: Program) -> Iterator[Row]:
+    """The lines in order."""
+    fresh = count(program.count)
+    for part in program.segments:
+        yield from _rows(program, part, fresh)
+
+
+def _rows(program: Program, part: Segment, fresh: Iterator[int]) -> Iterator[Row]:
+    nodes = part.graph.graph.nodes
+    names: dict[Node, str] = {}
+    inputs = (node for node in nodes if node.op == "placeholder")
+    for node, number in zip(inputs, part.inputs, strict=True):
+        names[node] = f"%{number}"
+    for number, source in part.reads:
+        text = f"%{number} = {_source(source)}"
+        yield Row("read", text, _kind(source.x), held=_bytes_of(source.x))
+    numbers = iter(part.outputs)
+    returned: Any = next(n for n in nodes if n.op == "output").args[0]
+    outs = {node: f"%{next(numbers)}" for node in returned}
+    for node in nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        if is_item(node):  # %3[0]
+            whole, i = node.args
+            names[node] = names[whole] if len(whole.users) == 1 else f"{names[whole]}[{i}]"
+            if node in outs:
+                yield Row("item", f"{outs[node]} = {names[node]}", _layout(node))
+            continue
+        names[node] = outs.get(node) or f"%{next(fresh)}"
+        yield row(program, node, names)
+    for write in part.writes:
+        value = "None" if write.value is None else f"%{write.value.value}"
+        yield Row("put", f"put {value} into {write.slot.path}")
+    if part.live is not None:
+        yield Row("live", f"call {part.text} as it is written", name=part.text)
+
+
+def row(program: Program, node: Node, names: dict[Node, str]) -> Row:
+    """The line of one op or message."""
+    made = _row(program, node, names)
+    made.again = bool(node.meta.get("again"))
+    return made
+
+
+def _row(program: Program, node: Node, names: dict[Node, str]) -> Row:
+    where, mine = node.meta.get("where", ""), names.get(node, f"%{node.name}")
+    if node.op == "get_attr":
+        return Row("op", f"{mine} = constant {node.target}", where=where, name="constant")
+    if node.target in ORDERED or node.target is DRAWN:
+        call = program.calls[node.args[2 if node.target is DRAWN else 1]]  # type: ignore[index]
+        kind = call.kind or call.text.split(" ")[0]
+        word = _WORDS.get(node.target, "message")  # type: ignore[arg-type]
+        given = _shown(node.args[:1], names)
+        results = list(node.users)
+        layout, boxing = "".join(_layout(user) for user in results[:1]), node.meta.get("boxing")
+        if boxing is not None:
+            source, target = boxing
+            if not layout:  # a reduction in place, or what nothing reads here
+                x = node.args[0]
+                layout = (
+                    f"{_layout(x)} {sbp_text(target)}"
+                    if isinstance(x, Node)
+                    else layout_text(target, target.dtype, target.shape)
+                )
+            layout = f"{layout} from {sbp_text(source)}"
+        return Row(
+            word,
+            f"{mine} = {word} {kind}({given})",
+            layout,
+            where,
+            call.bytes if node.target in SENDING else None,
+            sum(map(_held, results)),
+            None if boxing is None else (sbp_text(boxing[0]), sbp_text(boxing[1])),
+            kind,
+        )
+    name = str(node.target).removeprefix("aten.").rpartition(".")[0]
+    shown = [_shown([x], names) for x in node.args]
+    shown += [f"{k}={_shown([x], names)}" for k, x in node.kwargs.items()]
+    text = f"{mine} = {name}({', '.join(shown)})"
+    results = [node] if "shape" in node.meta else [user for user in node.users if is_item(user)]
+    layout = "".join(map(_layout, results[:1]))
+    return Row("op", text, layout, where, held=sum(map(_held, results)), name=name)
+
+
+def _source(source: Any) -> str:
+    if source.kind == "slot":
+        return f"read {source.at.path}"
+    if source.kind == "argument":
+        return f"argument {source.at}"
+    return "read the learning rate" if source.kind == "rate" else "read seed and count of draws"
+
+
+def is_item(node: Node) -> bool:
+    """Whether it is one of several results of another node."""
+    return getattr(node.target, "__name__", "") in _LAYOUTS
+
+
+def _shown(args: Any, names: dict[Node, str]) -> str:
+    shown = [map_each(_listed(x), Node, lambda n: _Name(names.get(n, f"%{n.name}"))) for x in args]
+    return ", ".join(map(repr, shown))
+
+
+def _listed(x: Any) -> Any:
+    return [_listed(y) for y in x] if isinstance(x, list | tuple) else x
+
+
+class _Name(str):
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _layout(node: Node) -> str:
+    spec = node.meta.get("spec")
+    if spec is not None:
+        return layout_text(spec, spec.dtype, spec.shape)
+    return layout_text(None, node.meta["dtype"], node.meta["shape"]) if "shape" in node.meta else ""
+
+
+def _held(node: Node) -> int:
+    if "shape" not in node.meta:
+        return 0
+    return math.prod(node.meta["shape"]) * node.meta["dtype"].itemsize
+
+
+def _kind(x: Any) -> str:
+    return "" if x is None else layout_text(getattr(x, "_spec", None), x.dtype, x.shape)
+
+
+def _bytes_of(x: Any) -> int:
+    if x is None:
+        return 0
+    sizes, dtype, _ = shape_of(x)
+    return math.prod(sizes) * dtype.itemsize

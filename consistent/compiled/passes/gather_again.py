@@ -1,0 +1,109 @@
+"""What was gathered is let go of, and gathered again where it is read again.
+
+```
+%3 = join(%1)                      %3 = join(%1)
+%4 = mm(%2, %3)            -->     %4 = mm(%2, %3)
+...                                ...                  %3 is not held here
+%8 = mm(%7, t(%3))                 %9 = join(%1)
+                                   %8 = mm(%7, t(%9))
+```
+
+A gather is a message of several ranks, so they decide together (``compiled/bounded.py``). A
+repetition is known by two numbers that are alike on all ranks: the place of the gather among the
+messages, and how many messages are before the first that reads it again.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch.fx import Node
+
+from ..opaque import MESSAGE
+from .again import Again
+from .peak import Count
+from .recompute import is_cheap, waiting
+from .trace import Trace, memory_of
+
+
+class Repetition(NamedTuple):
+    """The message ``number`` is sent again before what comes after ``after`` messages; ``count`` is
+    that of all messages, and ``kind`` that of this one."""
+
+    number: int
+    after: int
+    count: int
+    kind: str
+
+
+def proposals(trace: Trace, most: int) -> list[Repetition]:
+    """Gathers that this rank would repeat, so that it holds no more than ``most`` bytes at what is
+    now its peak; as few as can be."""
+    count = Count(trace)
+    messages, before = _messages(trace, count)
+    if count.bytes <= most or count.peak >= len(count.nodes):
+        return []
+    numbers = {node: i for i, node in enumerate(messages)}
+    found: list[Repetition] = []
+    left = count.bytes - most
+    for memory in waiting(count):
+        held = count.memories[memory]
+        source = count.nodes[held.first]
+        if left <= 0 or source not in numbers or not _is_gather(trace, source):
+            continue
+        parts = [n for n in count.nodes[held.first : held.last + 1] if memory_of(n) == memory]
+        ends = [count.at[user] for n in parts for user in n.users if count.at[user] > count.peak]
+        if not ends or source.meta.get("again"):
+            continue
+        one = Repetition(numbers[source], before[min(ends)], len(messages), trace.call(source).kind)
+        tried = _again(trace, one)
+        if tried is not None and tried.is_done:
+            tried.undo()
+            found.append(one)
+            left -= held.bytes
+    return found
+
+
+def may_repeat(trace: Trace, one: Repetition) -> bool:
+    """Whether this rank can repeat that gather."""
+    tried = _again(trace, one)
+    if tried is None or not tried.is_done:
+        return False
+    tried.undo()
+    return True
+
+
+def repeat(trace: Trace, one: Repetition) -> None:
+    """Gather once more."""
+    _again(trace, one)
+
+
+def _again(trace: Trace, one: Repetition) -> Again | None:
+    count = Count(trace)
+    messages, before = _messages(trace, count)
+    if len(messages) != one.count:
+        return None
+    source = messages[one.number]
+    if not _is_gather(trace, source) or trace.call(source).kind != one.kind:
+        return None
+    (item,) = source.users
+
+    def may(node: Node) -> bool:
+        return node is source or is_cheap(node)
+
+    return Again(trace, count, memory_of(item), lambda n: before[count.at[n]] >= one.after, may)
+
+
+def _is_gather(trace: Trace, node: Node) -> bool:
+    return node.target is MESSAGE and bool(trace.call(node).gathered) and len(node.users) == 1
+
+
+def _messages(trace: Trace, count: Count) -> tuple[list[Node], list[int]]:
+    """(what is sent and waited for, in order; for each node, how many of these are before it)."""
+    messages: list[Node] = []
+    before = []
+    for node in count.nodes:
+        before.append(len(messages))
+        if trace.is_ordered(node):
+            messages.append(node)
+    return messages, before

@@ -1,0 +1,146 @@
+"""Messages are started as early and waited for as late as data and memory allow.
+
+```
+%3 = join(%1)                   start join(%1)
+%4 = mm(%2, %3)                 start join(%5)           while %4 is computed
+%6 = join(%5)            -->    %3 = wait for join(%1)
+%7 = mm(%4, %6)                 %4 = mm(%2, %3)
+                                %6 = wait for join(%5)
+                                %7 = mm(%4, %6)
+```
+
+Messages are started in the order in which they were sent, and the order is a part of the program;
+so ranks may start them at other ops, and nothing has to be agreed on. What is on its way counts as
+held, from its start on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.fx import Node
+
+from ..opaque import MESSAGE, SENDING, START_MESSAGE, WAIT_MESSAGE
+from ..program import LIVE
+from .peak import Count
+from .trace import Trace, memory_of
+
+_AHEAD = 2  # so many of the largest results may be held more than before, if no bound is given
+
+
+def overlap(trace: Trace, most: int | None = None) -> int:
+    """Move starts and waits apart. Gives how many messages run beside other ops.
+
+    Args:
+        most: bytes that may be held at a time; by default those that are held now, and the two
+            largest results that are moved.
+    """
+    _reads_first(trace)
+    count = Count(trace)
+    messages = [node for node in trace.messages() if _may_move(trace, node)]
+    if most is None:
+        sizes = (sum(x.meta.get("held", 0) for x in node.users) for node in messages)
+        most = count.bytes + sum(sorted(sizes, reverse=True)[:_AHEAD])
+    pairs = [_pair(trace, node, i) for i, node in enumerate(messages)]
+    for start, wait in reversed(pairs):
+        _later(trace, start, wait, most)
+    for start, wait in pairs:
+        _earlier(trace, start, wait, most)
+    beside = 0
+    for start, wait in pairs:
+        if _has_work(start, wait):
+            beside += 1
+        else:
+            _joined(trace, start, wait)
+    return beside
+
+
+def _reads_first(trace: Trace) -> None:
+    """Put the nodes that stand for places before all ops: they are read before these run."""
+    reads = [node for node in trace.graph.nodes if node.op == "placeholder"]
+    for node in reversed(reads):
+        next(iter(trace.graph.nodes)).prepend(node)
+
+
+def _may_move(trace: Trace, node: Node) -> bool:
+    """Whether it sends and receives in main memory, and nothing writes into what it gives."""
+    if not node.users or any(device.type != "cpu" for _, _, device in trace.call(node).outs):
+        return False
+    return not Count.written(trace) & {memory_of(x) for x in node.users}
+
+
+def _pair(trace: Trace, node: Node, ticket: int) -> tuple[Node, Node]:
+    with trace.graph.inserting_before(node):
+        start = trace.graph.call_function(START_MESSAGE, (*node.args, ticket))
+        wait = trace.graph.call_function(WAIT_MESSAGE, (*node.args, ticket))
+    start.meta.update(node.meta)
+    wait.meta.update(node.meta, started=start)
+    node.replace_all_uses_with(wait)
+    trace.graph.erase_node(node)
+    return start, wait
+
+
+def _joined(trace: Trace, start: Node, wait: Node) -> None:
+    """One message again, where nothing runs meanwhile."""
+    with trace.graph.inserting_before(start):
+        node = trace.graph.call_function(MESSAGE, start.args[:2])
+    node.meta.update(start.meta)
+    wait.replace_all_uses_with(node)
+    for item in reversed(list(node.users)):
+        node.append(item)
+    trace.graph.erase_node(wait)
+    trace.graph.erase_node(start)
+
+
+def _later(trace: Trace, start: Node, wait: Node, most: int) -> None:
+    """Wait before the first op that reads a result, or writes into what is sent; or at the end of
+    the segment, where nothing does."""
+    items = list(wait.users)
+    readers = {user for item in items for user in item.users}
+    given = {memory_of(x) for x in start.all_input_nodes}
+    node = items[-1].next if items else wait.next
+    while node.op != "root" and node.target is not LIVE and node not in readers:
+        if given & node.meta.get("written", set()):
+            break
+        node = node.next
+    _move([wait, *items], node)
+    if Count(trace).bytes > most:
+        _move([wait, *items], start.next)
+
+
+def _earlier(trace: Trace, start: Node, wait: Node, most: int) -> None:
+    """Start after the message before it, once what is sent is there."""
+    needed = set(start.all_input_nodes)
+    given = {memory_of(x) for x in needed}
+    before = start.prev
+    while before.op != "root" and before not in needed and before.target is not LIVE:
+        if before.target in SENDING or given & before.meta.get("written", set()):
+            break
+        if before.op == "placeholder":
+            break
+        before = before.prev
+    after = start.next
+    before.append(start)
+    if Count(trace).bytes > most:
+        after.prepend(start)
+
+
+def _move(nodes: list[Node], before: Node) -> None:
+    for node in nodes:
+        before.prepend(node)
+
+
+def _has_work(start: Node, wait: Node) -> bool:
+    """Whether anything but messages runs between the two."""
+    node = start.next
+    while node is not wait:
+        if node.op == "call_function" and not _is_message(node):
+            return True
+        node = node.next
+    return False
+
+
+def _is_message(node: Any) -> bool:
+    if node.target in (*SENDING, WAIT_MESSAGE):
+        return True
+    return getattr(node.target, "__name__", "") == "_item" and _is_message(node.args[0])

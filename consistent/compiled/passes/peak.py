@@ -1,0 +1,109 @@
+"""How many bytes a program holds at a time, counted in the order of its ops.
+
+Counted is what the program makes: a memory is held from the op that makes it to the last that reads
+it. What lies in places (parameters, state, inputs) is there before and after, and is not counted;
+nor is what an op needs while it runs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Any, NamedTuple
+
+from ..program import LIVE
+from .trace import Trace, memory_of
+
+
+class Held(NamedTuple):
+    """A memory: its bytes, and the positions of the first and the last node that need it."""
+
+    bytes: int
+    first: int
+    last: int
+
+
+class Count:
+    """The memories of a trace as it is now, and who writes into them."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.nodes = list(trace.graph.nodes)
+        self.at = {node: i for i, node in enumerate(self.nodes)}
+        self._writes: dict[Any, list[int]] = {}
+        self._lives = [i for i, node in enumerate(self.nodes) if node.target is LIVE]
+        self.kept = {memory_of(node) for node in trace.lasting}
+        self.given = {memory_of(node) for node in self.nodes if node.op == "placeholder"}
+        self.memories = self._memories()
+        self.bytes, self.peak = self._peak()
+
+    def _memories(self) -> dict[Any, Held]:
+        found: dict[Any, Held] = {}
+        for i, node in enumerate(self.nodes):
+            for memory in node.meta.get("written", ()):
+                self._writes.setdefault(memory, []).append(i)
+            memory = memory_of(node)
+            if memory is None or memory in self.given or node.op != "call_function":
+                continue
+            # An item comes after the op that makes it.
+            makers = [n for n in node.all_input_nodes if "shape" not in n.meta]
+            # What is received is held from where that was started.
+            makers += [n.meta["started"] for n in makers if "started" in n.meta]
+            first = min([i, *(self.at[n] for n in makers)])
+            last = max([i, *(self.at[user] for user in node.users)])
+            known = found.get(memory)
+            if known is not None:
+                first, last = min(first, known.first), max(last, known.last)
+            size = max(node.meta.get("held", 0), known.bytes if known else 0)
+            found[memory] = Held(size, first, last)
+        end = len(self.nodes)
+        for memory, held in found.items():
+            # What crosses a call that runs as it is written is an output of its segment.
+            if memory in self.kept or self._lives_between(held.first, held.last):
+                found[memory] = held._replace(last=end)
+        return found
+
+    def _peak(self) -> tuple[int, int]:
+        """(most bytes at a time, the position of the first node at which they are held)."""
+        changes = [0] * (len(self.nodes) + 2)
+        for held in self.memories.values():
+            changes[held.first] += held.bytes
+            changes[held.last + 1] -= held.bytes
+        now = most = place = 0
+        for i, change in enumerate(changes):
+            now += change
+            if now > most:
+                most, place = now, i
+        return most, place
+
+    def bytes_at(self, i: int) -> int:
+        """What is held while node ``i`` runs."""
+        return sum(h.bytes for h in self.memories.values() if h.first <= i <= h.last)
+
+    def _lives_between(self, first: int, last: int) -> bool:
+        i = bisect_right(self._lives, first)
+        return i < len(self._lives) and self._lives[i] <= last
+
+    def is_same(self, memory: Any, first: int, last: int) -> bool:
+        """Whether nothing writes into ``memory`` from one position to another, and no call that
+        runs as it is written stands between them."""
+        if self._lives_between(first, last):
+            return False
+        return not any(first < i < last for i in self._writes.get(memory, ()))
+
+    @staticmethod
+    def written(trace: Trace) -> set[Any]:
+        """All memories that anything writes into."""
+        return {m for node in trace.graph.nodes for m in node.meta.get("written", ())}
+
+    def is_written(self, memory: Any) -> bool:
+        """Whether anything writes into it."""
+        return memory in self._writes
+
+
+def remove_dead(trace: Trace) -> None:
+    """Remove what nothing reads, as the program will: it holds nothing."""
+    for node in reversed(list(trace.graph.nodes)):
+        needed = node.users or node in trace.lasting or node.meta.get("written")
+        if node.op != "call_function" or needed or node.target is LIVE or trace.is_ordered(node):
+            continue
+        if not node.is_impure():
+            trace.graph.erase_node(node)

@@ -1,0 +1,101 @@
+"""What is cheap to make is made again for backward, instead of being held until then.
+
+```
+%3 = gelu(%2)                      %3 = gelu(%2)
+%4 = mm(%3, %1)            -->     %4 = mm(%3, %1)
+...                                ...                  %3 is not held here
+%8 = mm(t(%3), %7)                 %9 = gelu(%2)        %2 is held anyway
+                                   %8 = mm(t(%9), %7)
+```
+
+Cheap are elementwise ops, views, sums along rows, and random ops of the library, which give the
+same numbers again. Products, messages and torch's own random ops are not repeated. Values are bit
+for bit the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..opaque import DRAWN
+from .again import Again
+from .peak import Count
+from .trace import Trace
+
+_NAMED = frozenset(
+    "clone _to_copy expand full full_like ones_like zeros_like new_zeros scalar_tensor arange sum "
+    "mean amax amin var _softmax _log_softmax native_layer_norm _fused_rms_norm embedding cat "
+    "stack _unsafe_view repeat constant_pad_nd tril triu".split()
+)
+
+_TRIES = 16  # values that do not help, before it is given up
+
+
+def is_cheap(node: Node) -> bool:
+    """Whether an op may run twice: it gives the same again, and takes little time."""
+    op: Any = node.target
+    if op is DRAWN or getattr(op, "__name__", "") == "_item":
+        return True
+    if not isinstance(op, torch._ops.OpOverload) or op.namespace != "aten":
+        return False
+    if op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags:
+        return False
+    named = op._schema.name.partition("::")[2] in _NAMED
+    return named or op.is_view or torch.Tag.pointwise in op.tags
+
+
+def recompute(trace: Trace, most: int) -> int:
+    """Make values again until no more than ``most`` bytes are held at a time, or nothing is left
+    that helps. Gives how many."""
+    again, count = 0, Count(trace)
+    least = count.bytes
+    more: list[Again] = []  # those since the peak was last lowered
+    while count.bytes > most:
+        found = _one(trace, count)
+        if found is None:
+            break
+        made, count = found
+        more.append(made)
+        if count.bytes < least:
+            again, least, more = again + len(more), count.bytes, []
+    for made in reversed(more):  # as much is held elsewhere
+        made.undo()
+    return again
+
+
+def _one(trace: Trace, count: Count) -> tuple[Again, Count] | None:
+    """Make one value again that is held at the peak and not read there: the largest that helps."""
+    peak = count.peak
+    if peak >= len(count.nodes):
+        return None
+    here = count.bytes_at(peak)
+    left = _TRIES
+    for memory in waiting(count):
+        tried = Again(trace, count, memory, lambda n: count.at[n] > peak, is_cheap)
+        if not tried.is_done:
+            continue
+        after = Count(trace)
+        if after.bytes <= count.bytes and after.bytes_at(after.at[count.nodes[peak]]) < here:
+            return tried, after
+        tried.undo()
+        left -= 1
+        if left == 0:
+            break
+    return None
+
+
+def waiting(count: Count) -> list[Any]:
+    """The memories that are held at the peak, and made before and read after it, the largest
+    first."""
+    peak = count.peak
+    used = {n.meta.get("memory") for n in count.nodes[peak].all_input_nodes}
+    used.add(count.nodes[peak].meta.get("memory"))
+    found = [
+        (-held.bytes, held.first, memory)
+        for memory, held in count.memories.items()
+        if held.first < peak < held.last and held.bytes and memory not in used
+    ]
+    return [memory for _, _, memory in sorted(found, key=lambda one: one[:2])]

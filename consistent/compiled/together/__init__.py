@@ -1,0 +1,13 @@
+"""The layouts of a recorded step chosen all at once, where op by op they were chosen worse.
+
+```
+2nd call   recorded; each global op is noted, with what it reads       listen, chain
+           one choice for each op that sends less in all               auto/together (integers)
+3rd call   recorded again, each op with its choice                     follow
+later      the program of the two that sends less                      trial
+```
+"""
+
+from .trial import Trial, use_chooser
+
+__all__ = ["Trial", "use_chooser"]

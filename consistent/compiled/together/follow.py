@@ -1,0 +1,77 @@
+"""Running a step whose ops take the signatures that were chosen for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ...dispatch.plans.plan import deciders, starters
+from ...rules.choose import Choice, choice_of
+from ...rules.signature import Call, Signature
+from ...spec import NdSbp, TensorSpec
+from .chain import Decision, Solution
+from .listen import planned_each
+
+
+class Follower:
+    """Decides for each op in the order in which they are started. Where an op is not the one that
+    the decision is for, the ops after it choose alone, and ``is_followed`` is false."""
+
+    def __init__(self, solution: Solution) -> None:
+        self._solution = solution
+        self._started = 0
+        self._decided = -1  # the op that was last decided for
+        self._lost = False
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether all ops did as was decided."""
+        return not self._lost and self._started == self._solution.count
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Inside, ops do as was decided."""
+        with planned_each():
+            deciders.append(self._decide)
+            starters.append(self._start)
+            try:
+                yield
+            finally:
+                starters.remove(self._start)
+                deciders.remove(self._decide)
+
+    def _start(self, _: Any) -> None:
+        if self._started in self._solution.decisions and self._decided != self._started:
+            self._lost = True
+        self._started += 1
+
+    def _decide(
+        self,
+        call: Call,
+        specs: Sequence[TensorSpec],
+        by_axis: Sequence[Sequence[Signature]],
+        pin: NdSbp | None,
+    ) -> Choice | None:
+        decision = self._solution.decisions.get(self._started)
+        if decision is None or self._lost:
+            return None
+        if not _fits(decision, call, specs, by_axis, pin):
+            return None
+        self._decided = self._started
+        return choice_of(call, specs, decision.axes)
+
+
+def _fits(
+    decision: Decision,
+    call: Call,
+    specs: Sequence[TensorSpec],
+    by_axis: Sequence[Sequence[Signature]],
+    pin: NdSbp | None,
+) -> bool:
+    if decision.name != call.name or decision.shapes != tuple(tuple(s.shape) for s in specs):
+        return False
+    if any(s not in options for s, options in zip(decision.axes, by_axis, strict=True)):
+        return False
+    kept = tuple(s.ins[0] for s in decision.axes)
+    return pin is None or (kept == pin and kept == tuple(s.outs[0] for s in decision.axes))

@@ -1,0 +1,174 @@
+"""What reports are told while a program runs: the ops between two messages, and each message.
+
+```
+step                         begins
+  14 ops: 4x mm, add ...     begins, ends
+  S(0) -join-> B             begins, ends        a message, with its bytes
+  all_reduce                 begins              a message that goes on beside the ops
+  9 ops: ...
+  wait for all_reduce        begins, ends
+step                         ends
+```
+
+Inductor may move ops across messages, and an op counts then where it was recorded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..drawing.words import short_site, site_of, times
+from .listing import is_item, row
+from .opaque import ORDERED
+
+Program = Segment = Any  # those of program.py, which imports this file
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Happening:
+    """Something that a program does.
+
+    Args:
+        kind: "step", "ops", "message", "start" or "wait for" (of what was started), "live".
+        step: the name of the step.
+        name: what it is.
+        where: ``file:line`` of the step; of several ops, that of the first.
+        detail: the layout of a message's result; up to which line several ops go.
+        sent: bytes that this rank sends.
+    """
+
+    kind: str
+    step: str
+    name: str
+    where: str = ""
+    detail: str = ""
+    sent: int = 0
+
+
+# Called with what happens, and whether it begins; a "start" has no end.
+Watcher = Callable[[Happening, bool], None]
+watchers: list[Watcher] = []
+
+
+@dataclass
+class Pieces:
+    """A segment between its messages: ``ops[k]`` come before ``messages[k]``, and None stands for
+    no ops. ``at`` has the places of the messages of each number."""
+
+    ops: list[Happening | None] = field(default_factory=list)
+    messages: list[Happening] = field(default_factory=list)
+    at: dict[int, list[int]] = field(default_factory=dict)
+
+
+class Watching:
+    """Tells ``watchers`` of one run of a program."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        if program.pieces is None:
+            program.pieces = [_pieces(program, part) for part in program.segments]
+        self._whole = Happening("step", program.name, program.name)
+        self._now: Happening | None = None
+        self._all: list[Pieces] = program.pieces
+        self._pieces, self._met = Pieces(), Counter[int]()
+
+    def __enter__(self) -> Watching:
+        _tell(self._whole, True)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        _tell(self._whole, False)
+
+    def segment(self, number: int, run: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+        """``run(*inputs)``, which is that of segment ``number``."""
+        self._pieces, self._met = self._all[number], Counter()
+        self._begin(self._pieces.ops[0])
+        try:
+            return run(*inputs)
+        finally:
+            self._end()
+
+    @contextmanager
+    def ordered(self, number: int) -> Iterator[None]:
+        """Around each call that sends, or waits for what was sent."""
+        at = self._pieces.at[number][self._met[number]]
+        self._met[number] += 1
+        what = self._pieces.messages[at]
+        self._end()
+        _tell(what, True)
+        try:
+            yield
+        finally:
+            if what.kind != "start":
+                _tell(what, False)
+            self._begin(self._pieces.ops[at + 1])
+
+    def live(self, part: Segment) -> None:
+        """Call what a segment ends with."""
+        assert part.live is not None
+        what = Happening("live", self._program.name, part.text)
+        _tell(what, True)
+        try:
+            part.live()
+        finally:
+            _tell(what, False)
+
+    def _begin(self, what: Happening | None) -> None:
+        self._now = what
+        if what is not None:
+            _tell(what, True)
+
+    def _end(self) -> None:
+        if self._now is not None:
+            _tell(self._now, False)
+            self._now = None
+
+
+def _tell(what: Happening, begins: bool) -> None:
+    for watcher in list(watchers):
+        watcher(what, begins)
+
+
+def _pieces(program: Program, part: Segment) -> Pieces:
+    made, ops = Pieces(), []
+    for node in part.graph.graph.nodes:
+        if node.target in ORDERED:
+            made.ops.append(_ops(program, ops))
+            made.at.setdefault(node.args[1], []).append(len(made.messages))
+            made.messages.append(_message(program, node))
+            ops = []
+        elif node.op == "call_function" and not is_item(node) and not _is_view(node):
+            ops.append(node)
+    made.ops.append(_ops(program, ops))
+    return made
+
+
+def _ops(program: Program, nodes: list[Node]) -> Happening | None:
+    if not nodes:
+        return None
+    found = [row(program, node, {}) for node in nodes]
+    names = Counter(each.name for each in found)
+    most = ", ".join(times(name, n) for name, n in names.most_common(3))
+    more = f" and {len(names) - 3} other kinds" if len(names) > 3 else ""
+    name = f"{len(nodes)} ops: {most}{more}" if len(nodes) > 1 else most
+    first, last = (site_of(found[i].where) for i in (0, -1))
+    detail = f"to {short_site(last)}" if last != first else ""
+    return Happening("ops", program.name, name, first, detail)
+
+
+def _message(program: Program, node: Node) -> Happening:
+    made = row(program, node, {})
+    return Happening(
+        made.kind, program.name, made.move, site_of(made.where), made.layout, made.sent or 0
+    )
+
+
+def _is_view(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view

@@ -1,0 +1,114 @@
+"""The picture of a pipeline's schedule: a line for each placement, time from left to right.
+
+A schedule is played on paper (``pipeline/simulate.py``): a backward is as long as two forwards, and
+sending takes no time.
+"""
+
+from __future__ import annotations
+
+from ..drawing.pictures.colours import PALETTE, paint
+from ..drawing.pictures.drawing import Box, Drawing, Words
+from ..drawing.pictures.picture import Picture, wrapped
+from .simulate import Played, play
+from .table import Action, Schedule
+
+_STYLES = {"F": 0, "B": 2, "I": 4, "W": 5}
+_WORDS = {
+    "F": "forward",
+    "B": "backward",
+    "I": "backward, gradients of inputs",
+    "W": "backward, gradients of parameters",
+}
+_LINE, _UNIT = 34.0, 26.0
+
+
+class SchedulePicture(Picture):
+    """What each placement does when. In text a character stands for half a forward, and a number
+    is that of the micro-batch."""
+
+    def __init__(self, table: Schedule) -> None:
+        self.table = table
+        self.played: Played = play(table)
+
+    def text(self, *, colour: bool = False, width: int = 80, blocks: bool = True) -> str:
+        names = self._names()
+        margin = max(map(len, names)) + 2
+        digits = len(str(self.table.micro_batches - 1)) + 1
+        unit = max(digits + 1, 2)  # characters of a forward
+        room = max(1, (width - margin) // unit)
+        lines = [*wrapped(self._summary(), width), ""]
+        end = int(self.played.seconds + 0.999)
+        for start in range(0, max(end, 1), room):
+            for k, line in enumerate(self.table.lines):
+                row = self._row(line, start, start + room, unit, colour)
+                lines.append((names[k].ljust(margin) + row).rstrip())
+            lines.append("")
+        lines += wrapped("; ".join(f"{kind} {_WORDS[kind]}" for kind in self._kinds()), width)
+        return "\n".join(lines)
+
+    def _row(
+        self, line: tuple[Action, ...], start: float, stop: float, unit: int, colour: bool
+    ) -> str:
+        """What one placement does from ``start`` to ``stop``."""
+        parts, at = [], start
+        for action in line:
+            began, end = self.played.times[action]
+            begin, end = max(began, start), min(end, stop)
+            if end <= begin:
+                continue
+            parts.append(" " * round((begin - at) * unit))
+            size = round((end - begin) * unit)
+            mark = f"{action.kind}{action.micro_batch}" if began >= start else ""
+            parts.append(paint(mark.ljust(size)[:size], _STYLES[action.kind], colour))
+            at = end
+        return "".join(parts)
+
+    def drawing(self) -> Drawing:
+        names = self._names()
+        left = 28 + 7.0 * max(map(len, names))
+        unit = min(_UNIT, max(8.0, 1100 / max(self.played.seconds, 1.0)))
+        width = left + self.played.seconds * unit + 24
+        shapes: list[Box | Words] = [Words(20, 30, self._summary(), 14, bold=True)]
+        y = 48.0
+        for k, line in enumerate(self.table.lines):
+            shapes.append(Words(20, y + 19, names[k], 12))
+            shapes.append(Box(left, y, self.played.seconds * unit, _LINE - 6, "empty"))
+            for action in line:
+                begin, end = self.played.times[action]
+                x, long = left + begin * unit, (end - begin) * unit
+                fill = PALETTE[_STYLES[action.kind]]
+                shapes.append(Box(x, y, long, _LINE - 6, fill, "paper", title=str(action)))
+                if unit >= 14:
+                    text = str(action.micro_batch)
+                    ink = "#ffffff" if action.kind in "FB" else "#1f2328"
+                    shapes.append(Words(x + long / 2, y + 18, text, 11, ink, "middle"))
+            y += _LINE
+        x = left
+        for kind in self._kinds():
+            shapes.append(Box(x, y + 6, 12, 12, PALETTE[_STYLES[kind]]))
+            shapes.append(Words(x + 18, y + 16, _WORDS[kind], 11, "faint"))
+            x += 40 + 6.2 * len(_WORDS[kind])
+        shapes.append(
+            Words(left, y + 38, "Numbers are micro-batches; time runs to the right.", 11, "faint")
+        )
+        return Drawing(
+            max(width, x, 20 + 8.2 * len(self._summary())), y + 54, shapes, self._summary()
+        )
+
+    def _names(self) -> list[str]:
+        stages = [
+            [s for s, line in enumerate(self.table.line_of) if line == k]
+            for k in range(len(self.table.lines))
+        ]
+        return [f"stage{'s' if len(s) > 1 else ''} {', '.join(map(str, s))}" for s in stages]
+
+    def _kinds(self) -> list[str]:
+        met = {action.kind for line in self.table.lines for action in line}
+        return [kind for kind in _STYLES if kind in met]
+
+    def _summary(self) -> str:
+        count = self.table.micro_batches
+        return (
+            f"{self.table.name}: {self.table.stages} stages, {count} micro-batches; "
+            f"placements stand idle {self.played.bubble:.0%} of the time"
+        )
