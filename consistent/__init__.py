@@ -8,15 +8,18 @@ from . import pipeline as pipelines
 from .autograd.leaves import no_sync
 from .compiled import CannotRecord
 from .compiled import compile_step as compile
+from .compiled.together import use_chooser
 from .movement.check_mode import check_mode
 from .movement.plain_values import plain_may_differ
 from .nn.master_weights import master_weights
+from .nn.moving import move
 from .nn.parallelize import parallelize, plan_of
 from .nn.plan import Plan
+from .nn.planners.searched import use_search
 from .nn.pretrained import from_pretrained
 from .overlap.split_matmul import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
 from .report import Explanation, Report, explain, report
-from .spec import B, P, Placement, S, TensorSpec, sbp
+from .spec import B, P, Placement, S, TensorSpec, elsewhere, sbp
 from .tensor import from_mirrored  # noqa: F401  (mirror enters the way from the mirrored view)
 from .tensor.global_tensor import GlobalTensor
 from .tensor.making.create import distribute, from_local
@@ -38,23 +41,37 @@ from .tensor.making.factories import (
 )
 from .tensor.making.scope import placement_scope
 from .torch_patches.install import install_with_first_tensor
+from .visualize import visualize
 
 if TYPE_CHECKING:
-    from . import checkpoint
+    from . import auto, checkpoint
+    from .auto import search, simulate
 
 placement = Placement
+"""``placement(type, ranks, axes=None)``: ``Placement``, under the name with which it prints."""
 
 install_with_first_tensor()
+use_chooser(lambda chain: import_module(".auto.together", __name__).chosen(chain))
+use_search(lambda *given: import_module(".auto.layouts.search", __name__).best_plan(*given))
 
 nn.Graph, nn.graph, nn.pipeline = step.Graph, step, pipelines.pipeline
 
-_LATER = ("checkpoint",)  # packages that import much of torch; imported when they are asked for
+# What imports much of torch is imported when it is asked for: name -> (package, its name there).
+_LATER = {
+    "auto": ("auto", None),
+    "checkpoint": ("checkpoint", None),
+    "search": ("auto", "search"),
+    "simulate": ("auto", "simulate"),
+}
 
 
 def __getattr__(name: str) -> Any:
     if name in _LATER:
-        return import_module(f".{name}", __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        package, inside = _LATER[name]
+        found = import_module(f".{package}", __name__)
+        return found if inside is None else getattr(found, inside)
+    hint = elsewhere.hint(name, elsewhere.OF_PACKAGE)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}", name=name)
 
 
 __all__ = [
@@ -70,6 +87,7 @@ __all__ = [
     "TensorSpec",
     "all_gather_matmul",
     "arange",
+    "auto",
     "check_mode",
     "checkpoint",
     "compile",
@@ -86,6 +104,7 @@ __all__ = [
     "master_weights",
     "matmul_all_reduce",
     "matmul_reduce_scatter",
+    "move",
     "nn",
     "no_sync",
     "normal",
@@ -101,6 +120,9 @@ __all__ = [
     "randperm",
     "report",
     "sbp",
+    "search",
+    "simulate",
     "tensor",
+    "visualize",
     "zeros",
 ]

@@ -18,7 +18,7 @@ from mirrored.transports.outside import Outside
 
 from ..boxing.plan import boxing_bytes
 from ..dispatch import _C
-from ..dispatch.plans.arguments import collect, replace
+from ..dispatch.plans.arguments import collect, with_tensors
 from ..dispatch.plans.plan import OtherCall, Plan, watchers
 from ..dispatch.plans.shards import attach, is_global
 from ..dispatch.running.on_lists import OnLists
@@ -109,9 +109,9 @@ def explain(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanati
     stopped = ""
     with _outside() as met:
         stand_ins = [_stand_in(x) for x in given]
-        source = iter(stand_ins)
+        args, kwargs = with_tensors(args, kwargs, stand_ins)
         try:
-            func(*replace(args, source), **replace(kwargs, source))
+            func(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - a value was asked for, or torch refuses the call
             stopped = f"{type(error).__name__}: {error}"
             if not met:
@@ -158,7 +158,7 @@ def _explain(plan: Plan) -> Explained | None:
         nbytes += boxing_bytes(operands[i], boxed)
         nbytes += boxing_bytes(boxed, operands[i]) if i in plan.writes else 0
     if plan.choice is None:
-        return Explained(plan.name, _why_whole(plan), operands, "B", nbytes)
+        return Explained(plan.name, why_whole(plan), operands, "B", nbytes)
     row = table.find(plan.name)
     assert row is not None
     axes = candidates(row, plan.call, plan.placement)
@@ -170,7 +170,8 @@ def _explain(plan: Plan) -> Explained | None:
     return Explained(plan.name, f"{how} -> {result}", operands, result, nbytes, found)
 
 
-def _why_whole(plan: OnShards) -> str:
+def why_whole(plan: OnShards) -> str:
+    """Why every rank computes all of it, as the end of a sentence."""
     if table.find(plan.name) is None:
         return "runs whole on every rank, for it has no row"
     if plan.inplace:

@@ -2,41 +2,43 @@
 
 from __future__ import annotations
 
-import html
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from ..autograd import backward
 from ..boxing.plan import plan_bytes
 from ..boxing.steps import Step
+from ..compiled import watching
 from ..dispatch.plans import plan as plans
+from ..drawing.files import write
 from ..movement import check_mode
 from ..movement import run as boxing_run
 from ..spec import TensorSpec
-
-
-@dataclass(slots=True)
-class Line:
-    """One op at one call site."""
-
-    op: str
-    site: str
-    count: int = 0
-    whole: bool = False
-    layouts: Counter[str] = field(default_factory=Counter)
-    boxings: Counter[str] = field(default_factory=Counter)
-    nbytes: int = 0
+from .advice import Advice, advise
+from .difference import Difference, difference
+from .lines import Line, sbps
+from .page import page
+from .text import summary, table
+from .timeline import Timeline
+from .trace import trace_text
 
 
 class Report:
     """Lines by (op name, call site), in the order first met. Bytes are those that the busiest
-    rank sends."""
+    rank sends; of a compiled step, those that this rank sends.
 
-    def __init__(self) -> None:
+    ``print(r)`` shows a table, ``r.save("report.html")`` writes a page. ``r.timeline`` has the
+    times of ``report(timeline=True)``, and is None without.
+    """
+
+    def __init__(self, timeline: Timeline | None = None) -> None:
+        self.timeline = timeline
         self._lines: dict[tuple[str, str], Line] = {}
+        self._advice: dict[tuple[str, str, str], Advice | None] = {}
+        self._thread = threading.local()
 
     @property
     def lines(self) -> list[Line]:
@@ -53,6 +55,13 @@ class Report:
         """Names of the ops that had no fitting rule and ran whole on every rank."""
         return sorted({line.op for line in self.lines if line.whole})
 
+    @property
+    def advice(self) -> list[Advice]:
+        """What moves bytes and need not, that which sends most first. Each is true of the op alone:
+        it does not know where its operands come from, nor where else they are used."""
+        found = [advice for advice in self._advice.values() if advice is not None]
+        return sorted(found, key=lambda each: -self._lines[each.op, each.site].nbytes)
+
     def count(self, op: str) -> int:
         """How often ``op`` ran."""
         return sum(line.count for line in self.lines if line.op == op)
@@ -61,16 +70,46 @@ class Report:
         """How often each boxing ran, by its printed moves."""
         return sum((line.boxings for line in self.lines), Counter())
 
+    def bytes_by_op(self) -> dict[str, int]:
+        """Bytes of the boxings of each op that had any, the most first."""
+        found: Counter[str] = Counter()
+        for line in self.lines:
+            found[line.op] += line.nbytes
+        return {op: nbytes for op, nbytes in found.most_common() if nbytes}
+
+    # -- what is watched ---------------------------------------------------------------------------
+
     def _line(self, op: str, site: str) -> Line:
         return self._lines.setdefault((op, site), Line(op, site))
 
+    def _starts(self, plan: plans.Plan) -> None:
+        """What a form sends counts as the op's; then the name is again that of the caller."""
+        self._calling().append((plan, check_mode.current()))
+        check_mode.calling(plan.name)
+
     def _op(self, plan: plans.Plan, ins: Sequence[TensorSpec], outs: Sequence[TensorSpec]) -> None:
-        line = self._line(plan.name, check_mode.call_site())
+        calling = self._calling()
+        while calling:  # those above it were ended by an error
+            started, caller = calling.pop()
+            if started is plan:
+                check_mode.calling(caller)
+                break
+        site = check_mode.call_site()
+        line = self._line(plan.name, site)
         line.count += 1
         # An op whose inputs are all B anyway loses nothing by running whole.
         moved = any(any(not e.is_broadcast for e in spec.sbp) for spec in ins)
         line.whole = line.whole or (plan.is_whole and moved)
-        line.layouts[f"{_sbps(ins)} -> {_sbps(outs)}"] += 1
+        line.layouts[f"{sbps(ins)} -> {sbps(outs)}"] += 1
+        key = plan.name, site, sbps(ins)
+        if key not in self._advice:
+            self._advice[key] = advise(plan, ins, site)
+
+    def _calling(self) -> list[tuple[plans.Plan, str]]:
+        """The plans that this thread is in, each with the name that was called before it."""
+        if not hasattr(self._thread, "calling"):
+            self._thread.calling = []
+        return self._thread.calling
 
     def _boxing(self, src: TensorSpec, dst: TensorSpec, moves: tuple[Step, ...]) -> None:
         if not moves:
@@ -83,95 +122,85 @@ class Report:
         line.boxings[f"{', '.join(map(str, moves))}"] += 1
         line.nbytes += plan_bytes(moves)
 
+    def _program(self, what: watching.Happening, begins: bool) -> None:
+        """A compiled step has a line where it is called, and one for each line of its own that
+        sends."""
+        if not begins or what.kind not in ("step", "message", "start"):
+            return
+        whole = what.kind == "step"
+        line = self._line(what.step, check_mode.call_site() if whole else what.where)
+        line.compiled = True
+        if whole:
+            line.count += 1
+        else:
+            line.boxings[what.name] += 1
+            line.nbytes += what.sent
+
     # -- showing it --------------------------------------------------------------------------------
 
-    def _cells(self) -> list[tuple[str, ...]]:
-        rows = []
-        for line in sorted(self.lines, key=lambda line: -line.nbytes):
-            layouts = "; ".join(_times(*item) for item in line.layouts.most_common(3))
-            boxings = "; ".join(_times(*item) for item in line.boxings.most_common(3))
-            rows.append(
-                (
-                    line.op,
-                    str(line.count or ""),
-                    layouts,
-                    boxings,
-                    f"{line.nbytes:,}" if line.nbytes else "",
-                    "yes" if line.whole else "",
-                    line.site,
-                )
-            )
-        return rows
-
-    _HEAD = ("op", "count", "layout", "boxings", "bytes", "whole", "where")
+    def summary(self) -> str:
+        """What ran and what it sent, in a sentence or two."""
+        return summary(self.lines, self.timeline)
 
     def __str__(self) -> str:
-        rows = [self._HEAD, *self._cells()]
-        limits = (32, 6, 44, 60, 14, 5)
-        rows = [(*(_fit(c, n) for c, n in zip(row, limits)), _fit_end(row[-1], 40)) for row in rows]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(self._HEAD))]
-        text = [
-            "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows
-        ]
-        text.insert(1, "  ".join("-" * w for w in widths))
-        whole = ", ".join(self.whole) or "none"
-        text.append(f"{self.nbytes:,} bytes boxed; ran whole on every rank: {whole}")
-        return "\n".join(text)
+        return table(self.lines, self.advice)
 
     def html(self) -> str:
-        """The table as a page of its own."""
-        head = "".join(f"<th>{name}</th>" for name in self._HEAD)
-        body = "\n".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-            for row in self._cells()
-        )
-        whole = html.escape(", ".join(self.whole) or "none")
-        return (
-            "<!doctype html><meta charset=utf-8><title>consistent: what ran</title>"
-            "<style>body{font:14px sans-serif}table{border-collapse:collapse}"
-            "td,th{border:1px solid #ccc;padding:2px "
-            "8px;text-align:left;vertical-align:top}</style>"
-            f"<h1>What ran</h1><p>{self.nbytes:,} bytes boxed (busiest rank). Ran whole on every "
-            f"rank: {whole}.</p>"
-            f"<table><tr>{head}</tr>\n{body}</table>"
-        )
+        """The report as one page that needs nothing beside it."""
+        return page(self.lines, self.advice, self.timeline)
 
     def save(self, path: str | Path) -> Path:
-        """Write the page to ``path``."""
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(self.html(), encoding="utf-8")
-        return target
+        """Write the page to ``path``; folders are made."""
+        return write(path, self.html())
+
+    def save_trace(self, path: str | Path) -> Path:
+        """Write the times of this rank as a file that ui.perfetto.dev and chrome://tracing open.
+
+        Raises:
+            ValueError: no times were taken.
+        """
+        if self.timeline is None:
+            raise ValueError(
+                "save_trace: this report took no times, so that what it watched was not slowed "
+                "down.\n  Ask for them: consistent.report(timeline=True)."
+            )
+        return write(path, trace_text(self.timeline))
+
+    def diff(self, other: Report) -> Difference:
+        """What changed from this report to ``other``, by op and call site: print it, or save it as
+        a page.
+
+        Raises:
+            TypeError: ``other`` is no report.
+        """
+        if not isinstance(other, Report):
+            raise TypeError(
+                f"diff: other is of type {type(other).__name__}, and a report is compared with a "
+                "report. Write before.diff(after), both made by consistent.report()."
+            )
+        return difference(self.lines, other.lines)
 
 
 @contextmanager
-def report() -> Iterator[Report]:
+def report(timeline: bool = False) -> Iterator[Report]:
     """``with report() as r:`` collects what runs inside; ``print(r)``, ``r.save("report.html")``.
 
-    Only this rank's view, which is the same on every rank: nothing is communicated.
+    Only this rank's view, which is the same on every rank: nothing is communicated. Inside, ops
+    take a few microseconds longer; outside nothing is done for it.
+
+    Args:
+        timeline: take times as well, for the page and ``r.save_trace``. They are this rank's.
     """
-    made = Report()
-    plans.observers.append(made._op)
-    boxing_run.observers.append(made._boxing)
-    try:
+    made = Report(Timeline() if timeline else None)
+    with ExitStack() as stack:
+        if made.timeline is not None:  # first, so that no time goes into the report itself
+            stack.enter_context(made.timeline.recording())
+        plans.starters.append(made._starts)
+        stack.callback(plans.starters.remove, made._starts)
+        plans.observers.append(made._op)
+        stack.callback(plans.observers.remove, made._op)
+        boxing_run.observers.insert(0, made._boxing)
+        stack.callback(boxing_run.observers.remove, made._boxing)
+        watching.watchers.append(made._program)
+        stack.callback(watching.watchers.remove, made._program)
         yield made
-    finally:
-        plans.observers.remove(made._op)
-        boxing_run.observers.remove(made._boxing)
-
-
-def _sbps(specs: Sequence[TensorSpec]) -> str:
-    return ", ".join(str(s.sbp[0] if len(s.sbp) == 1 else s.sbp) for s in specs)
-
-
-def _times(text: str, count: int) -> str:
-    return f"{count}x {text}" if count > 1 else text
-
-
-def _fit(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 3] + "..."
-
-
-def _fit_end(text: str, width: int) -> str:
-    """The last ``width`` characters: a path's end says more than its start."""
-    return text if len(text) <= width else "..." + text[3 - width :]

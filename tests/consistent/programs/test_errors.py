@@ -29,7 +29,7 @@ BAD: dict[str, tuple[str, list[str]]] = {
     "a split dim out of range": ("consistent.distribute(local, p, S(2))", ["S(2)", "(2, 3)", "Split one of its dims"]),
     "a split dim too negative": ("x.to_global(sbp=S(-3))", ["S(-3)", "(4, 3)"]),
     "a split of a scalar": ("x.sum().to_global(sbp=S(0))", ["S(0)", "no dim to split"]),
-    "an sbp that is none": ("x.to_global(sbp=3)", ["3", "not an SBP", "sbp.split"]),
+    "an sbp that is none": ("x.to_global(sbp=3.5)", ["3.5", "not an SBP", "Give S(dim)"]),
     "an sbp text with a fault": ("x.to_global(sbp='S(0')", ["S(0", "^"]),
     "a bool that is partial": ("(x > 0).to_global(sbp=P)", ["bool", "P", "Use S or B"]),
     "pieces that fit no split": ("consistent.from_local(torch.zeros(2 + 3 * rank, 3), p, S(0))", ["rank 0", "(2, 3)", "f32[7, 3] S(0)", "(4, 3)"]),

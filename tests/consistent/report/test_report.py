@@ -113,7 +113,7 @@ def _shown(rank: int, folder: str) -> None:
     ] and set(text[1]) <= {"-", " "}
     assert text[2].startswith("relu") and "test_report.py:" in text[2] and "bytes boxed" in text[-1]
     page = outer.save(Path(folder) / f"{rank}" / "report.html").read_text()
-    assert page.startswith("<!doctype html>") and "<td>relu</td>" in page and "-&gt;" in page
+    assert page.startswith("<!doctype html>") and "<code>relu</code>" in page and "&rarr;" in page
 
 
 def test_it_prints_as_a_table_and_saves_as_a_page(tmp_path: Path) -> None:
@@ -132,3 +132,35 @@ def test_an_error_inside_closes_the_report(rank: int) -> None:
         pass
     x + x
     assert r.count("add") == 1
+
+
+@on_ranks(2)
+def test_the_summary_says_what_ran_and_what_was_sent(rank: int) -> None:
+    p = consistent.placement("cpu", [0, 1])
+    with consistent.report() as r:
+        pass
+    assert r.summary() == "No op on a global tensor ran."
+    with consistent.report() as r:
+        x = consistent.distribute(torch.randn(4, 4), p, S(0))
+        x + x
+        x.to_global(sbp=B)
+    here = _line() - 1
+    assert r.summary() == (
+        "1 op ran at 3 places; 2 boxings sent 32 B from the busiest rank, 100% of it for "
+        f"`to_global` at test_report.py:{here}. No op ran whole on every rank."
+    )
+    assert r.bytes_by_op() == {"to_global": 32}
+
+
+@on_ranks(2)
+def test_the_page_is_complete_in_itself_and_takes_no_text_for_html(rank: int) -> None:
+    p = consistent.placement("cpu", [0, 1])
+    x = consistent.distribute(torch.randn(4, 4), p, S(0))
+    with consistent.report(timeline=True) as r:
+        x + x  # </script><b>&
+    page = r.html()
+    assert "x + x  # &lt;/script&gt;&lt;b&gt;&amp;" in page  # the line of the program
+    assert page.count("<script") == page.count("</script>") == 2
+    assert "http" not in page and "src=" not in page and "@import" not in page
+    for part in ("prefers-color-scheme:dark", "id=search", "aria-sort", "id=time", "viewport"):
+        assert part in page

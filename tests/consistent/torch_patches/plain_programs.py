@@ -254,8 +254,9 @@ def properties() -> Lines:
 
 @program
 def a_process_group() -> Lines:
-    with tempfile.NamedTemporaryFile() as file:
-        dist.init_process_group("gloo", init_method=f"file://{file.name}", rank=0, world_size=1)
+    with tempfile.TemporaryDirectory() as folder:
+        url = f"file://{folder}/store"  # the group removes the file when it goes
+        dist.init_process_group("gloo", init_method=url, rank=0, world_size=1)
         x, out = torch.arange(3.0), torch.empty(3)
         dist.all_reduce(x)
         dist.all_gather_into_tensor(out, x)
@@ -263,6 +264,9 @@ def a_process_group() -> Lines:
         torch.nn.init.ones_(net.module.weight)
         net(x).backward()
         yield digest([x, out, net.module.weight.grad])
+        # torch's reducer must not be the last that knows the group: it would wait for the group's
+        # threads while it holds the interpreter, for which these wait where they release a tensor.
+        del net
         dist.destroy_process_group()
 
 

@@ -20,7 +20,9 @@ def _said(mode: str) -> list[str]:
     """What the programs print with the library not imported, imported, or used before."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
     command = [sys.executable, "-m", "tests.consistent.torch_patches.plain_programs", mode]
-    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=env, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout.splitlines()
 

@@ -1,0 +1,141 @@
+"""``python -m consistent info``: what is installed, how ranks reach each other and why,
+what is slow."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from mirrored.comm import Transport
+from mirrored.transports import _C  # pyright: ignore[reportAttributeAccessIssue]
+from mirrored.transports.base.wrapper import Wrapper
+from mirrored.transports.default import current
+from mirrored.transports.shared_memory.segments import MOST_RANKS, SWITCH, is_wanted
+from mirrored.transports.tuning import table
+
+from ..spec.bytes_text import bytes_text
+from .process import ranks
+from .slow import findings
+
+NATIVE = ("consistent.dispatch._C", "consistent.forms.native._C", "mirrored.transports._C")
+
+
+def main(words: list[str]) -> int:
+    """Print it, once for all ranks."""
+    with ranks() as prints:
+        lines = list(report())
+        if prints:
+            print("\n".join(lines))
+    return 0
+
+
+def report() -> Iterator[str]:
+    """The lines. A collective of the ranks of the world."""
+    yield f"consistent {_version()}, in {Path(__file__).parents[1]}"
+    cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+    yield f"torch {torch.__version__} ({cuda}), Python {platform.python_version()}"
+    yield from _section("native code", _native())
+    yield from _section("GPUs", _gpus())
+    yield from _section("ranks", _ranks())
+    yield from _section("slow, and why", findings() or ["nothing that this command knows of"])
+
+
+def _section(title: str, lines: list[str]) -> Iterator[str]:
+    yield ""
+    yield title
+    yield from (f"  {line}" for line in lines)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("consistent")
+    except metadata.PackageNotFoundError:
+        return "(not installed: imported from its folder)"
+
+
+def _native() -> list[str]:
+    lines = []
+    for name in NATIVE:
+        try:
+            file = importlib.import_module(name).__file__
+            lines.append(f"{name}: loaded, {bytes_text(Path(file or '').stat().st_size)}")
+        except ImportError as error:
+            lines.append(f"{name}: MISSING ({error}). Build it with `make build`.")
+    return lines
+
+
+def _gpus() -> list[str]:
+    if not torch.cuda.is_available():
+        why = "" if torch.version.cuda else ": this torch is built without CUDA"
+        return [f"none seen{why}"]
+    found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return [f"{i}: {gpu.name}, {bytes_text(gpu.total_memory)}" for i, gpu in enumerate(found)]
+
+
+def _ranks() -> list[str]:
+    transport = current()
+    if transport.size == 1:
+        free = _shared_memory()
+        return [
+            "this process is the only rank, and sends nothing",
+            f"ranks of one host would share memory: {free}"
+            if os.environ.get(SWITCH, "1") != "0"
+            else f"ranks of one host would send messages, for {SWITCH}=0 is set",
+            "to see how ranks reach each other: torchrun --nproc_per_node 2 -m consistent info",
+        ]
+    world = tuple(range(transport.size))
+    wanted, hosts = zip(*transport.gather_objects((is_wanted(world), _C.host_identity()), world))
+    lines = [f"{transport.size} ranks on {_count(len(set(hosts)), 'host')}"]
+    if transport.shares(world, "cpu"):  # a collective, as is the gathering of notes
+        way = f"shared memory, for all ranks are on this host ({_shared_memory()})"
+    else:
+        way = f"messages by gloo, for {_why_messages(world, all(wanted), len(set(hosts)))}"
+    lines.append(f"CPU tensors: {way}")
+    link = transport.link("cpu")
+    if link is not None:
+        kept = table.path(len(world), table.processors())
+        lines.append(
+            f"plans count {link.latency_s * 1e6:.3g} us a message and "
+            f"{bytes_text(link.bytes_per_s)} a second, by the table in {kept}"
+        )
+    if torch.cuda.is_available():
+        shared = transport.shares(world, "cuda")
+        way = "symmetric memory, for each GPU reads the others'" if shared else "NCCL"
+        lines.append(f"CUDA tensors: {way}")
+    return lines
+
+
+def _why_messages(world: tuple[int, ...], wanted: bool, hosts: int) -> str:
+    if len(world) > MOST_RANKS:
+        return f"more than {MOST_RANKS} ranks do not share one segment"
+    if not wanted:
+        return f"{SWITCH}=0 is set on some rank"
+    if hosts > 1:
+        return f"the ranks are on {hosts} hosts"
+    return "the ranks could not map memory together; a warning above says why"
+
+
+def _shared_memory() -> str:
+    try:
+        return f"/dev/shm has {bytes_text(shutil.disk_usage('/dev/shm').free)} free"
+    except OSError:
+        return "there is no /dev/shm"
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'s' if n != 1 else ''}"
+
+
+def chain(transport: Transport) -> list[Transport]:
+    """The transport and those that it is built on, the last one sends messages."""
+    found = [transport]
+    while isinstance(found[-1], Wrapper):
+        found.append(found[-1].inner)
+    return found

@@ -1,0 +1,60 @@
+"""Reads the words after ``python -m consistent`` and calls the command."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Callable, Sequence
+
+from . import bench, info, script
+
+USAGE = """\
+usage: python -m consistent COMMAND
+
+  info                       versions, native code, GPUs, how ranks reach each other and why,
+                             and what makes this installation slow
+  bench                      a short table of this machine: ops and boxings beside plain torch
+  explain [OPTIONS] FILE [ARGUMENTS]
+                             run a script and print what its global tensors did
+    --html PATH              write the report as a page too
+    --trace PATH             take times, and write them for ui.perfetto.dev
+
+info and bench tell more under torchrun, and explain runs scripts of several ranks there:
+
+  torchrun --nproc_per_node 2 -m consistent bench
+"""
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "info": info.main,
+    "bench": bench.main,
+    "explain": script.main,
+}
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command that ``words`` name; gives the exit status, 2 for words that name none."""
+    name, *rest = words or [""]
+    if name in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0
+    if name not in COMMANDS:
+        return _refused(name)
+    if name != "explain" and rest:
+        if rest[0] in ("-h", "--help"):
+            print(USAGE, end="")
+            return 0
+        print(f"consistent: {name} takes no argument, and {rest[0]!r} is given.\n", file=sys.stderr)
+        print(USAGE, end="", file=sys.stderr)
+        return 2
+    return COMMANDS[name](rest)
+
+
+def _refused(name: str) -> int:
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    if not name:
+        print("consistent: no command is given.\n", file=sys.stderr)
+    else:
+        hint = f" Did you mean {near[0]}?" if near else ""
+        print(f"consistent: {name!r} is not a command.{hint}\n", file=sys.stderr)
+    print(USAGE, end="", file=sys.stderr)
+    return 2

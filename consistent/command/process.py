@@ -1,0 +1,29 @@
+"""The process group of a command: under torchrun all ranks, else this process alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+
+@contextmanager
+def ranks() -> Iterator[bool]:
+    """Join the other ranks, if torchrun has started this process; whether this rank prints."""
+    started = "RANK" in os.environ and "WORLD_SIZE" in os.environ and not dist.is_initialized()
+    if started:
+        if torch.cuda.is_available():
+            torch.cuda.set_device(
+                int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+            )
+            dist.init_process_group("cpu:gloo,cuda:nccl")
+        else:
+            dist.init_process_group("gloo")
+    try:
+        yield not dist.is_initialized() or dist.get_rank() == 0
+    finally:
+        if started:
+            dist.destroy_process_group()

@@ -1,0 +1,63 @@
+"""What makes an installation or its settings slow, as sentences with what to do about it."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from mirrored.transports.default import current
+from mirrored.transports.shared_memory.segments import SWITCH
+
+from ..movement import check_mode
+
+
+def findings() -> list[str]:
+    """Each thing that slows this process, and what to set instead; looks at this process alone."""
+    found = [*_threads(), *_settings()]
+    if torch.version.cuda and not torch.cuda.is_available():
+        found.append(
+            f"torch is built for CUDA {torch.version.cuda} and sees no GPU: everything runs on the "
+            "CPU. See nvidia-smi, and CUDA_VISIBLE_DEVICES."
+        )
+    return found
+
+
+def _threads() -> list[str]:
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    here = int(os.environ.get("LOCAL_WORLD_SIZE") or current().size)
+    threads = torch.get_num_threads()
+    if here > cores:
+        return [
+            f"{here} ranks share {cores} cores, and wait for each other's turns. Start at most "
+            f"{cores} ranks on this host."
+        ]
+    if here * threads > cores:
+        each = max(1, cores // here)
+        return [
+            f"{here} rank{'s' if here > 1 else ''} of {threads} threads share {cores} cores. Set "
+            f"OMP_NUM_THREADS={each}, or call torch.set_num_threads({each})."
+        ]
+    return []
+
+
+def _settings() -> list[str]:
+    found = []
+    if check_mode.enabled:
+        found.append(
+            "CONSISTENT_CHECK=1: ranks compare notes before each boxing. Unset it once the program "
+            "is right."
+        )
+    if os.environ.get(SWITCH, "1") == "0":
+        found.append(
+            f"{SWITCH}=0: ranks of one host send messages by gloo, about 300 us each, and not 4. "
+            "Unset it."
+        )
+    if torch.is_anomaly_enabled():
+        found.append("anomaly mode is on. Call torch.autograd.set_detect_anomaly(False).")
+    for name, bad in (("CUDA_LAUNCH_BLOCKING", "1"), ("TORCH_DISTRIBUTED_DEBUG", "DETAIL")):
+        if os.environ.get(name, "").upper() == bad:
+            found.append(f"{name}={bad} makes each call wait or be checked. Unset it.")
+    return found

@@ -1,0 +1,11 @@
+"""What pages and pictures are made of, whoever fills them: reports, compiled steps, stages,
+simulated steps, tensors and models.
+
+```
+pages      the frame of a page, its tables, bars and timeline    style, script: its looks and life
+pictures   boxes, lines and words, as SVG or PNG, and colours
+words      short texts of places, layouts and times
+source     the functions of a program's files
+traces     files that Perfetto opens
+```
+"""

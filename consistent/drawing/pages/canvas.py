@@ -1,0 +1,27 @@
+"""A timeline that a page draws: lanes one above the other, time to the right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from .html import escaped
+
+MOST_DRAWN = 20_000  # events of a timeline; a trace holds them all
+
+# number of the lane, name, begin, length or -1 (both in microseconds), where, detail, and a colour
+# where it is not the lane's
+Drawn = tuple[Any, ...]
+
+
+def canvas(title: str, note: str, lanes: Sequence[tuple[str, str]], events: Sequence[Drawn]) -> str:
+    """A heading, a note, and the timeline. ``lanes``: (name, one of the colours in style.py)."""
+    drawn = {"lanes": lanes, "events": events}
+    data = json.dumps(drawn, separators=(",", ":")).replace("<", "\\u003c")
+    return (
+        f"<h2>{escaped(title)}</h2><p class=note>{note}</p><canvas id=time></canvas>"
+        "<p id=told class=note>Turn the wheel to zoom, drag to move, double click to see all, "
+        "point at an event to read it.</p>"
+        f'<script type="application/json" id="events">{data}</script>'
+    )

@@ -1,0 +1,147 @@
+"""Pieces of pages: the frame that all share, sortable tables, bars, layouts as coloured labels."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from ...spec.bytes_text import bytes_text
+from .script import SCRIPT
+from .style import STYLE
+
+_SBP = re.compile(r"S\(\d+\)|P\((?:max|min)\)|(?<!\d )\b[BP]\b(?![(\w])")  # not of "4 B"
+_MOVE = re.compile(r"-(\w+(?:\([^)]*\))?)-&gt;")
+
+
+def escaped(text: object) -> str:
+    """``text`` with nothing in it that HTML takes for its own."""
+    return html.escape(str(text))
+
+
+def frame(title: str, lead: str, body: str) -> str:
+    """A whole page, which loads nothing."""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>consistent: {escaped(title)}</title><style>{STYLE}</style></head>\n<body><main>"
+        f"<header><div><h1>{escaped(title)}</h1><p class=lead>{escaped(lead)}</p></div>"
+        '<button id="theme" type="button">Light / dark</button></header>\n'
+        f"{body}\n</main><script>{SCRIPT}</script></body></html>\n"
+    )
+
+
+def numbers(shown: Sequence[tuple[object, str]]) -> str:
+    """Large numbers side by side, each with what it counts."""
+    each = "".join(f"<div><b>{escaped(n)}</b><span>{word}</span></div>" for n, word in shown)
+    return f"<div class=numbers>{each}</div>"
+
+
+def bars(rows: Sequence[tuple[str, int]], most: int = 12) -> str:
+    """A bar for each (name as HTML, bytes), and its share of them all; those after the first
+    ``most`` are one."""
+    left = sum(n for _, n in rows[most:])
+    shown = [*rows[:most], *([(f"{len(rows) - most} others", left)] if left else [])]
+    longest, total = max(n for _, n in shown), sum(n for _, n in shown)
+    each = "".join(
+        f"<code>{name}</code><i style='width:{100 * n / longest:.2f}%' title='{n:,} bytes'></i>"
+        f"<span class=n>{bytes_text(n)}</span><span class=n>{n / total:.0%}</span>"
+        for name, n in shown
+    )
+    return f"<div class=bars>{each}</div>"
+
+
+def stacks(
+    kinds: Mapping[str, str],
+    rows: Sequence[tuple[str, Mapping[str, float], str]],
+    longest: float,
+    shown: Callable[[float], str],
+) -> str:
+    """A bar for each (name, value of each kind, text at its end), in parts that lie side by side,
+    under a list of what their colours mean. ``kinds`` has the colours, by names in style.py."""
+    met = [kind for kind in kinds if any(values.get(kind) for _, values, _ in rows)]
+    legend = "".join(
+        f"<span class=key style='background:var({kinds[kind]})'></span>{escaped(kind)}"
+        for kind in met
+    )
+    each = "".join(
+        f"<code>{escaped(name)}</code><div>"
+        + "".join(
+            f"<i style='width:{100 * values[kind] / max(longest, 1e-30):.3f}%;"
+            f"background:var({kinds[kind]})' title='{escaped(f'{kind}: {shown(values[kind])}')}'>"
+            "</i>"
+            for kind in met
+            if values.get(kind)
+        )
+        + f"</div><span class=n>{escaped(text)}</span>"
+        for name, values, text in rows
+    )
+    return f"<p class=legend>{legend}</p><div class=stacks>{each}</div>"
+
+
+def bar(value: int, longest: int, kind: str = "") -> str:
+    """A small bar with its bytes, for a cell or a line."""
+    if not value:
+        return ""
+    share = 100 * value / max(longest, 1)
+    return (
+        f"<span class='small {kind}' title='{value:,} bytes'><span>{bytes_text(value)}</span>"
+        f"<i style='width:{share:.2f}%'></i></span>"
+    )
+
+
+def search() -> str:
+    """A field that hides rows of the table ``lines`` that do not have its words."""
+    return (
+        "<div class=tools><input id=search type=search placeholder='Search: op, file, S(0) ...' "
+        "aria-label=Search><span id=found class=note></span></div>"
+    )
+
+
+def labelled(text: str) -> str:
+    """``S(0), B -> S(0)`` with each SBP as a coloured label."""
+    marked = re.sub(_SBP, lambda m: _label(m[0]), escaped(text))
+    return marked.replace("-&gt;", "&rarr;")
+
+
+def moved(text: str) -> str:
+    """``S(0) -all_gather(0)-> B`` with the move in grey between its SBPs."""
+    marked = re.sub(_MOVE, r"<span class=move>\1 &rarr;</span>", escaped(text))
+    return re.sub(_SBP, lambda m: _label(m[0]), marked)
+
+
+def _label(sbp: str) -> str:
+    kind = {"S": "sbp s", "P": "sbp p", "B": "sbp"}[sbp[0]]
+    return f'<span class="{kind}">{sbp}</span>'
+
+
+def table(
+    name: str,
+    heads: Sequence[tuple[str, bool]],
+    rows: Sequence[Sequence[str]],
+    boxes: Collection[int] = (),
+) -> str:
+    """A table whose columns sort by a click. ``heads``: (name, whether it holds numbers); ``rows``:
+    their cells, as HTML; ``boxes``: the numbers of the rows that are marked."""
+    top = "".join(
+        f'<th{" class=n" if number else ""}><button type="button">{escaped(text)}</button></th>'
+        for text, number in heads
+    )
+    body = "\n".join(
+        f"<tr{' class=boxes' if i in boxes else ''}>{''.join(row)}</tr>"
+        for i, row in enumerate(rows)
+    )
+    return (
+        f'<div class=scroll><table id="{name}"><thead><tr>{top}</tr></thead>'
+        f"<tbody>\n{body}\n</tbody></table></div>"
+    )
+
+
+def cell(text: str, kind: str = "") -> str:
+    """A cell that holds HTML."""
+    return f'<td class="{kind}">{text}</td>' if kind else f"<td>{text}</td>"
+
+
+def number(value: int, text: str) -> str:
+    """A cell that is sorted by ``value``."""
+    return f'<td class=n data-n="{value}">{escaped(text)}</td>'

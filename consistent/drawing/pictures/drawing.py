@@ -1,0 +1,106 @@
+"""Boxes, lines and words at places: what a picture is made of, whoever paints it.
+
+Lengths are in pixels, from the left and from the top. Colours are ``#rrggbb`` or one of the names
+in ``INK``, which differ in light and dark.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+INK = {
+    # name: (light, dark)
+    "paper": ("#ffffff", "#0d1117"),
+    "ink": ("#1f2328", "#e6edf3"),
+    "faint": ("#656d76", "#8d96a0"),
+    "line": ("#afb8c1", "#484f58"),
+    "empty": ("#f0f2f5", "#1c2129"),
+}
+FONT = "ui-sans-serif,system-ui,-apple-system,Segoe UI,Helvetica,Arial,sans-serif"
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A rectangle. ``striped`` is drawn with stripes over its colour, and stands for addends."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    fill: str = ""
+    edge: str = ""
+    striped: bool = False
+    title: str = ""  # what a browser shows when the mouse rests on it
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A line of text; ``y`` is its base line. ``anchor`` is "start", "middle" or "end"."""
+
+    x: float
+    y: float
+    text: str
+    size: float = 12
+    fill: str = "ink"
+    anchor: str = "start"
+    bold: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Shapes on a sheet; later ones lie on top."""
+
+    width: float
+    height: float
+    shapes: Sequence[Box | Words]
+    name: str = "picture"
+
+    def svg(self) -> str:
+        """The drawing as an SVG file of its own, in light or dark as the viewer prefers."""
+        light, dark = (
+            ";".join(f"--{name}:{both[i]}" for name, both in INK.items()) for i in (0, 1)
+        )
+        looks = f"svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}"
+        return self._svg(' xmlns="http://www.w3.org/2000/svg"', f"<style>{looks}</style>\n")
+
+    def inside(self) -> str:
+        """The drawing as a part of a page that has the colours in ``INK`` itself."""
+        return self._svg("", "")
+
+    def _svg(self, more: str, looks: str) -> str:
+        size = f"{self.width:g} {self.height:g}"
+        return (
+            f'<svg{more} viewBox="0 0 {size}" '
+            f'width="{self.width:g}" height="{self.height:g}" role="img" '
+            f'aria-label="{html.escape(self.name)}" font-family="{FONT}">\n'
+            f"{looks}"
+            '<defs><pattern id="stripes" width="6" height="6" patternUnits="userSpaceOnUse" '
+            'patternTransform="rotate(45)"><rect width="2.5" height="6" fill="#ffffff" '
+            'fill-opacity=".55"/></pattern></defs>\n'
+            f'<rect width="{self.width:g}" height="{self.height:g}" style="fill:var(--paper)"/>\n'
+            + "\n".join(map(_svg, self.shapes))
+            + "\n</svg>\n"
+        )
+
+
+def _svg(shape: Box | Words) -> str:
+    if isinstance(shape, Words):
+        weight = ' font-weight="600"' if shape.bold else ""
+        return (
+            f'<text x="{shape.x:.6g}" y="{shape.y:.6g}" font-size="{shape.size:g}" '
+            f'text-anchor="{shape.anchor}" style="fill:{_paint(shape.fill)};white-space:pre"'
+            f"{weight}>{html.escape(shape.text)}</text>"
+        )
+    place = (
+        f'x="{shape.x:.6g}" y="{shape.y:.6g}" width="{shape.width:.6g}" height="{shape.height:.6g}"'
+    )
+    style = f"fill:{_paint(shape.fill)}" + (f";stroke:{_paint(shape.edge)}" if shape.edge else "")
+    title = f"<title>{html.escape(shape.title)}</title>" if shape.title else ""
+    drawn = f'<rect {place} style="{style}">{title}</rect>'
+    return drawn + (f'<rect {place} fill="url(#stripes)"/>' if shape.striped else "")
+
+
+def _paint(name: str) -> str:
+    return f"var(--{name})" if name in INK else name or "none"

@@ -1,0 +1,74 @@
+"""Picture: text for a terminal, and a drawing for a file."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from pathlib import Path
+
+from .colours import shows_blocks, shows_colours
+from .drawing import Drawing
+from .png import save_png
+
+_WAYS = ('.save("picture.svg")', '.save("picture.png")')
+
+
+class Picture:
+    """What ``visualize`` returns. ``print`` shows it; a notebook shows the drawing.
+
+    Colours are used where standard output is a terminal and NO_COLOR is not set.
+    """
+
+    def text(self, *, colour: bool = False, width: int = 80, blocks: bool = True) -> str:
+        """The picture as text, at most ``width`` characters wide.
+
+        Args:
+            colour: with the codes by which a terminal shows colours.
+            width: in characters, 40 or more.
+            blocks: whether characters beyond ASCII may be used.
+        """
+        raise NotImplementedError
+
+    def drawing(self) -> Drawing:
+        """The picture as boxes and words at places."""
+        raise NotImplementedError
+
+    def svg(self) -> str:
+        """The picture as an SVG file of its own."""
+        return self.drawing().svg()
+
+    def save(self, path: str | Path) -> Path:
+        """Write it to ``path``, as SVG, or as PNG where matplotlib is installed; folders are made.
+
+        Raises:
+            ValueError: the name ends neither in .svg nor in .png.
+            ImportError: it ends in .png, and matplotlib is not installed.
+        """
+        target = Path(path)
+        kind = target.suffix.lower()
+        if kind not in (".svg", ".png"):
+            raise ValueError(
+                f"save: {str(path)!r} ends in {target.suffix or 'no suffix'!r}, and a picture is "
+                f"an SVG or a PNG. Write {' or '.join(_WAYS)}."
+            )
+        drawing = self.drawing()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if kind == ".svg":
+            target.write_text(drawing.svg(), encoding="utf-8")
+        else:
+            save_png(drawing, target)
+        return target
+
+    def __str__(self) -> str:
+        width = max(40, shutil.get_terminal_size().columns)
+        return self.text(colour=shows_colours(), width=width, blocks=shows_blocks())
+
+    __repr__ = __str__
+
+    def _repr_svg_(self) -> str:  # asked by notebooks
+        return self.svg()
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """``text`` in lines of at most ``width`` characters."""
+    return textwrap.wrap(text, width, subsequent_indent="  ") or [""]

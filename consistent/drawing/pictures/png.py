@@ -1,0 +1,56 @@
+"""A drawing as PNG, by matplotlib, where it is installed."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from .drawing import INK, Box, Drawing
+
+_DPI = 100  # points to pixels: a font of n pixels has n * 72 / 100 points
+_ANCHORS = {"start": "left", "middle": "center", "end": "right"}
+
+
+def save_png(drawing: Drawing, path: Path) -> None:
+    """Write ``drawing`` to ``path``, in the colours for white paper and twice its size in pixels.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    try:
+        figure: Any = import_module("matplotlib.figure")
+        patches: Any = import_module("matplotlib.patches")
+    except ImportError as error:
+        raise ImportError(
+            f"save: {path.name} is a PNG, and those are made by matplotlib, which is not installed "
+            "here. Install it (pip install matplotlib), or save the picture as SVG: "
+            f'.save("{path.stem}.svg").'
+        ) from error
+    sheet = figure.Figure(figsize=(drawing.width / _DPI, drawing.height / _DPI), dpi=_DPI)
+    axes = sheet.add_axes((0, 0, 1, 1))
+    axes.set_xlim(0, drawing.width)
+    axes.set_ylim(drawing.height, 0)
+    axes.axis("off")
+    for shape in drawing.shapes:
+        if isinstance(shape, Box):
+            look = {"facecolor": _light(shape.fill), "edgecolor": _light(shape.edge)}
+            corner = (shape.x, shape.y)
+            box = patches.Rectangle(corner, shape.width, shape.height, linewidth=0.8, **look)
+            axes.add_patch(box)
+            if shape.striped:
+                stripes = {"hatch": "////", "facecolor": "none", "edgecolor": "#ffffff99"}
+                box = patches.Rectangle(corner, shape.width, shape.height, linewidth=0, **stripes)
+                axes.add_patch(box)
+        else:
+            axes.text(
+                shape.x, shape.y, shape.text.replace("$", r"\$"),
+                fontsize=shape.size * 72 / _DPI, color=_light(shape.fill),
+                ha=_ANCHORS[shape.anchor], va="baseline",
+                fontweight="bold" if shape.bold else "normal",
+            )  # fmt: skip
+    sheet.savefig(path, format="png", dpi=2 * _DPI, facecolor=INK["paper"][0])
+
+
+def _light(name: str) -> str:
+    return INK[name][0] if name in INK else name or "none"

@@ -1,0 +1,81 @@
+"""The functions of a program's files, for pages that show source lines."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+_Span = tuple[int, int, str]  # first line, last line, qualified name
+
+
+@dataclass
+class Function:
+    """A function of the user's, and which of its lines were met."""
+
+    file: str
+    name: str
+    first: int
+    lines: list[int] = field(default_factory=list)
+
+    def source(self, most: int = 4) -> Iterable[tuple[int, str] | None]:
+        """(number, text) of each line from the first to the last one met; None stands for lines
+        that are left out, where more than ``most`` follow each other that were not met."""
+        met, given = sorted(set(self.lines)), linecache.getlines(self.file)
+        shown = {*met, self.first}
+        for before, after in zip([self.first, *met], met):
+            between = range(before + 1, after)
+            if len(between) <= most:
+                shown.update(between)
+        texts = {n: given[n - 1].rstrip() if n <= len(given) else "" for n in shown}
+        indent = min((len(t) - len(t.lstrip()) for t in texts.values() if t.strip()), default=0)
+        previous = None
+        for number in sorted(shown):
+            if previous is not None and number > previous + 1:
+                yield None
+            yield number, texts[number][indent:]
+            previous = number
+
+
+def functions(places: Iterable[tuple[str, int, str]]) -> list[Function]:
+    """The functions that (file, line, name of the function) are in, in the order first met. Where
+    a file cannot be read, or says something else by now, the name that is given counts."""
+    found: dict[tuple[str, str, int], Function] = {}
+    for file, line, name in places:
+        first, known = _around(file, line) or (0, name)
+        if known.rpartition(".")[2] != name and not name.startswith("<"):  # "<lambda>" lies inside
+            first, known = 0, name
+        function = found.setdefault((file, known, first), Function(file, known, first or line))
+        function.first = first or min(function.first, line)
+        function.lines.append(line)
+    return list(found.values())
+
+
+def _around(file: str, line: int) -> tuple[int, str] | None:
+    """The first line and the name of the innermost function around a line."""
+    inside = [(first, name) for first, last, name in _spans(file) if first <= line <= last]
+    return max(inside, default=None)
+
+
+@lru_cache(maxsize=64)
+def _spans(file: str) -> list[_Span]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return []
+    found: list[_Span] = []
+
+    def visit(node: ast.AST, path: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                name = f"{path}{child.name}"
+                if not isinstance(child, ast.ClassDef):
+                    found.append((child.lineno, child.end_lineno or child.lineno, name))
+                visit(child, f"{name}.")
+            else:
+                visit(child, path)
+
+    visit(tree, "")
+    return found

@@ -1,0 +1,30 @@
+"""Files that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+Source: "Trace Event Format", the JSON form of Chrome's tracing. Times are in microseconds; each
+rank is a process.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+
+def trace_text(events: Sequence[dict[str, Any]]) -> str:
+    """The file."""
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+
+
+def rank_name(rank: int) -> dict[str, Any]:
+    """The event that names a rank's process."""
+    return _named("process_name", rank, 0, f"rank {rank}")
+
+
+def thread_name(rank: int, thread: int, name: str) -> dict[str, Any]:
+    """The event that names a line of a rank."""
+    return _named("thread_name", rank, thread, name)
+
+
+def _named(what: str, rank: int, thread: int, name: str) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": rank, "tid": thread, "args": {"name": name}}

@@ -1,0 +1,145 @@
+"""What changed from one report to another, by op and call site.
+
+Lines are paired by op and ``file:line``. Where an edit has moved lines, those of one op that are
+left in one file are paired in order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..drawing.words import short_site
+from ..spec.bytes_text import bytes_text
+from .difference_page import difference_page
+from .lines import Line, most_common
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A line of the first report, the line of the second one that is its pair, or None."""
+
+    before: Line | None
+    after: Line | None
+
+    @property
+    def op(self) -> str:
+        """The name of the op."""
+        return self._line.op
+
+    @property
+    def kind(self) -> str:
+        """ "new", "gone", "changed" in layouts, boxings or bytes, "count" or "same"."""
+        if self.before is None or self.after is None:
+            return "new" if self.before is None else "gone"
+        a, b = self.before, self.after
+        alike = a.layouts.keys() == b.layouts.keys() and a.boxings.keys() == b.boxings.keys()
+        if not alike or a.whole != b.whole or a.nbytes * b.count != b.nbytes * a.count:
+            return "changed"
+        if a.nbytes != b.nbytes and not a.count:  # bytes of backward, which has no count
+            return "changed"
+        return "same" if (a.count, a.nbytes) == (b.count, b.nbytes) else "count"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the second report has more."""
+        return (self.after.nbytes if self.after else 0) - (self.before.nbytes if self.before else 0)
+
+    @property
+    def where(self) -> str:
+        """``model.py:40``, with both lines where it moved."""
+        sites = [short_site(line.site) for line in (self.before, self.after) if line is not None]
+        return " -> ".join(dict.fromkeys(sites)) or "backward"
+
+    def told(self) -> list[str]:
+        """The differences, each in words."""
+        if self.before is None or self.after is None:
+            line = self._line
+            parts = [most_common(line.layouts), most_common(line.boxings)]
+            return [f"{self.kind}: {'; boxes '.join(filter(None, parts)) or 'ran'}"]
+        a, b = self.before, self.after
+        told = [
+            f"{word}: {most_common(one) or 'none'}  =>  {most_common(other) or 'none'}"
+            for word, one, other in (
+                ("layouts", a.layouts, b.layouts),
+                ("boxings", a.boxings, b.boxings),
+            )
+            if one.keys() != other.keys()
+        ]
+        if a.whole != b.whole:
+            told.append("runs whole on every rank now" if b.whole else "no longer runs whole")
+        if a.count != b.count:
+            told.append(f"count: {a.count} => {b.count}")
+        return told
+
+    @property
+    def _line(self) -> Line:
+        line = self.before or self.after
+        assert line is not None
+        return line
+
+
+class Difference:
+    """The changes from one report to another. ``print`` shows those that matter, ``save`` writes a
+    page."""
+
+    def __init__(self, changes: Sequence[Change], before: int, after: int) -> None:
+        self.changes = tuple(changes)
+        self.before, self.after = before, after  # bytes
+
+    @property
+    def changed(self) -> list[Change]:
+        """Those in layouts, boxings or bytes, the largest change of bytes first."""
+        found = [c for c in self.changes if c.kind in ("new", "gone", "changed")]
+        return sorted(found, key=lambda c: -abs(c.nbytes))
+
+    def summary(self) -> str:
+        """How many bytes more or less, in a sentence."""
+        kinds = Counter(change.kind for change in self.changes)
+        now = f"{bytes_text(self.before)} before, {bytes_text(self.after)} after"
+        if self.before and self.before != self.after:
+            now += f" ({(self.after - self.before) / self.before:+.0%})"
+        named = [f"{kinds[k]} {k}" for k in ("changed", "new", "gone") if kinds[k]]
+        rest = [f"{kinds['count']} alike that ran more or less often"] if kinds["count"] else []
+        rest += [f"{kinds['same']} alike"] if kinds["same"] else []
+        return f"Bytes sent: {now}. Lines: {', '.join(named + rest) or 'none'}."
+
+    def __str__(self) -> str:
+        out = [self.summary()]
+        for change in self.changed:
+            sent = f"{change.nbytes:+,} bytes" if change.nbytes else "the same bytes"
+            out.append(f"  {change.op} at {change.where}: {sent}")
+            out += [f"      {text}" for text in change.told()]
+        return "\n".join(out)
+
+    __repr__ = __str__
+
+    def html(self) -> str:
+        """The difference as one page that needs nothing beside it."""
+        rows = [(c.kind, c.op, c.where, c.nbytes, "\n".join(c.told())) for c in self.changed]
+        return difference_page(self.summary(), rows)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page to ``path``; folders are made."""
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(self.html(), encoding="utf-8")
+        return target
+
+
+def difference(before: Sequence[Line], after: Sequence[Line]) -> Difference:
+    """Pair the lines of two reports."""
+    theirs = {(line.op, line.site): line for line in after}
+    pairs = [(line, theirs.pop((line.op, line.site), None)) for line in before]
+    left: dict[tuple[str, str], list[Line]] = {}
+    for line in theirs.values():
+        left.setdefault((line.op, line.site.rpartition(":")[0]), []).append(line)
+    changes = []
+    for line, found in pairs:
+        if found is None and (moved := left.get((line.op, line.site.rpartition(":")[0]))):
+            found = moved.pop(0)
+        changes.append(Change(line, found))
+    changes += [Change(None, line) for lines in left.values() for line in lines]
+    return Difference(changes, sum(x.nbytes for x in before), sum(x.nbytes for x in after))

@@ -1,0 +1,37 @@
+"""The difference of two reports as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..drawing.pages.html import cell, escaped, frame, labelled, number, search, table
+from ..spec.bytes_text import bytes_text
+
+_Row = tuple[str, str, str, int, str]  # kind, op, where, bytes more, the differences in lines
+
+
+def difference_page(summary: str, rows: Sequence[_Row]) -> str:
+    """A page with a line for each change."""
+    heads = [("what", False), ("op", False), ("bytes", True), ("changes", False), ("where", False)]
+    made = [
+        [
+            cell(f'<span class="tag {kind}">{kind}</span>'),
+            cell(f"<code>{escaped(op)}</code>"),
+            number(
+                nbytes, f"{'+' if nbytes > 0 else '-' if nbytes else ''}{bytes_text(abs(nbytes))}"
+            ),
+            cell("<br>".join(_marked(line) for line in told.splitlines()), "lays"),
+            cell(escaped(where), "site"),
+        ]
+        for kind, op, where, nbytes, told in rows
+    ]
+    body = (
+        search() + table("lines", heads, made)
+        if made
+        else "<p>Nothing changed in layouts, boxings or bytes.</p>"
+    )
+    return frame("What changed", summary, body)
+
+
+def _marked(line: str) -> str:
+    return labelled(line).replace("=&gt;", "<b>&rArr;</b>")

@@ -1,0 +1,41 @@
+"""Line: what one op did at one place of the program; and the words that tables of lines use."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..drawing.words import short_site, times
+from ..spec import TensorSpec
+
+
+@dataclass(slots=True)
+class Line:
+    """One op at one call site; or a compiled step where it was called, and what it sent from a line
+    of its own."""
+
+    op: str
+    site: str
+    count: int = 0
+    whole: bool = False
+    layouts: Counter[str] = field(default_factory=Counter)
+    boxings: Counter[str] = field(default_factory=Counter)
+    nbytes: int = 0
+    compiled: bool = False
+
+    @property
+    def where(self) -> str:
+        """``model.py:40``; of a boxing in backward, ``backward``."""
+        return short_site(self.site) or self.op
+
+
+def sbps(specs: Sequence[TensorSpec]) -> str:
+    """``S(0), B``; of several axes ``(S(0), B), (B, B)``."""
+    return ", ".join(str(s.sbp[0] if len(s.sbp) == 1 else s.sbp) for s in specs)
+
+
+def most_common(counts: Counter[str], most: int = 3) -> str:
+    """The most frequent ones in one line, and how many others there are."""
+    shown = "; ".join(times(*item) for item in counts.most_common(most))
+    return shown + (f"; and {len(counts) - most} more" if len(counts) > most else "")

@@ -1,0 +1,158 @@
+"""A report as one HTML page that needs nothing beside it: summary, advice, bytes by op, the layouts
+along the program, the timeline."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from ..drawing.pages.canvas import MOST_DRAWN, canvas
+from ..drawing.pages.html import (
+    bars,
+    cell,
+    escaped,
+    frame,
+    labelled,
+    moved,
+    number,
+    numbers,
+    search,
+    table,
+)
+from ..drawing.words import short_site, source_line, times
+from ..spec.bytes_text import bytes_text
+from .advice import Advice
+from .lines import Line
+from .text import summary
+from .timeline import Timeline
+
+_LANES = {
+    "step": ("step", "--faint"),
+    "op": ("compute", "--bar"),
+    "boxing": ("boxing", "--box"),
+    "backward": ("backward", "--back"),
+}
+_MOST_ADVICE = 20
+
+
+def page(lines: Sequence[Line], advice: Sequence[Advice], timeline: Timeline | None) -> str:
+    """The page."""
+    parts = [_numbers(lines), _advice(advice), _bars(lines), _program(lines), _times(timeline)]
+    return frame("What ran", summary(lines, timeline), "\n".join(parts))
+
+
+def _numbers(lines: Sequence[Line]) -> str:
+    whole = len({line.op for line in lines if line.whole})
+    steps = sum(line.count for line in lines if line.compiled)
+    return numbers(
+        (
+            (f"{sum(line.count for line in lines) - steps:,}", "ops ran"),
+            *(((f"{steps:,}", "compiled steps"),) if steps else ()),
+            (f"{sum(sum(line.boxings.values()) for line in lines):,}", "boxings"),
+            (bytes_text(sum(line.nbytes for line in lines)), "sent by the busiest rank"),
+            (f"{whole}", "ops ran whole on every rank"),
+        )
+    )
+
+
+def _advice(advice: Sequence[Advice]) -> str:
+    if not advice:
+        return ""
+    items = "".join(
+        f"<li><code>{escaped(each.op)}</code> at <code title='{escaped(each.site)}'>"
+        f"{escaped(short_site(each.site))}</code> {_marked(each.moves)}. "
+        f"<span class=do>{_marked(each.instead)}</span></li>"
+        for each in advice[:_MOST_ADVICE]
+    )
+    more = len(advice) - _MOST_ADVICE
+    rest = f"<p class=note>And {more} more, which move less.</p>" if more > 0 else ""
+    return (
+        "<h2>Advice</h2><p class=note>From the layouts that each op accepts. What a change costs "
+        "where the operand is made, and where else it is used, is not counted.</p>"
+        f"<ul class=advice>{items}</ul>{rest}"
+    )
+
+
+def _marked(text: str) -> str:
+    """Names in backquotes as code, SBPs as labels."""
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", labelled(text))
+
+
+def _bars(lines: Sequence[Line]) -> str:
+    sent: Counter[str] = Counter()
+    for line in lines:
+        sent[line.op] += line.nbytes
+    rows = [(escaped(op), n) for op, n in sent.most_common() if n]
+    return f"<h2>Bytes by op</h2>{bars(rows)}" if rows else ""
+
+
+def _program(lines: Sequence[Line]) -> str:
+    heads = [
+        ("#", True), ("op", False), ("count", True), ("layouts", False), ("boxings", False),
+        ("bytes", True), ("where", False),
+    ]  # fmt: skip
+    return (
+        "<h2>The program</h2><p class=note>Each op at each place, in the order in which they first "
+        "ran, with the SBPs of its operands and results. A click on a head sorts.</p>"
+        f"{search()}" + table("lines", heads, [_row(i, line) for i, line in enumerate(lines)])
+    )
+
+
+def _row(i: int, line: Line) -> list[str]:
+    tag = " <span class=tag>whole</span>" if line.whole else ""
+    tag += " <span class='tag plain'>compiled</span>" if line.compiled and line.count else ""
+    alone = len(line.layouts) == 1  # then its count is the line's
+    layouts = [labelled(times(k, 1 if alone else n)) for k, n in line.layouts.most_common(4)]
+    boxings = [moved(times(*item)) for item in line.boxings.most_common(4)]
+    for shown, counts in ((layouts, line.layouts), (boxings, line.boxings)):
+        if len(counts) > 4:
+            shown.append(f"<span class=note>and {len(counts) - 4} more</span>")
+    source = source_line(line.site)
+    place = f"<span title='{escaped(line.site)}'>{escaped(short_site(line.site))}</span>"
+    return [
+        number(i, str(i + 1)),
+        cell(f"<code>{escaped(line.op)}</code>{tag}"),
+        number(line.count, f"{line.count:,}" if line.count else ""),
+        cell("<br>".join(layouts), "lays"),
+        cell("<br>".join(boxings), "moves"),
+        number(line.nbytes, bytes_text(line.nbytes) if line.nbytes else ""),
+        cell(
+            place + (f"<code title='{escaped(source)}'>{escaped(source)}</code>" if source else ""),
+            "site",
+        ),
+    ]
+
+
+def _times(timeline: Timeline | None) -> str:
+    if timeline is None or not timeline.events:
+        return ""
+    zero = min(event.begin for event in timeline.events)
+    met = {event.kind for event in timeline.events}
+    kinds = [kind for kind in _LANES if kind in met or kind in ("op", "boxing", "backward")]
+    drawn = [
+        (
+            kinds.index(event.kind),
+            event.name,
+            round((event.begin - zero) / 1e3, 2),
+            -1 if event.end is None else round((event.end - event.begin) / 1e3, 2),
+            short_site(event.site),
+            " \u00b7 ".join(filter(None, (event.detail, _bytes(event.nbytes)))),
+        )
+        for event in timeline.events[:MOST_DRAWN]
+    ]
+    left = len(timeline.events) + timeline.left_out - len(drawn)
+    rest = (
+        f" The first {len(drawn):,} events are drawn, and {left:,} later ones are not."
+        if left
+        else ""
+    )
+    note = (
+        "Boxings that an op waits for lie below it. A thin line is a boxing that goes on beside "
+        f"the program. On a GPU these are the times at which work was handed over.{rest}"
+    )
+    return canvas(f"Timeline of rank {timeline.rank}", note, [_LANES[k] for k in kinds], drawn)
+
+
+def _bytes(count: int) -> str:
+    return bytes_text(count) if count else ""

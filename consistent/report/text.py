@@ -1,0 +1,89 @@
+"""A report as text: a sentence, and a table with a line for each op and call site."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..drawing.words import seconds_text
+from ..spec.bytes_text import bytes_text
+from .advice import Advice
+from .lines import Line, most_common
+from .timeline import Timeline
+
+_HEAD = ("op", "count", "layout", "boxings", "bytes", "whole", "where")
+_LIMITS = (32, 6, 44, 60, 14, 5)
+
+
+def summary(lines: Sequence[Line], timeline: Timeline | None = None) -> str:
+    """What ran and what it sent, in a sentence or two."""
+    ops = sum(line.count for line in lines if not line.compiled)
+    steps = sum(line.count for line in lines if line.compiled)
+    boxings = sum(sum(line.boxings.values()) for line in lines)
+    nbytes = sum(line.nbytes for line in lines)
+    if not ops and not boxings and not steps:
+        return "No op on a global tensor ran."
+    places = len({line.site for line in lines if line.site and not line.compiled})
+    ran = [f"{_number(ops, 'op')} ran at {_number(places, 'place')}"] if ops or not steps else []
+    ran += [f"{_number(steps, 'compiled step')} ran"] if steps else []
+    text = " and ".join(ran)
+    if not nbytes:
+        text += ", and nothing was sent"
+    else:
+        text += f"; {_number(boxings, 'boxing')} sent {bytes_text(nbytes)} from the busiest rank"
+        most = max(lines, key=lambda line: line.nbytes)
+        at = f"`{most.op}` at {most.where}" if most.site else "backward"
+        text += f", {most.nbytes / nbytes:.0%} of it for {at}"
+    whole = sorted({line.op for line in lines if line.whole})
+    text += (
+        f". Every rank computed all of {', '.join(whole)}."
+        if whole
+        else ". No op ran whole on every rank."
+    )
+    if timeline is not None and timeline.events:
+        spent = timeline.seconds()
+        text += (
+            f" Rank {timeline.rank} computed for {seconds_text(spent['computing'])} and waited for "
+            f"boxings for {seconds_text(spent['boxing'])}."
+        )
+    return text
+
+
+def table(lines: Sequence[Line], advice: Sequence[Advice] = ()) -> str:
+    """The lines as a table, those that send most first; then the sums, and the advice."""
+    rows = [_HEAD, *map(_cells, sorted(lines, key=lambda line: -line.nbytes))]
+    rows = [(*(_fit(c, n) for c, n in zip(row, _LIMITS)), _fit_end(row[-1], 40)) for row in rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
+    text = [
+        "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    text.insert(1, "  ".join("-" * w for w in widths))
+    text += [f"advice: {each}" for each in advice]
+    whole = ", ".join(sorted({line.op for line in lines if line.whole})) or "none"
+    total = sum(line.nbytes for line in lines)
+    text.append(f"{total:,} bytes boxed; ran whole on every rank: {whole}")
+    return "\n".join(text)
+
+
+def _cells(line: Line) -> tuple[str, ...]:
+    return (
+        line.op,
+        str(line.count or ""),
+        most_common(line.layouts),
+        most_common(line.boxings),
+        f"{line.nbytes:,}" if line.nbytes else "",
+        "yes" if line.whole else "",
+        line.site,
+    )
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' if count != 1 else ''}"
+
+
+def _fit(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def _fit_end(text: str, width: int) -> str:
+    """The last ``width`` characters: a path's end says more than its start."""
+    return text if len(text) <= width else "..." + text[3 - width :]

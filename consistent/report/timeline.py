@@ -1,0 +1,184 @@
+"""When each op, boxing and backward of this rank began and ended, while a report takes times.
+
+An op's time is that of the whole call: its boxings lie inside it. A boxing that goes on beside the
+program, as the sum of small gradients does, has no end. Inside a compiled step are the ops
+between its messages, several as one, and its messages as boxings.
+
+On a GPU times are those at which this process has handed over the work, not those at which the
+device has done it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+from mirrored.transports.default import current
+
+from ..autograd import backward
+from ..boxing.plan import plan_bytes
+from ..boxing.steps import Step
+from ..compiled import watching
+from ..dispatch.plans import plan as plans
+from ..movement import check_mode
+from ..movement import run as boxing_run
+from ..spec import TensorSpec
+from .lines import sbps
+
+MOST_EVENTS = 100_000  # later ones are counted, and not kept
+
+
+@dataclass(slots=True)
+class Event:
+    """Something that this rank did.
+
+    Args:
+        kind: "op", "boxing", "backward", or "step" (a compiled one).
+        name: of the op; of a boxing, its moves.
+        begin, end: in nanoseconds of ``time.perf_counter_ns``; no end where it goes on beside the
+            program, or an error ended it.
+        site: ``file:line`` of the program; "" inside backward.
+        detail: an op's layouts; the op that a boxing was for.
+        nbytes: that the busiest rank sends; in a compiled step, that this rank sends.
+        thread: the number of the thread.
+    """
+
+    kind: str
+    name: str
+    begin: int
+    site: str = ""
+    detail: str = ""
+    nbytes: int = 0
+    thread: int = field(default_factory=threading.get_ident)
+    end: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long it took, 0 if that is not known."""
+        return 0.0 if self.end is None else (self.end - self.begin) / 1e9
+
+
+class Timeline:
+    """The events of this rank in the order in which they began."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.left_out = 0
+        self.rank: int | None = None
+        self._open = threading.local()  # each thread's events that have not ended, with their keys
+
+    def seconds(self) -> dict[str, float]:
+        """How long ops computed, and how long boxings took that the program waited for. What an op
+        took for its boxings counts as boxing; backward counts the rest of it as computing."""
+        spent = {"computing": 0.0, "boxing": 0.0}
+        for begin, end, kind in self._alone():
+            spent["boxing" if kind == "boxing" else "computing"] += (end - begin) / 1e9
+        return spent
+
+    def _alone(self) -> Iterator[tuple[int, int, str]]:
+        """(begin, end, kind) of each event without the events inside it."""
+        stacks: dict[int, list[list]] = {}
+        for event in self.events:
+            if event.end is None:
+                continue
+            stack = stacks.setdefault(event.thread, [])
+            while stack and stack[-1][1] <= event.begin:
+                begin, end, kind = stack.pop()
+                if end > begin:
+                    yield begin, end, kind
+                if stack:
+                    stack[-1][0] = max(stack[-1][0], end)
+            if stack and event.begin > stack[-1][0]:
+                yield stack[-1][0], event.begin, stack[-1][2]
+            stack.append([event.begin, event.end, event.kind])
+        for stack in stacks.values():
+            while stack:
+                begin, end, kind = stack.pop()
+                if end > begin:
+                    yield begin, end, kind
+                if stack:
+                    stack[-1][0] = max(stack[-1][0], end)
+
+    # -- what is watched ---------------------------------------------------------------------------
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Take times inside the ``with`` block."""
+        with ExitStack() as stack:
+            for observers, observe in (
+                (plans.starters, self._op_starts),
+                (plans.observers, self._op_ends),
+                (boxing_run.observers, self._boxing_starts),
+                (boxing_run.finishers, self._boxing_ends),
+                (backward.watchers, self._backward),
+                (watching.watchers, self._program),
+            ):
+                observers.append(observe)  # type: ignore[arg-type]
+                stack.callback(observers.remove, observe)  # type: ignore[arg-type]
+            yield
+
+    def _op_starts(self, plan: plans.Plan) -> None:
+        self._start(Event("op", plan.name, 0, check_mode.call_site()), plan)
+
+    def _op_ends(self, plan: plans.Plan, ins: list[TensorSpec], outs: list[TensorSpec]) -> None:
+        event = self._end(plan)
+        if event is not None:
+            event.detail = f"{sbps(ins)} -> {sbps(outs)}"
+
+    def _boxing_starts(self, src: TensorSpec, dst: TensorSpec, moves: tuple[Step, ...]) -> None:
+        inside = backward.in_backward()
+        site = "" if inside else check_mode.call_site()
+        op = "backward" if inside else check_mode.current()
+        name = ", ".join(map(str, moves)) or f"{src.sbp} to {dst.sbp}, nothing to move"
+        self._start(Event("boxing", name, 0, site, op, plan_bytes(moves)), (src, dst))
+
+    def _boxing_ends(self, src: TensorSpec, dst: TensorSpec) -> None:
+        self._end((src, dst))
+
+    def _backward(self, starts: bool) -> None:
+        if starts:
+            self._start(Event("backward", "backward", 0, check_mode.call_site()), "backward")
+        else:
+            self._end("backward")
+
+    def _program(self, what: watching.Happening, begins: bool) -> None:
+        if not begins:
+            self._end(what)
+            return
+        whole, sends = what.kind == "step", what.kind in ("message", "start", "wait for")
+        site = check_mode.call_site() if whole else what.where
+        name = f"{what.name}, compiled" if whole else what.name
+        kind = "step" if whole else "boxing" if sends else "op"
+        self._start(Event(kind, name, 0, site, what.detail, what.sent), what)
+
+    def _start(self, event: Event, key: object) -> None:
+        if self.rank is None:
+            self.rank = current().rank
+        if len(self.events) >= MOST_EVENTS:
+            self.left_out += 1
+        else:
+            self.events.append(event)
+        self._stack().append((key, event))
+        event.begin = time.perf_counter_ns()
+
+    def _end(self, key: object) -> Event | None:
+        """The innermost open event of this key ends. Those inside it that were not ended go on
+        beside the program, or were ended by an error."""
+        now, stack = time.perf_counter_ns(), self._stack()
+        for i in range(len(stack) - 1, -1, -1):
+            if stack[i][0] is key or stack[i][0] == key:
+                event = stack[i][1]
+                del stack[i:]
+                event.end = now
+                return event
+        return None
+
+    def _stack(self) -> list[tuple[object, Event]]:
+        try:
+            return self._open.stack
+        except AttributeError:
+            self._open.stack = []
+            return self._open.stack

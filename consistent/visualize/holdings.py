@@ -1,0 +1,163 @@
+"""What each rank of a placement holds of a tensor, in words and as parts of its two drawn dims."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..spec import Coordinate, Partial, Split, TensorSpec, piece
+from ..spec.bytes_text import bytes_text
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What one rank holds.
+
+    Args:
+        rank: its number in the world.
+        region: the part of the logical tensor, as it is sliced: ``[0:4, :]``.
+        role: ``copy 1/2``, ``addend 2/2``; "" for a piece that no other rank has.
+        nbytes: bytes of its shard.
+        piece: number of the region: ranks with equal ones hold the same region.
+        is_addend: whether the tensor is the sum (maximum, minimum) of what several ranks hold.
+    """
+
+    rank: int
+    region: str
+    role: str
+    nbytes: int
+    piece: int
+    is_addend: bool
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it holds no element."""
+        return 0 in self.sizes
+
+
+def holding(spec: TensorSpec, at: Coordinate) -> Holding:
+    """What the rank at grid coordinate ``at`` holds."""
+    starts, sizes = spec.region(at)
+    grid = spec.placement.shape
+    roles = []
+    for word, chosen in (("addend", _axes(spec, "P")), ("copy", _axes(spec, "B"))):
+        count = math.prod(grid[a] for a in chosen)
+        if count > 1:
+            roles.append(
+                f"{word} {_number([at[a] for a in chosen], [grid[a] for a in chosen]) + 1}/{count}"
+            )
+    cuts = [a for a, entry in enumerate(spec.sbp) if entry.is_split]
+    return Holding(
+        rank=spec.placement.rank_at(at),
+        region=region_text(spec, starts, sizes),
+        role=", ".join(roles),
+        nbytes=math.prod(sizes) * spec.dtype.itemsize,
+        piece=_number([at[a] for a in cuts], [grid[a] for a in cuts]),
+        is_addend=bool(_axes(spec, "P")),
+        starts=starts,
+        sizes=sizes,
+    )
+
+
+def region_text(spec: TensorSpec, starts: Sequence[int], sizes: Sequence[int]) -> str:
+    """``[0:4, :]``; ``empty`` where nothing is held of a tensor that has elements."""
+    if not spec.shape:
+        return "scalar"
+    if 0 in sizes and spec.numel:
+        return "empty"
+    each = zip(starts, sizes, spec.shape, strict=True)
+    parts = (":" if size == n else f"{start}:{start + size}" for start, size, n in each)
+    return f"[{', '.join(parts)}]"
+
+
+def drawn_dims(spec: TensorSpec) -> tuple[int, ...]:
+    """The dims that a drawing shows, at most two, the last one from left to right: those that are
+    split come first, then the last ones."""
+    cut = list(dict.fromkeys(e.dim for e in spec.sbp if isinstance(e, Split)))
+    rest = [dim for dim in reversed(range(spec.ndim)) if dim not in cut]
+    return tuple(sorted([*cut, *rest][:2]))
+
+
+def span(spec: TensorSpec, held: Holding, dim: int | None) -> tuple[float, float]:
+    """Where the region begins and ends along ``dim``, from 0 to 1; all of it for no dim."""
+    if dim is None:
+        return 0.0, 1.0
+    n = max(1, spec.shape[dim])
+    return held.starts[dim] / n, (held.starts[dim] + held.sizes[dim]) / n
+
+
+def sentences(spec: TensorSpec) -> list[str]:
+    """What each axis of the placement does to the tensor, and how many bytes a rank holds."""
+    lines = []
+    for axis, (n, entry) in enumerate(zip(spec.placement.shape, spec.sbp, strict=True)):
+        names = spec.placement.axes
+        name = f"axis {axis}" + (f" ({names[axis]})" if names else "")
+        who = f"{name}, {n:,} rank{'s' if n != 1 else ''}: {entry}"
+        lines.append(f"{who}, {_says(spec, axis)}" if n > 1 else f"{who}, alone")
+    most, whole = largest(spec), spec.nbytes
+    share = f" ({share_text(most / whole)})" if whole else ""
+    together = bytes_text(bytes_together(spec))
+    lines.append(
+        f"a rank holds at most {bytes_text(most)} of {bytes_text(whole)}{share}; "
+        f"all {spec.placement.size:,} together {together}"
+    )
+    return lines
+
+
+def share_text(share: float) -> str:
+    """``38%``, ``0.39%``."""
+    return f"{share:.0%}" if share >= 0.01 else f"{share:.2%}"
+
+
+def largest(spec: TensorSpec) -> int:
+    """Bytes of the largest shard: the one at the grid's origin."""
+    return math.prod(spec.local_shape((0,) * spec.placement.ndim)) * spec.dtype.itemsize
+
+
+def bytes_together(spec: TensorSpec) -> int:
+    """Bytes that all ranks hold together: the tensor once for each copy and each addend."""
+    times = zip(spec.placement.shape, spec.sbp, strict=True)
+    return spec.nbytes * math.prod(n for n, entry in times if not entry.is_split)
+
+
+def _says(spec: TensorSpec, axis: int) -> str:
+    entry = spec.sbp[axis]
+    if isinstance(entry, Partial):
+        how = {"sum": "sum", "max": "elementwise maximum", "min": "elementwise minimum"}[entry.op]
+        kind = "an addend" if entry.op == "sum" else "a part"
+        return f"each holds {kind}; the tensor is their {how}"
+    if not isinstance(entry, Split):
+        return "each holds a copy"
+    sizes = {spec.shape[entry.dim]}
+    for n, earlier in itertools.islice(zip(spec.placement.shape, spec.sbp), axis + 1):
+        if earlier is entry:
+            sizes = {piece(size, n, k)[1] for size in sizes for k in (0, size % n, n - 1) if k < n}
+    found = " or ".join(f"{size:,}" for size in sorted(sizes, reverse=True))
+    return f"dim {entry.dim} of {spec.shape[entry.dim]:,} is cut into pieces of {found}"
+
+
+def _axes(spec: TensorSpec, kind: str) -> list[int]:
+    wanted = (lambda e: e.is_partial) if kind == "P" else (lambda e: e.is_broadcast)
+    return [axis for axis, entry in enumerate(spec.sbp) if wanted(entry)]
+
+
+def _number(at: Sequence[int], grid: Sequence[int]) -> int:
+    """The place of a coordinate in a grid, counted row by row."""
+    number = 0
+    for index, n in zip(at, grid, strict=True):
+        number = number * n + index
+    return number
+
+
+def shown(n: int, most: int) -> list[int | None]:
+    """The indices to show of ``n``, where there is room for ``most``; None stands for those left
+    out."""
+    if n <= most:
+        return list(range(n))
+    if most < 3:
+        return [0, None][:most]
+    return [*range(most - 2), None, n - 1]

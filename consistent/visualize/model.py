@@ -1,0 +1,158 @@
+"""The picture of a model: which parameter lies where, and how many bytes a rank holds of it."""
+
+from __future__ import annotations
+
+import textwrap
+
+from torch import nn
+
+from ..drawing.pictures.colours import PALETTE, paint
+from ..drawing.pictures.drawing import Box, Drawing, Words
+from ..drawing.pictures.picture import Picture, wrapped
+from ..spec.bytes_text import bytes_text
+from .holdings import share_text
+from .model_tree import Branch, Row, rows, tree_of
+
+_FEW_RANKS = 8
+_MOST_ROWS = 120  # of a drawing
+_LINE = 20.0
+_BAR = 130.0
+_LEGEND = ((0, "split"), (8, "whole on every rank"), (1, "addends"))
+
+
+class ModelPicture(Picture):
+    """The parameters and buffers of a module by module, with layouts and bytes; layers that are
+    built alike and lie alike are one line."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.tree: Branch = tree_of(module)
+
+    def text(self, *, colour: bool = False, width: int = 80, blocks: bool = True) -> str:
+        found = list(rows(self.tree))
+        cells = [_cells(row) for row in found]
+        head = ("", "", "layout", "rank holds", "of")
+        widths = [max(len(head[i]), *(len(row[i]) for row in cells)) for i in range(5)]
+        over = sum(widths) + 2 * 4 - width
+        for column, least in ((2, 22), (1, 12), (2, 12), (0, 16)):  # the widest columns give way
+            cut = max(0, min(over, widths[column] - least))
+            widths[column] -= cut
+            over -= cut
+        lines = [*wrapped(self.summary(), width), "", _line(head, widths, blocks)]
+        for row, each in zip(found, cells, strict=True):
+            style = "bold" if row.entry is None else _style(row)
+            lines.append(paint(_line(each, widths, blocks), style, colour))
+        lines += ["", *wrapped(self.totals(), width)]
+        return "\n".join(line.rstrip() for line in lines)
+
+    def summary(self) -> str:
+        """The number of parameters, and where they lie, in a sentence."""
+        placements = self.tree.placements
+        where = (
+            "plain tensors, whole on every rank"
+            if not placements
+            else f"on {placements[0]}"
+            if len(placements) == 1
+            else f"on {len(placements)} placements"
+        )
+        return f"{self.tree.kind}: {self.tree.parameters:,} parameters, {where}"
+
+    def totals(self) -> str:
+        """How many bytes ranks hold of all of it, in a sentence."""
+        whole = self.tree.nbytes
+        ranks = sorted({int(r) for p in self.tree.placements for r in p.ranks.ravel()[:_FEW_RANKS]})
+        held = {rank: self.tree.held_by(rank) for rank in ranks[:_FEW_RANKS]}
+        if not held:
+            return f"Every rank holds all of it: {bytes_text(whole)}."
+        most = self.tree.held
+        share = f" ({share_text(most / whole)})" if whole else ""
+        text = f"A rank holds at most {bytes_text(most)} of {bytes_text(whole)}{share}."
+        if len(set(held.values())) > 1:
+            each = ", ".join(f"{rank}: {bytes_text(n)}" for rank, n in held.items())
+            text += f" By rank: {each}{', ...' if len(ranks) > len(held) else '.'}"
+        return text
+
+    def drawing(self) -> Drawing:
+        found = list(rows(self.tree))
+        drawn = found[:_MOST_ROWS]
+        names = max((18 * r.depth + 7.2 * len(_name(r)) for r in drawn), default=0)
+        columns = (20.0, max(180.0, 36 + names))
+        shape = columns[1] + 150
+        layout = shape + max(96.0, 16 + 6.6 * max(len(r.layout) for r in drawn))
+        bar, held, width = layout, layout + _BAR + 12, layout + _BAR + 150
+        shapes: list[Box | Words] = []
+        y = 36.0
+        for i, line in enumerate(textwrap.wrap(self.summary(), int(width / 8.2))):
+            shapes.append(Words(20, y, line, 14, bold=i == 0))
+            y += 20
+        head = (("shape", columns[1]), ("layout", shape), ("a rank holds, of the whole", bar))
+        shapes += [Words(x, y + 14, text, 11, "faint") for text, x in head]
+        y += 26
+        for row in drawn:
+            bold = row.entry is None
+            ink = "ink" if bold or row.nbytes else "faint"
+            shapes.append(
+                Words(columns[0] + 18 * row.depth, y + 13, _name(row), 12, ink, bold=bold)
+            )
+            shapes.append(Words(columns[1], y + 13, row.shape, 11, "faint"))
+            shapes.append(Words(shape, y + 13, row.layout, 11, ink))
+            shapes += _bar(row, bar, y + 4, _BAR)
+            if row.nbytes:
+                text = f"{bytes_text(row.held)} of {bytes_text(row.nbytes)}"
+                shapes.append(Words(held, y + 13, text, 10, "faint"))
+            y += _LINE
+        if len(found) > len(drawn):
+            shapes.append(
+                Words(20, y + 13, f"... and {len(found) - len(drawn)} lines more", 11, "faint")
+            )
+            y += _LINE
+        y += 8
+        for line in textwrap.wrap(self.totals(), int(width / 7)):
+            shapes.append(Words(20, y + 13, line, 12))
+            y += _LINE
+        x = 20.0
+        for style, word in _LEGEND:
+            shapes += [
+                Box(x, y + 4, 11, 11, PALETTE[style]),
+                Words(x + 17, y + 13, word, 11, "faint"),
+            ]
+            x += 40 + 6.4 * len(word)
+        return Drawing(width, y + 36, shapes, self.summary())
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    name = "  " * row.depth + _name(row)
+    numbers = (bytes_text(row.held), bytes_text(row.nbytes)) if row.nbytes else ("", "")
+    return (name, row.shape, row.layout, *numbers)
+
+
+def _name(row: Row) -> str:
+    return f"{row.name} (x{row.times})" if row.times > 1 else row.name
+
+
+def _line(cells: tuple[str, ...], widths: list[int], blocks: bool) -> str:
+    dots = "…" if blocks else "..."
+    parts = []
+    for i, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+        cell = cell if len(cell) <= width else cell[: width - len(dots)] + dots
+        parts.append(cell.rjust(width) if i > 2 else cell.ljust(width))
+    return "  ".join(parts)
+
+
+def _style(row: Row) -> int | None:
+    """Colours as in the drawing, by what most of the row's tensor is."""
+    spec = row.entry.spec if row.entry is not None else None
+    if spec is None or row.entry is None or row.entry.tied:
+        return None
+    cut = [entry for entry in spec.sbp if entry.is_split]
+    return 0 if cut else 1 if any(entry.is_partial for entry in spec.sbp) else 8
+
+
+def _bar(row: Row, x: float, y: float, width: float) -> list[Box | Words]:
+    """The whole as a pale bar, and the share of it that a rank holds in colour."""
+    if not row.nbytes:
+        return []
+    style = _style(row)
+    fill = "faint" if row.entry is None else PALETTE[8 if style is None else style]
+    title = f"a rank holds {row.held:,} of {row.nbytes:,} bytes"
+    share = max(1.0, width * row.held / row.nbytes)
+    return [Box(x, y, width, 11, "empty", "line"), Box(x, y, share, 11, fill, title=title)]

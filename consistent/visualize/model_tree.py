@@ -1,0 +1,248 @@
+"""The parameters and buffers of a module as a tree of modules, equal layers folded.
+
+```
+GPT
+  tok                 weight            f32[256, 64]  (S(0), B)
+  blocks.0-11         12 modules that are built alike and lie alike: one branch
+    attn.qkv          weight, bias
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from ..dispatch.plans.shards import is_global
+from ..nn.parallelize import plan_of
+from ..nn.plan import Plan
+from ..spec import NdSbp, Placement, TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One parameter or buffer.
+
+    Args:
+        name: in its module.
+        shape: as it prints: ``f32[8, 4]``.
+        layout: ``S(0)``; with ``used as B`` where a plan gathers it for its use; ``plain`` where
+            each rank has a tensor of its own.
+        spec: None for a plain tensor.
+        nbytes: of the whole; 0 where it is tied to another one, which counts it.
+    """
+
+    name: str
+    shape: str
+    layout: str
+    spec: TensorSpec | None
+    nbytes: int
+    numel: int
+    is_parameter: bool
+    tied: str = ""
+
+    def held_by(self, rank: int) -> int:
+        """Bytes that ``rank`` holds; a plain tensor is held whole by each."""
+        return 0 if self.tied else _held(self.spec, rank, self.nbytes)
+
+    @property
+    def held(self) -> int:
+        """Bytes of the largest shard."""
+        return 0 if self.tied else self.nbytes if self.spec is None else _largest(self.spec)
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A module: its own tensors and its modules. ``times`` modules in a row are alike."""
+
+    name: str
+    kind: str
+    entries: tuple[Entry, ...] = ()
+    branches: tuple[Branch, ...] = ()
+    times: int = 1
+
+    def all_entries(self, times: int = 1) -> Iterator[tuple[int, Entry]]:
+        """(how often it occurs, the entry), of this module and of all below it."""
+        yield from ((times * self.times, entry) for entry in self.entries)
+        for branch in self.branches:
+            yield from branch.all_entries(times * self.times)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all whole tensors in it."""
+        return sum(n * entry.nbytes for n, entry in self.all_entries())
+
+    @property
+    def parameters(self) -> int:
+        """The number of its parameters' elements."""
+        return sum(n * e.numel for n, e in self.all_entries() if e.is_parameter and not e.tied)
+
+    def held_by(self, rank: int) -> int:
+        """Bytes of it that ``rank`` holds."""
+        return sum(n * entry.held_by(rank) for n, entry in self.all_entries())
+
+    @property
+    def placements(self) -> list[Placement]:
+        """Those of its tensors, in the order met."""
+        specs = (entry.spec for _, entry in self.all_entries())
+        return list(dict.fromkeys(spec.placement for spec in specs if spec is not None))
+
+    @property
+    def held(self) -> int:
+        """Bytes that the first rank of one of its placements holds, of that which holds the most.
+        A placement's first rank has the largest pieces."""
+        firsts = {placement.first_rank for placement in self.placements} or {0}
+        return max(map(self.held_by, firsts))
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What is known while a module is read."""
+
+    plan: Plan | None
+    met: dict[int, str] = field(default_factory=dict)
+
+
+def tree_of(module: nn.Module) -> Branch:
+    """The tree of ``module``."""
+    try:
+        plan = plan_of(module)
+    except ValueError:
+        plan = None
+    return _branch("", module, "", _Reading(plan))
+
+
+def _branch(name: str, module: nn.Module, path: str, reading: _Reading) -> Branch:
+    found = [(n, x, True) for n, x in module._parameters.items() if x is not None]
+    found += [(n, x, False) for n, x in module._buffers.items() if x is not None]
+    entries = tuple(_entry(n, x, kind, path, reading) for n, x, kind in found)
+    below = [
+        _branch(n, child, f"{path}{n}.", reading)
+        for n, child in module._modules.items()
+        if child is not None
+    ]
+    kept = [b for b in below if b.entries or b.branches]
+    return _joined(Branch(name, type(module).__name__, entries, tuple(_folded(kept))))
+
+
+def _entry(name: str, x: torch.Tensor, kind: bool, path: str, reading: _Reading) -> Entry:
+    if is_lazy(x):
+        return Entry(name, "not known yet", "plain", None, 0, 0, kind)
+    first = reading.met.setdefault(id(x), path + name)
+    tied = first if first != path + name else ""
+    spec: TensorSpec | None = x._spec if is_global(x) else None  # type: ignore[attr-defined]
+    if spec is None:
+        shape = f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
+        nbytes, layout = x.numel() * x.dtype.itemsize, "plain"
+    else:
+        shape = (
+            repr(spec).partition(" ")[0] if not spec.shape else repr(spec).partition("] ")[0] + "]"
+        )
+        nbytes, layout = spec.nbytes, sbp_text(spec.sbp)
+        layouts = reading.plan.layouts(path + name) if reading.plan is not None else None
+        if layouts is not None and layouts.sbp == spec.sbp and layouts.use != spec.sbp:
+            layout += f", used as {sbp_text(layouts.use)}"
+    return Entry(name, shape, layout, spec, 0 if tied else nbytes, x.numel(), kind, tied)
+
+
+def sbp_text(sbp: NdSbp) -> str:
+    """``S(0)``, ``(S(0), B)``."""
+    return str(sbp[0]) if len(sbp) == 1 else str(sbp)
+
+
+def _folded(branches: Sequence[Branch]) -> list[Branch]:
+    """Branches with numbers for names that stand side by side and are alike become one."""
+    folded: list[Branch] = []
+    for branch in branches:
+        last = folded[-1] if folded else None
+        if last is not None and _follows(last, branch):
+            first = last.name.partition("-")[0]
+            folded[-1] = replace(last, name=f"{first}-{branch.name}", times=last.times + 1)
+        else:
+            folded.append(branch)
+    return folded
+
+
+def _follows(last: Branch, branch: Branch) -> bool:
+    first, _, end = last.name.partition("-")
+    numbered = first.isdigit() and branch.name.isdigit()
+    if not numbered or int(end or first) + 1 != int(branch.name):
+        return False
+    return replace(last, name="", times=1) == replace(branch, name="", times=1)
+
+
+def _joined(branch: Branch) -> Branch:
+    """A module that holds nothing but one other is written in one line with it."""
+    alone = branch.branches[0] if len(branch.branches) == 1 and not branch.entries else None
+    if not branch.name or alone is None:
+        return branch
+    name = f"{branch.name}.{alone.name}"
+    return replace(alone, name=name)
+
+
+def _held(spec: TensorSpec | None, rank: int, nbytes: int) -> int:
+    if spec is None:
+        return nbytes
+    at = spec.placement.coordinate_of(rank)
+    return 0 if at is None else _bytes_at(spec, at)
+
+
+def _largest(spec: TensorSpec) -> int:
+    return _bytes_at(spec, (0,) * spec.placement.ndim)
+
+
+def _bytes_at(spec: TensorSpec, at: tuple[int, ...]) -> int:
+    count = spec.dtype.itemsize
+    for size in spec.local_shape(at):
+        count *= size
+    return count
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the picture: a module with the sums of what is in it, or a tensor."""
+
+    depth: int
+    name: str
+    times: int
+    shape: str
+    layout: str
+    held: int
+    nbytes: int
+    entry: Entry | None
+
+
+def rows(branch: Branch, depth: int = 0, several: bool | None = None) -> Iterator[Row]:
+    """The lines of the tree, the module first. A layer that occurs several times is counted as
+    often in its line; the lines below it are of one of them. Where the tensors of the whole are on
+    ``several`` placements, each line names its own."""
+    name = branch.name or branch.kind
+    yield Row(
+        depth,
+        name,
+        branch.times,
+        branch.kind if branch.name else "",
+        "",
+        branch.held,
+        branch.nbytes,
+        None,
+    )
+    several = len(branch.placements) > 1 if several is None else several
+    for e in branch.entries:
+        layout = f"tied to {e.tied}" if e.tied else e.layout
+        if several and e.spec is not None:
+            layout += f" on {_ranks(e.spec.placement)}"
+        yield Row(depth + 1, e.name, 1, e.shape, layout, e.held, e.nbytes, e)
+    for child in branch.branches:
+        yield from rows(child, depth + 1, several)
+
+
+def _ranks(placement: Placement) -> str:
+    ranks = placement.ranks.ravel().tolist()
+    if ranks == list(range(ranks[0], ranks[0] + len(ranks))) and len(ranks) > 2:
+        return f"ranks {ranks[0]}-{ranks[-1]}"
+    return f"ranks {', '.join(map(str, ranks))}" if len(ranks) <= 4 else f"{len(ranks)} ranks"

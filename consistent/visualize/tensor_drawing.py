@@ -1,0 +1,117 @@
+"""A tensor on its ranks, as a drawing: the grid of ranks, each with the tensor in small."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from ..drawing.pictures.colours import colour
+from ..drawing.pictures.drawing import Box, Drawing, Words
+from ..spec import TensorSpec
+from ..spec.bytes_text import bytes_text
+from .holdings import Holding, drawn_dims, holding, sentences, shown, span
+from .tensor_text import axis_name, direction
+
+_CELL, _ROW = 132.0, 166.0  # pixels of a rank's place
+_WIDE, _HIGH = 104.0, 72.0  # pixels of the longer side of the small tensor, and of the most height
+_MOST_COLUMNS, _MOST_ROWS = 8, 6
+_EDGE = 20.0
+_LETTER = 7.0  # pixels of a letter of 12 pixels, on average
+
+
+def tensor_drawing(spec: TensorSpec) -> Drawing:
+    """The picture of ``spec``. Of a placement of three axes or more the ranks at the origin of the
+    outer ones are drawn."""
+    grid = spec.placement.shape
+    named = len(grid) > 1
+    rows = shown(grid[-2], _MOST_ROWS) if named else [0]
+    columns = shown(grid[-1], _MOST_COLUMNS)
+    left = _EDGE + (92.0 if named else 0.0)
+    width = max(left + len(columns) * _CELL + _EDGE, 460.0)
+    shapes: list[Box | Words] = []
+    y = _EDGE + 6
+    room = int((width - 2 * _EDGE) / _LETTER)
+    head, _, where = repr(spec).partition(" on ")
+    shapes.append(Words(_EDGE, y + 8, head, 15, bold=True))
+    for line in textwrap.wrap(f"on {where}", room, subsequent_indent="   "):
+        y += 19
+        shapes.append(Words(_EDGE, y + 8, line, 12))
+    y += 20
+    shapes.append(Words(_EDGE, y + 6, _note(spec), 11, "faint"))
+    y += 24
+    if named:
+        for j, index in enumerate(columns):
+            text = "…" if index is None else f"{axis_name(spec, len(grid) - 1)} = {index}"
+            shapes.append(Words(left + j * _CELL, y + 12, text, 11, "faint"))
+        y += 22
+    for i in rows:
+        if i is None:
+            shapes.append(Words(left, y + 14, "…", 16, "faint"))
+            y += 30
+            continue
+        if named:
+            shapes.append(
+                Words(_EDGE, y + 14, f"{axis_name(spec, len(grid) - 2)} = {i}", 11, "faint")
+            )
+        outer = (0,) * (len(grid) - 2) + ((i,) if named else ())
+        for j, index in enumerate(columns):
+            if index is None:
+                shapes.append(Words(left + j * _CELL + 24, y + 60, "…", 20, "faint"))
+            else:
+                shapes += _cell(spec, holding(spec, (*outer, index)), left + j * _CELL, y)
+        y += _row_height(spec)
+    for text in sentences(spec):
+        for line in textwrap.wrap(text, room, subsequent_indent="   "):
+            shapes.append(Words(_EDGE, y + 12, line, 12))
+            y += 18
+    return Drawing(width, y + _EDGE, shapes, repr(spec))
+
+
+def _note(spec: TensorSpec) -> str:
+    outer = spec.placement.shape[:-2]
+    if not outer:
+        return direction(spec)
+    first = ", ".join(f"{axis_name(spec, a)} = 0" for a in range(len(outer)))
+    return f"{direction(spec)}; the ranks at {first}"
+
+
+def _sides(spec: TensorSpec) -> tuple[float, float]:
+    """Width and height of the small tensor: as the dims that are drawn, within limits."""
+    dims = drawn_dims(spec)
+    if len(dims) < 2:
+        return _WIDE, 22.0
+    high, wide = (max(1, spec.shape[dim]) for dim in dims)
+    ratio = min(max(high / wide, 0.35), 1.6)
+    height = min(_WIDE * ratio, _HIGH)
+    return min(_WIDE, max(height / ratio, 56.0)), height
+
+
+def _row_height(spec: TensorSpec) -> float:
+    return _ROW - _HIGH + _sides(spec)[1]
+
+
+def _cell(spec: TensorSpec, held: Holding, x: float, y: float) -> Sequence[Box | Words]:
+    width, height = _sides(spec)
+    dims = drawn_dims(spec)
+    left, right = span(spec, held, dims[-1] if dims else None)
+    top, bottom = span(spec, held, dims[0] if len(dims) == 2 else None)
+    at = y + 22
+    shapes: list[Box | Words] = [
+        Words(x, y + 14, f"rank {held.rank}", 12, bold=True),
+        Box(x, at, width, height, "empty", "line"),
+    ]
+    if not held.is_empty:
+        part = (
+            x + left * width,
+            at + top * height,
+            (right - left) * width,
+            (bottom - top) * height,
+        )
+        title = f"rank {held.rank} holds {held.region}, {bytes_text(held.nbytes)}"
+        shapes.append(Box(*part, colour(held.piece), "", held.is_addend, title))
+    size = min(11.0, 11.0 * (_CELL - 8) / max(1.0, len(held.region) * 6.2))
+    for text, ink in ((held.region, "ink"), (held.role, "ink"), (bytes_text(held.nbytes), "faint")):
+        if text:
+            at += 15
+            shapes.append(Words(x, at + height, text, size if text is held.region else 11, ink))
+    return shapes

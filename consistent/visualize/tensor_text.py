@@ -1,0 +1,184 @@
+"""A tensor on its ranks, as text: for each rank the whole tensor in small, with its part filled.
+
+```
+f32[8, 6] (S(0), B) on placement("cpu", ranks=[[0, 1], [2, 3]])
+dim 0 from top to bottom, dim 1 from left to right
+
+            axis 1 = 0  axis 1 = 1
+axis 0 = 0  rank 0      rank 1
+            ██████████  ██████████
+            ··········  ··········
+            [0:4, :]    [0:4, :]
+            copy 1/2    copy 2/2
+            96 B        96 B
+```
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from ..drawing.pictures.colours import Style, paint
+from ..drawing.pictures.picture import wrapped
+from ..spec import Coordinate, TensorSpec
+from ..spec.bytes_text import bytes_text
+from .holdings import Holding, drawn_dims, holding, sentences, shown, span
+
+WIDE, HIGH = 10, 4  # characters of the small tensor
+_GAP = 2
+_MOST_LINES = 4  # lines of ranks in a block
+_MOST_BLOCKS = 3
+_LONGEST = 26  # characters of a region
+
+_Cell = Sequence[tuple[str, Style]]  # the lines of one rank: text, and its style
+
+
+def tensor_text(spec: TensorSpec, colour: bool, width: int, blocks: bool) -> str:
+    """The picture of ``spec``."""
+    out = _title(spec, width)
+    fill = "█▒·" if blocks else "#/."
+    for block in _blocks(spec):
+        out += ["", *([block_name(spec, block)] if block else [])]
+        out += _block(spec, block, colour, width, fill)
+    out += ["", *itertools.chain.from_iterable(wrapped(line, width) for line in sentences(spec))]
+    return "\n".join(line.rstrip() for line in out)
+
+
+def block_name(spec: TensorSpec, outer: Sequence[int | None]) -> str:
+    """``axis 0 = 1, axis 1 = 0``; what the block of ranks below has in common."""
+    if None in outer:
+        return "..."
+    return ", ".join(f"{axis_name(spec, a)} = {k}" for a, k in enumerate(outer))
+
+
+def axis_name(spec: TensorSpec, axis: int) -> str:
+    """The name that the placement gives it, else ``axis 0``."""
+    names = spec.placement.axes
+    return names[axis] if names else f"axis {axis}"
+
+
+def direction(spec: TensorSpec) -> str:
+    """Which dims the small tensors show."""
+    dims = drawn_dims(spec)
+    if not dims:
+        return "one element"
+    if len(dims) == 1:
+        return f"dim {dims[0]} from left to right"
+    return f"dim {dims[0]} from top to bottom, dim {dims[1]} from left to right"
+
+
+def _title(spec: TensorSpec, width: int) -> list[str]:
+    return [*wrapped(repr(spec), width), *wrapped(direction(spec), width)]
+
+
+def _blocks(spec: TensorSpec) -> Iterator[tuple[int | None, ...]]:
+    """Coordinates of the axes before the last two; one of None for blocks left out."""
+    outer = spec.placement.shape[:-2]
+    count = 1
+    for n in outer:
+        count *= n
+    for index in shown(count, _MOST_BLOCKS):
+        if index is None:
+            yield (None,)
+            continue
+        at = []
+        for n in reversed(outer):
+            at.append(index % n)
+            index //= n
+        yield tuple(reversed(at))
+
+
+def _block(
+    spec: TensorSpec, outer: Sequence[int | None], colour: bool, width: int, fill: str
+) -> list[str]:
+    if None in outer:
+        return []
+    base: Coordinate = tuple(k for k in outer if k is not None)
+    grid = spec.placement.shape[len(base) :]
+    if len(grid) == 1:
+        return _lines_of_ranks(spec, grid[0], colour, width, fill)
+    names = [axis_name(spec, len(base) + k) for k in range(2)]
+    rows = shown(grid[0], _MOST_LINES)
+    margin = max(len(f"{names[0]} = {grid[0] - 1}"), 3) + _GAP
+    cell = _cell_width(
+        spec, (holding(spec, (*base, i, grid[1] - 1)) for i in rows if i is not None)
+    )
+    cell = max(cell, len(f"{names[1]} = {grid[1] - 1}"))
+    columns = shown(grid[1], max(1, (width - margin) // (cell + _GAP)))
+    heads: list[_Cell] = [[("..." if j is None else f"{names[1]} = {j}", "bold")] for j in columns]
+    out = _joined("", heads, margin, cell, colour)
+    for i in rows:
+        if i is None:
+            out += ["", "...", ""]
+            continue
+        cells = [
+            [("...", "dim")] if j is None else _cell(spec, holding(spec, (*base, i, j)), fill)
+            for j in columns
+        ]
+        out += [*_joined(f"{names[0]} = {i}", cells, margin, cell, colour), ""]
+    return out[:-1]
+
+
+def _lines_of_ranks(spec: TensorSpec, n: int, colour: bool, width: int, fill: str) -> list[str]:
+    """The ranks of a placement of one axis, as many in a line as there is room for."""
+    cell = _cell_width(spec, (holding(spec, (k,)) for k in (0, n - 1)))
+    each = max(1, (width + _GAP) // (cell + _GAP))
+    cells = [
+        [("...", "dim")] if k is None else _cell(spec, holding(spec, (k,)), fill)
+        for k in shown(n, each * _MOST_LINES)
+    ]
+    out: list[str] = []
+    for start in range(0, len(cells), each):
+        out += [*_joined("", cells[start : start + each], 0, cell, colour), ""]
+    return out[:-1]
+
+
+def _cell_width(spec: TensorSpec, some: Iterator[Holding]) -> int:
+    """Room for what these ranks hold, whose regions have the most digits."""
+    longest = [min(_LONGEST, max(len(h.region), len(h.role))) for h in some]
+    return max([WIDE, *longest])
+
+
+def _cell(spec: TensorSpec, held: Holding, fill: str) -> _Cell:
+    style = held.piece
+    drawn: _Cell = [(row, style) for row in small(spec, held, fill)]
+    words = [held.region, held.role, bytes_text(held.nbytes)]
+    below: _Cell = [(text, None) for text in words if text]
+    return [(f"rank {held.rank}", "bold"), *drawn, *below]
+
+
+def small(spec: TensorSpec, held: Holding, fill: str) -> list[str]:
+    """The tensor in small: ``fill`` has the character of what is held, of an addend, of the
+    rest."""
+    dims = drawn_dims(spec)
+    across = dims[-1] if dims else None
+    down = dims[0] if len(dims) == 2 else None
+    full, addend, rest = fill
+    mark = rest if held.is_empty else addend if held.is_addend else full
+    rows = _covered(*span(spec, held, down), HIGH if down is not None else 1)
+    columns = _covered(*span(spec, held, across), WIDE)
+    return [
+        "".join(mark if i in rows and j in columns else rest for j in range(WIDE))
+        for i in range(HIGH if down is not None else 1)
+    ]
+
+
+def _covered(begin: float, end: float, count: int) -> range:
+    """Which of ``count`` characters lie mostly inside [begin, end); one at least."""
+    first = round(begin * count)
+    last = max(round(end * count), first + 1)
+    return range(min(first, count - 1), last)
+
+
+def _joined(name: str, cells: Sequence[_Cell], margin: int, cell: int, colour: bool) -> list[str]:
+    """Cells side by side, line by line, after a margin that has ``name`` in its first line."""
+    lines = []
+    for i in range(max(map(len, cells))):
+        parts = [paint((name if i == 0 else "").ljust(margin), "bold", colour)]
+        for each in cells:
+            text, style = each[i] if i < len(each) else ("", None)
+            text = text if len(text) <= cell else text[: cell - 3] + "..."
+            parts.append(paint(text, style, colour) + " " * (cell + _GAP - len(text)))
+        lines.append("".join(parts))
+    return lines

@@ -1,0 +1,163 @@
+"""python -m consistent: the words, what info and bench say, a script run under report()."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from consistent.command import bench, info, main, slow
+from consistent.command.main import COMMANDS, USAGE
+from mirrored.transports.shared_memory.segments import SWITCH
+from tests.ranks import pool
+
+
+def _said(*words: str) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(words)
+    return status, out.getvalue(), err.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "no command is given"),
+        (["inf"], "'inf' is not a command. Did you mean info?"),
+        (["xyz"], "'xyz' is not a command.\n"),
+        (["info", "now"], "info takes no argument, and 'now' is given"),
+    ],
+    ids=["none", "mistyped", "unknown", "argument"],
+)
+def test_words_that_name_no_command_are_refused_with_the_usage(words: list[str], says: str) -> None:
+    status, out, err = _said(*words)
+    assert status == 2 and not out and says in err and err.endswith(USAGE)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["bench", "--help"]], ids=" ".join)
+def test_help_is_no_error(words: list[str]) -> None:
+    assert _said(*words) == (0, USAGE, "") and all(f"  {name}" in USAGE for name in COMMANDS)
+
+
+def test_info_names_versions_native_code_and_the_way_between_ranks() -> None:
+    status, out, _ = _said("info")
+    assert status == 0 and f"torch {torch.__version__}" in out
+    assert out.count(": loaded, ") == 3 and "MISSING" not in out
+    assert "this process is the only rank" in out and "slow, and why" in out
+
+
+def _info(rank: int, shared: str) -> list[str]:
+    os.environ[SWITCH] = shared
+    try:
+        return list(info.report())
+    finally:
+        del os.environ[SWITCH]
+
+
+def test_info_says_how_ranks_reach_each_other() -> None:
+    (text, other) = pool(2).run(_info, "1")
+    assert text == other
+    assert "  2 ranks on 1 host" in text
+    assert any(line.startswith("  CPU tensors: shared memory, for all") for line in text)
+
+
+def test_what_is_slow_is_told_with_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert not slow._threads()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert slow._threads() == [
+        "2 ranks of 2 threads share 2 cores. Set OMP_NUM_THREADS=1, or call "
+        "torch.set_num_threads(1)."
+    ]
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert "Start at most 2 ranks" in slow._threads()[0]
+    monkeypatch.setenv(SWITCH, "0")
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    found = "\n".join(slow.findings())
+    assert f"{SWITCH}=0" in found and "CUDA_LAUNCH_BLOCKING=1" in found
+
+
+def test_bench_prints_times_and_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "ROUNDS", 1)
+    monkeypatch.setattr(bench, "CALLS", 2)
+    status, out, _ = _said("bench")
+    rows = out.splitlines()
+    assert status == 0 and rows[0].split()[-1] == "ratio" and rows[1].startswith("add [8, 8]")
+    assert all(float(row.split()[-1]) > 0 for row in rows[1:5])
+    assert "torchrun" in rows[-1]
+
+
+def _boxings(rank: int) -> list[Any]:
+    bench.ROUNDS, bench.CALLS, bench.SIZES = 1, 2, (4096,)
+    from consistent import Placement
+
+    return bench._boxings(Placement.all("cpu"))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_bench_boxes_between_ranks(ranks: int) -> None:
+    rows = pool(ranks).run(_boxings)[0]
+    assert [row[0] for row in rows] == [f"{name} of 4 KiB" for name, *_ in bench.BOXINGS]
+    assert all(here > 0 and messages > 0 for _, here, messages in rows)
+
+
+SCRIPT = """
+import sys
+import torch
+import consistent
+from consistent import S, B
+p = consistent.placement("cpu", 0)
+x = consistent.distribute(torch.ones(4, 4), p, S(0))
+y = x @ x
+print("arguments", sys.argv[1:], __name__)
+if "fail" in sys.argv:
+    raise KeyError("as asked")
+"""
+
+
+def _explain(tmp_path: Path, *words: str) -> tuple[int, str, str]:
+    (tmp_path / "job.py").write_text(SCRIPT)
+    return _said("explain", "--html", str(tmp_path / "r.html"), str(tmp_path / "job.py"), *words)
+
+
+def test_a_script_is_run_under_a_report(tmp_path: Path) -> None:
+    before = list(sys.argv)
+    status, out, _ = _explain(tmp_path, "--steps", "3")
+    assert status == 0 and "arguments ['--steps', '3'] __main__" in out
+    assert "matmul" in out and "job.py:8" in out and "1 op ran" in out
+    assert (tmp_path / "r.html").read_text().count("matmul") >= 1 and sys.argv == before
+
+
+def test_a_script_that_fails_is_explained_up_to_there(tmp_path: Path) -> None:
+    with pytest.raises(KeyError, match="as asked"):
+        _explain(tmp_path, "fail")
+    assert "matmul" in (tmp_path / "r.html").read_text()
+
+
+def test_a_file_that_is_not_there_is_an_error() -> None:
+    err = io.StringIO()
+    with pytest.raises(SystemExit) as stop, contextlib.redirect_stderr(err):
+        main(["explain", "nowhere.py"])
+    assert stop.value.code == 2 and "'nowhere.py' is not a file" in err.getvalue()
+
+
+def test_it_is_run_as_a_module(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(SCRIPT)
+    words = ["explain", "--trace", str(tmp_path / "t.json"), str(tmp_path / "job.py")]
+    done = subprocess.run(
+        [sys.executable, "-m", "consistent", *words], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert any(
+        e["name"] == "matmul" for e in json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    )
