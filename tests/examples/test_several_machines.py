@@ -1,4 +1,4 @@
-"""The documents' launch on two machines of two ranks: on loopback, and between two hosts."""
+"""Launches on two machines of two ranks: the documents' own, and those of examples/launch/."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "examples" / "two_hosts.sh"
+LAUNCH = ROOT / "examples" / "launch"
 
 # What the documents' four-rank program does, and where each rank is.
 PROGRAM = """
@@ -37,6 +38,23 @@ def environment() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTHON": sys.executable,
     }
+
+
+def finished(
+    command: list[str], path: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """How a command ended, with the commands of this Python and those in ``path`` at hand."""
+    folders = [*([str(path)] if path else []), str(Path(sys.executable).parent)]
+    variables["PATH"] = os.pathsep.join([*folders, os.environ["PATH"]])
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment() | {"RANKS_PER_HOST": "2"} | variables,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
 
 
 def check(printed: str) -> None:
@@ -77,15 +95,45 @@ def test_two_agents_on_loopback(tmp_path: Path) -> None:
 def test_two_hosts_with_addresses_of_their_own(tmp_path: Path) -> None:
     program = tmp_path / "test.py"
     program.write_text(PROGRAM)
-    done = subprocess.run(
-        [str(SCRIPT), str(program)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    command = f"exec {LAUNCH}/each_host.sh $HOST 2 $FIRST {program}"
+    done = finished([str(SCRIPT), "bash", "-c", command], MASTER_PORT="7788")
     if done.returncode == 77:
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stdout + done.stderr
     check(done.stdout)
+
+
+# Stand-ins for commands of Slurm, on a machine that stands for two hosts, and for torchrun.
+COMMANDS = {
+    "scontrol": """[ "$*" = "show hostnames host[0-1]" ] && printf '10.0.0.7\\n10.0.0.8\\n'""",
+    "srun": """shift; for k in 0 1; do SLURM_NODEID=$k "$@" || exit; done""",
+    "torchrun": """echo "$OMP_NUM_THREADS threads, $*" """,
+}
+
+
+def test_a_job_of_slurm_starts_torchrun_on_each_host(tmp_path: Path) -> None:
+    for name, text in COMMANDS.items():
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    slurm = {"JOB_ID": "20042", "JOB_NODELIST": "host[0-1]", "NNODES": "2", "CPUS_PER_TASK": "8"}
+    given = {f"SLURM_{name}": value for name, value in slurm.items()}
+    done = finished([str(LAUNCH / "job.sbatch"), "a.py", "--plan", "zero3"], tmp_path, **given)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == [
+        f"4 threads, --nnodes=2 --node_rank={k} --nproc_per_node=2 --master_addr=10.0.0.7 "
+        "--master_port=10042 a.py --plan zero3"
+        for k in range(2)
+    ]
+
+
+def test_the_manifest_has_what_the_operator_looks_for() -> None:
+    yaml = pytest.importorskip("yaml")
+    job = yaml.safe_load((LAUNCH / "pytorchjob.yaml").read_text())
+    assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
+    replicas = job["spec"]["pytorchReplicaSpecs"]
+    assert replicas["Master"]["replicas"] == 1 and set(replicas) == {"Master", "Worker"}
+    for each in replicas.values():
+        (container,) = each["template"]["spec"]["containers"]
+        assert container["name"] == "pytorch"
+        assert (ROOT / container["command"][1]).is_file()
+        assert "/dev/shm" in [mount["mountPath"] for mount in container["volumeMounts"]]

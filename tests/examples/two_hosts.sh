@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
-# A program on two hosts of two ranks each. The hosts are network namespaces: each has an address of its own, and nothing in common
-# but a cable between them.
+# The same command on two hosts, where $HOST is 0 and 1 and $FIRST the address of host 0. The hosts are network namespaces: each has an
+# address of its own, and nothing in common but a cable between them.
 #
-#     sudo tests/examples/two_hosts.sh program.py      exit code 77: not possible here, with the reason
+#     sudo tests/examples/two_hosts.sh bash -c 'examples/launch/each_host.sh $HOST 2 $FIRST program.py'
+#
+# Exit code 77: not possible here, with the reason.
 set -euo pipefail
 
-program=$1
-python=${PYTHON:-python3}
-port=7788
 skip() { echo "skipped: $*" >&2; exit 77; }
 
 command -v ip >/dev/null || skip "ip (iproute2) is not installed"
@@ -29,14 +28,7 @@ done
 
 pids=()
 for k in 0 1; do
-  GLOO_SOCKET_IFNAME=wire OMP_NUM_THREADS=1 ip netns exec "${hosts[$k]}" \
-    "$python" -m consistent.flow.distributed.launch \
-      --nnodes=2 \
-      --node_rank="$k" \
-      --nproc_per_node=2 \
-      --master_addr="192.168.1.1" \
-      --master_port="$port" \
-      "$program" &
+  HOST=$k FIRST=192.168.1.1 GLOO_SOCKET_IFNAME=wire OMP_NUM_THREADS=1 ip netns exec "${hosts[$k]}" "$@" &
   pids+=($!)
 done
 code=0
