@@ -1,4 +1,4 @@
-# make test | test-fast | train | lint | format | bench | clean
+# make test | test-fast | train | lint | format | bench | docs | clean
 # Each target works on a fresh clone: it makes .venv, installs the pinned requirements and builds csrc/.
 
 SHELL := /bin/bash
@@ -19,7 +19,7 @@ CPP := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '
 export OMP_NUM_THREADS ?= 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: test test-fast train lint format bench build clean
+.PHONY: test test-fast train lint format bench docs build clean
 
 test: build
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS) $(TEST_ARGS)
@@ -34,6 +34,10 @@ bench: build
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/random_speed.py
 	$(BIN)/python benchmarks/kernels.py
+
+# The pages are read and nothing is imported, so neither torch nor a compiler is needed.
+docs: .venv-docs/installed
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -56,6 +60,11 @@ $(VENV)/installed: requirements-dev.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	@touch $@
 
+.venv-docs/installed: requirements-docs.txt
+	@$(PYTHON) -m venv .venv-docs
+	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt
+	@touch $@
+
 $(VENV)/built: $(VENV)/installed setup.py pyproject.toml $(NATIVE)
 	@command -v $(firstword $(CXX)) >/dev/null || { echo \
 	  "the C++ compiler \`$(CXX)\` was not found: install g++, or name one: make CXX=clang++" >&2; exit 1; }
@@ -64,6 +73,6 @@ $(VENV)/built: $(VENV)/installed setup.py pyproject.toml $(NATIVE)
 	@touch $@
 
 clean:
-	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis out $(VENV)
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis out $(VENV) .venv-docs
 	find consistent mirrored tests examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 	find consistent mirrored -name '*.so' -delete 2>/dev/null || true

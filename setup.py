@@ -1,10 +1,12 @@
-"""Builds the native part, csrc/, into the modules named below. All else is in pyproject.toml.
+"""Builds the native part, csrc/, into the modules named below, for the torch that is installed.
+All else is in pyproject.toml.
 
 CONSISTENT_CUDA=1 insists on CUDA kernels, CONSISTENT_CUDA=0 leaves them out; unset, they are built
 when torch has CUDA and nvcc is found."""
 
 import os
 import shutil
+import site
 import sys
 from glob import glob
 
@@ -23,12 +25,16 @@ def stop(sentence: str) -> None:
 
 
 def load_cpp_extension():
+    # pip builds where only setuptools is seen; the torch to build for is that of this Python.
+    sys.path += [*site.getsitepackages(), site.getusersitepackages()]
     try:
         import torch
     except ImportError:
         stop(
-            "torch was not found while building; install it first (torch>=2.11,<2.14), then run "
-            "`pip install --no-build-isolation -e .`."
+            f"torch is not installed for {sys.executable}, and the native code is built for the "
+            "torch that it will run with; install the one you want first (torch==2.13.0, with "
+            "or without CUDA), then run `pip install .`; where a tool builds in an environment of "
+            "its own (uv, poetry, python -m build), `pip install --no-build-isolation .`."
         )
     low, high = TORCH_SUPPORTED
     found = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -46,8 +52,10 @@ def check_compiler(cpp_extension) -> None:
     compiler = cpp_extension.get_cxx_compiler()
     if shutil.which(compiler.split()[0]) is None:
         stop(
-            f"the C++ compiler `{compiler}` was not found; install g++ (or clang++) or name one "
-            "in the environment variable CXX."
+            f"the C++ compiler `{compiler}` was not found, and ops on global tensors run in C++; "
+            "install g++ or clang++ (`apt install g++`, `conda install gxx`), name one in the "
+            "environment variable CXX, or build a wheel on a machine that has one "
+            "(`pip wheel . --no-deps`) and install that."
         )
 
 
@@ -96,6 +104,8 @@ torch, cpp_extension = load_cpp_extension()
 check_compiler(cpp_extension)
 cuda = wants_cuda(torch, cpp_extension)
 setup(
+    # The native code fits the torch that it was built with, and no other release.
+    install_requires=["torch=={}.{}.*".format(*torch.__version__.split(".")[:2]), "numpy"],
     ext_modules=[extension(cpp_extension, cuda, *module) for module in MODULES.items()],
     cmdclass={"build_ext": cpp_extension.BuildExtension},
 )
