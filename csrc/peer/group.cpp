@@ -77,7 +77,8 @@ std::optional<Group::Waiting> Group::waiting() const {
   std::optional<Waiting> found;
   // A member that sleeps in one call does not begin another, so `call_` does not change while
   // with_sleeper() keeps it asleep.
-  meeting_.with_sleeper([&](const Sleeper& sleeper) { found = {sleeper, call_.text()}; });
+  meeting_.with_sleeper(
+      [&](const Sleeper& sleeper) { found = {sleeper, call_.text(), meeting_.steps_of_all()}; });
   return found;
 }
 

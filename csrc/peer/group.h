@@ -70,10 +70,11 @@ class Group {
     one_shot_bytes_ = bytes;
     one_shot_narrow_ = narrow;
   }
-  // A member that sleeps in a call, and the text of that call.
+  // A member that sleeps in a call, the text of that call, and the step of each member.
   struct Waiting {
     Sleeper sleeper;
     std::string call;
+    std::vector<uint64_t> steps;
   };
   std::optional<Waiting> waiting() const;
 

@@ -170,6 +170,12 @@ void Meeting::look_around(double waited_s, const std::function<std::string()>& w
           missing() + " in " + what());
 }
 
+std::vector<uint64_t> Meeting::steps_of_all() const {
+  std::vector<uint64_t> steps;
+  for (int k = 0; k < size(); ++k) steps.push_back(members_[k].step.load());
+  return steps;
+}
+
 std::string Meeting::missing() const {
   std::string text;
   for (int k = 0; k < size(); ++k) {

@@ -68,6 +68,8 @@ class Meeting {
 
   // How many steps this member has arrived at: the same on every member between two calls.
   uint64_t steps() const { return step_; }
+  // The last step that each member has arrived at. One that made a call more is ahead.
+  std::vector<uint64_t> steps_of_all() const;
   int me() const { return me_; }
   int size() const { return int(ranks_.size()); }
   const std::vector<int>& ranks() const { return ranks_; }

@@ -41,7 +41,8 @@ PyObject* meet_all_to_all(Group& group, Arguments arguments);  // (x, split, siz
 PyObject* meet_broadcast(Group& group, Arguments arguments);   // (x, shape, dtype, source)
 PyObject* meet_peers(Group& group, Arguments arguments);       // (x)
 
-// waiting() -> (seconds, thread, call) of the thread that sleeps in a call; None if none does
+// waiting() -> (seconds, thread, call, steps of all members) of the thread that sleeps in a call;
+// None if none does
 PyObject* waiting(Group& group, Arguments arguments);
 
 // Adds the type Alarm to the module; the Alarm that a Python object of that type has. alarm.cpp

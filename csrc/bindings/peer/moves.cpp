@@ -242,11 +242,16 @@ PyObject* shrink(Group& group, Arguments) {
   return Py_None;
 }
 
-// waiting() -> (seconds, thread, call) of the thread that sleeps in a call; None if none does
+// waiting() -> (seconds, thread, call, steps of all members) of the thread that sleeps in a call;
+// None if none does
 PyObject* waiting(Group& group, Arguments) {
   const auto found = group.waiting();
   if (!found) return Py_None;
-  return Py_BuildValue("dks", found->sleeper.seconds, found->sleeper.thread, found->call.c_str());
+  std::string steps;
+  for (const uint64_t step : found->steps)
+    steps += (steps.empty() ? "" : ", ") + std::to_string(step);
+  return Py_BuildValue("dkss", found->sleeper.seconds, found->sleeper.thread, found->call.c_str(),
+                       steps.c_str());
 }
 
 // set_one_shot(bytes, narrow): in all-reduces of at most so many bytes all send everything to all

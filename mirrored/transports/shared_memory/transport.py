@@ -93,7 +93,12 @@ class SharedMemory(Wrapper):
     def waits(self) -> list[Wait]:
         """The waits of threads for other ranks in shared memory."""
         found = [(ranks, group.waiting()) for ranks, group in list(self._groups.items()) if group]
-        return [(*wait[:2], f"{wait[2]} over ranks {ranks}") for ranks, wait in found if wait]
+        return [
+            (seconds, thread, f"{call} over ranks {ranks}, which are at steps {steps}")
+            for ranks, wait in found
+            if wait
+            for seconds, thread, call, steps in [wait]
+        ]
 
     def shares(self, ranks: Ranks, kind: str) -> bool:
         return kind == "cpu" and self.group(ranks) is not None
