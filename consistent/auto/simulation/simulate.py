@@ -14,12 +14,11 @@ from mirrored.comm import Link, Ranks
 from mirrored.transports.default import current, replace_current
 from mirrored.transports.faults.place import user_line
 
-from ...boxing.plan import _path, plan
 from ...dispatch import _C
 from ...dispatch.plans.shards import is_global
 from ...forms.whole_numbers import without_values
 from ...movement import plain_values
-from ...movement.run import _steps
+from ...movement.run import forget_moves
 from ...nn import gather_ahead
 from ...nn.nested import tensors_in
 from ...nn.sharded_step import install_hooks
@@ -195,14 +194,11 @@ def _note(
 def _own_plans() -> Iterator[None]:
     """Inside, plans are made anew, at this machine's prices, and forgotten afterwards."""
     before = _C.use(_C.PlanTable())
-    kept = (plan, _path, _steps)
     try:
-        for each in kept:
-            each.cache_clear()
+        forget_moves()
         yield
     finally:
-        for each in kept:
-            each.cache_clear()
+        forget_moves()
         _C.use(before)
 
 

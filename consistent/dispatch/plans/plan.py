@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+from mirrored.transports.torch_dist import groups
+
 from ...movement import plain_values
+from ...movement.run import forget_moves
 from ...spec import Layout, TensorSpec
 from .. import _C
 
@@ -140,5 +143,9 @@ watchers: list[Callable[[Plan], None]] = []
 def clear_plans() -> None:
     """Forget all plans, as after a change of the process group."""
     plans.clear()
+    forget_moves()
     plain_values.forget()
     _C.forget_functions()
+
+
+groups.when_new.append(clear_plans)

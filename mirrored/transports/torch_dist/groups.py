@@ -112,6 +112,10 @@ class World:
         return group
 
 
+# Called where a new default process group is first used: what ranks decided together belongs to the
+# one before, and a process that has joined since knows nothing of it.
+when_new: list[Callable[[], None]] = []
+
 _ALONE = World()
 _worlds: weakref.WeakKeyDictionary[dist.ProcessGroup, World] = weakref.WeakKeyDictionary()
 _making = threading.RLock()
@@ -138,6 +142,8 @@ def world() -> World:
             if not _worlds:
                 atexit.register(let_workers_finish)
             _worlds[found] = _world_of(found)
+            for call in when_new:
+                call()
         made = _worlds[found]
         _latest = weakref.ref(found), weakref.ref(made)
     return made
