@@ -26,7 +26,7 @@ from .explain import why_whole
 
 MOST_OPTIONS = 512  # combinations of signatures over the axes, that are tried
 MOST_CHANGES = 3  # operands that would lie otherwise
-MOST_WAYS = 2  # that are told
+MOST_WAYS = 2  # that are named
 _VERBS = {
     "all_gather": "gathers",
     "all_reduce": "sums",
@@ -85,9 +85,9 @@ def advise(made: Plan, specs: Sequence[TensorSpec], site: str) -> Advice | None:
             best.append(way)
     if not best:
         return None
-    told = "I" + _sentence(best[0], operands, names)[1:]
-    told += "".join(f" Or {_sentence(way, operands, names)}" for way in best[1:])
-    return Advice(made.name, site, nbytes, moves, told)
+    text = "I" + _sentence(best[0], operands, names)[1:]
+    text += "".join(f" Or {_sentence(way, operands, names)}" for way in best[1:])
+    return Advice(made.name, site, nbytes, moves, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,16 +213,16 @@ def _sentence(way: _Way, operands: Sequence[TensorSpec], names: list[str]) -> st
         more = _held(then) - _held(operands[index])
         memory = f" ({bytes_text(more)} more on each rank)" if more > 0 else ""
         parts.append(f"{names[index]} came as {_text(then.sbp)}{memory}")
-    told = f"if {' and '.join(parts)}, nothing would move here"
+    text = f"if {' and '.join(parts)}, nothing would move here"
     if way.later:
-        told += (
+        text += (
             f"; the result would be {way.result}, whose sum sends {bytes_text(way.later)} at most"
         )
     elif way.result:
-        told += f"; the result would be {way.result}"
+        text += f"; the result would be {way.result}"
     else:
-        told += ", and the result would lie as it does now"
-    return f"{told}."
+        text += ", and the result would lie as it does now"
+    return f"{text}."
 
 
 def _held(spec: TensorSpec) -> int:

@@ -53,14 +53,14 @@ class Change:
         sites = [short_site(line.site) for line in (self.before, self.after) if line is not None]
         return " -> ".join(dict.fromkeys(sites)) or "backward"
 
-    def told(self) -> list[str]:
+    def differences(self) -> list[str]:
         """The differences, each in words."""
         if self.before is None or self.after is None:
             line = self._line
             parts = [most_common(line.layouts), most_common(line.boxings)]
             return [f"{self.kind}: {'; boxes '.join(filter(None, parts)) or 'ran'}"]
         a, b = self.before, self.after
-        told = [
+        found = [
             f"{word}: {most_common(one) or 'none'}  =>  {most_common(other) or 'none'}"
             for word, one, other in (
                 ("layouts", a.layouts, b.layouts),
@@ -69,10 +69,10 @@ class Change:
             if one.keys() != other.keys()
         ]
         if a.whole != b.whole:
-            told.append("runs whole on every rank now" if b.whole else "no longer runs whole")
+            found.append("runs whole on every rank now" if b.whole else "no longer runs whole")
         if a.count != b.count:
-            told.append(f"count: {a.count} => {b.count}")
-        return told
+            found.append(f"count: {a.count} => {b.count}")
+        return found
 
     @property
     def _line(self) -> Line:
@@ -111,14 +111,14 @@ class Difference:
         for change in self.changed:
             sent = f"{change.nbytes:+,} bytes" if change.nbytes else "the same bytes"
             out.append(f"  {change.op} at {change.where}: {sent}")
-            out += [f"      {text}" for text in change.told()]
+            out += [f"      {text}" for text in change.differences()]
         return "\n".join(out)
 
     __repr__ = __str__
 
     def html(self) -> str:
         """The difference as one page that needs nothing beside it."""
-        rows = [(c.kind, c.op, c.where, c.nbytes, "\n".join(c.told())) for c in self.changed]
+        rows = [(c.kind, c.op, c.where, c.nbytes, "\n".join(c.differences())) for c in self.changed]
         return difference_page(self.summary(), rows)
 
     def save(self, path: str | Path) -> Path:

@@ -54,7 +54,7 @@ class Alike:
         self.first: dict[int, int] = {}
         """Stage -> an earlier one that it is like; stages that are like none are not in it."""
 
-    def told(self, stage: int, kind: Hashable, program: Program, lines: Lines) -> None:
+    def first_forward(self, stage: int, kind: Hashable, program: Program, lines: Lines) -> None:
         """A stage is about to run its first forward; it is made of the same as others of its
         ``kind``."""
         specs = tuple(_of_spec(program.spec(move.out)) for move in lines.entering)

@@ -25,7 +25,7 @@ class _Note(NamedTuple):
     """What a rank tells the others before anything moves."""
 
     error: tuple[str, str] | None  # its class and its words
-    told: str  # a hash of what the rank is about to do
+    described: str  # a hash of what the rank is about to do
     plain: dict[str, str]  # a hash of each tensor that a rank has by itself
     seed: int
     count: int
@@ -43,7 +43,7 @@ def agreed(prepare: Callable[[], Carried]) -> tuple[Carried, list[str]]:
     carried, own = None, None
     try:
         carried = prepare()
-    except Exception as error:  # told to the others, and raised below
+    except Exception as error:  # sent to the others, and raised below
         own = error
     try:
         notes: list[_Note] = current().gather_objects(_note(carried, own), everyone)
@@ -54,8 +54,8 @@ def agreed(prepare: Callable[[], Carried]) -> tuple[Carried, list[str]]:
     _raise_others(notes)
     assert carried is not None
     job = carried.job
-    if len({note.told for note in notes}) > 1:
-        _raise_difference(current().gather_objects(_told(job), everyone))
+    if len({note.described for note in notes}) > 1:
+        _raise_difference(current().gather_objects(_described(job), everyone))
     _check_seeds(notes, job.old, job.placement)
     return carried, _plain_differences(notes, job)
 
@@ -65,12 +65,12 @@ def _note(carried: Carried | None, error: Exception | None) -> _Note:
         return _Note((type(error).__name__, str(error)), "", {}, 0, 0)
     job = carried.job
     comes_in = set(job.placement.ranks.ravel().tolist()) - set(job.old.ranks.ravel().tolist())
-    told = hashlib.blake2b("\n".join(_told(job)).encode(), digest_size=16).hexdigest()
+    described = hashlib.blake2b("\n".join(_described(job)).encode(), digest_size=16).hexdigest()
     plain = {name: digest(x) for name, x in job.plain.items()} if comes_in else {}
-    return _Note(None, told, plain, *generator.get_state())
+    return _Note(None, described, plain, *generator.get_state())
 
 
-def _told(job: Job) -> list[str]:
+def _described(job: Job) -> list[str]:
     """What this rank is about to do, line by line."""
     lines = [f"from {job.old} to {job.placement}, inputs {job.inputs}"]
     lines += map(str, job.tensors())
@@ -98,11 +98,11 @@ def _raise_others(notes: list[_Note]) -> None:
             raise _ERRORS.get(name, RuntimeError)(said)
 
 
-def _raise_difference(told: list[list[str]]) -> None:
-    for rank, lines in enumerate(told):
-        if lines != told[0]:
-            ours = next((x for x in told[0] if x not in lines), "fewer tensors")
-            theirs = next((x for x in lines if x not in told[0]), "fewer tensors")
+def _raise_difference(described: list[list[str]]) -> None:
+    for rank, lines in enumerate(described):
+        if lines != described[0]:
+            ours = next((x for x in described[0] if x not in lines), "fewer tensors")
+            theirs = next((x for x in lines if x not in described[0]), "fewer tensors")
             raise ValueError(
                 f"move: the ranks are about to do different things.\n  rank 0 says {ours}\n  rank "
                 f"{rank} says {theirs}\n  Give the same placement and plan on every rank of the "

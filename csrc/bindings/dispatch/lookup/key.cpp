@@ -1,6 +1,7 @@
 #include "key.h"
 
 #include <ATen/autocast_mode.h>
+#include <c10/core/DefaultDtype.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <cmath>
@@ -31,6 +32,7 @@ enum Kind : uint64_t {
   kFloatValue,
   kTracked,
   kAutocast,
+  kDefaultDtype,
 };
 
 // Sizes 0 and 1 of so many dims fit into one atom.
@@ -181,6 +183,7 @@ bool Key::add_call(PyObject* func, const Function* function, const Arguments& gi
   put(kFunction, address(func));
   add_autocast(at::kCPU);
   add_autocast(at::kCUDA);
+  add_default_dtype();
   held.push_back(func);
   const bool all_free = mode_ == Mode::kWhole;
   for (Py_ssize_t i = 0; i < given.count; ++i) {
@@ -204,6 +207,12 @@ void Key::add_autocast(at::DeviceType device) {
   if (!at::autocast::is_autocast_enabled(device)) return;
   put(kAutocast, static_cast<uint64_t>(device) << 16 |
                      static_cast<uint64_t>(at::autocast::get_autocast_dtype(device)));
+}
+
+// Adds the default dtype if it is another one than torch starts with: integers become floats of it.
+void Key::add_default_dtype() {
+  const auto dtype = c10::get_default_dtype_as_scalartype();
+  if (dtype != at::kFloat) put(kDefaultDtype, static_cast<uint64_t>(dtype));
 }
 
 bool Key::add(PyObject* x, bool free) {

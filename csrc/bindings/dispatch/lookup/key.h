@@ -5,7 +5,8 @@
 // type, whether it is 0 and whether it is finite, since addends may be multiplied by some floats
 // only. Objects without a short representation (strings, dtypes, devices, ...) add their hash, and
 // are compared themselves. If a plan also depends on *facts* (values of floats, whether gradients
-// are asked for), these are added. Under autocast the key has the autocast dtype.
+// are asked for), these are added. Under autocast the key has the autocast dtype, and the default
+// dtype where the program has set one.
 //
 // The *general* key has layouts instead of specs, and which dims have size 0 or 1. For integers
 // that do not matter to the function it has only whether they are 0. If all global tensors of a
@@ -99,6 +100,7 @@ struct Key {
   bool add_sizes(c10::ArrayRef<int64_t> sizes);
   bool add_object(PyObject* object);
   void add_autocast(at::DeviceType device);
+  void add_default_dtype();
   bool add_floats(PyObject* argument);
   void put(uint64_t kind, uint64_t value) { atoms.push_back({kind, value}); }
   void finish();
