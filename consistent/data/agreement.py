@@ -2,7 +2,8 @@
 numbers, or a hang.
 
 One number goes around per batch, a checksum of the note. Only if the numbers differ are the notes
-themselves sent, and every rank sees both, so all take the same way.
+themselves sent, and every rank sees both, so all take the same way. The first batches' notes are
+always sent, with a hash of the values that other ranks have to have as well.
 """
 
 from __future__ import annotations
@@ -29,16 +30,21 @@ class Note:
     fields: tuple[tuple[Path, str, tuple[int, ...], Any], ...] = ()
     error: str = ""
     stop: bool = False  # this rank was asked to stop
+    share: int = 0  # the same on ranks that read the same items
+    values: tuple[str, ...] | None = None  # a hash for each field; None if they are not compared
     cause: Exception | None = field(default=None, compare=False)  # stays on its rank
 
 
 def compare(note: Note) -> list[Note] | None:
-    """Every rank's note if they are not all equal, else None. A collective of the world."""
+    """Every rank's note if they are not all equal, else None. A collective of the world. Notes with
+    values, which all ranks give or none does, are always sent."""
     transport = current()
     if transport.size == 1:
         return None
     ranks = tuple(range(transport.size))
     note = replace(note, cause=None)
+    if note.values is not None:
+        return transport.gather_objects(note, ranks)
     mine = torch.tensor([zlib.crc32(repr(astuple(note)).encode())])
     sums = transport.all_gather(mine, [(1,)] * len(ranks), ranks)
     if all(int(each) == int(mine) for each in sums):
@@ -70,6 +76,46 @@ def check(notes: list[Note], sizes_may_differ: bool) -> None:
             ".manual_seed(0); and give each rank the same data set."
         )
     _check_fields(notes, sizes_may_differ)
+    _check_values(notes)
+
+
+def _check_values(notes: list[Note]) -> None:
+    firsts: dict[int, Note] = {}
+    for note in notes:
+        if not note.values:
+            continue
+        first = firsts.setdefault(note.share, note)
+        for index, (path, _, _, _) in enumerate(note.fields):
+            if first.values and note.values[index] != first.values[index]:
+                raise RuntimeError(
+                    f"data.loader: {name_of(path)} differs between ranks that read the same items: "
+                    + _by_rank([n.values[index] if n.values else "takes no part" for n in notes])
+                    + "\n  The data set, or what is drawn while it is read, differs by rank, and "
+                    "each would compute with other values. Make them equal: the same data set, and "
+                    "random numbers seeded alike on every rank (torch.manual_seed, random.seed, "
+                    "numpy.random.seed).\n"
+                    "  Or let each rank read its own items: sbp=S(0), without whole=True.\n"
+                    "  To take each rank's own values as they are: with "
+                    "consistent.plain_may_differ()."
+                )
+
+
+def check_same_data(facts: tuple[str, ...]) -> None:
+    """Raise on every rank if ``facts`` of the data set and its batches are other ones elsewhere. A
+    collective of the world."""
+    transport = current()
+    if transport.size == 1:
+        return
+    every = transport.gather_objects(facts, tuple(range(transport.size)))
+    if any(each != facts for each in every):
+        raise ValueError(
+            "data.loader: the ranks give other data: "
+            + _by_rank([", ".join(each) for each in every])
+            + "\n  Each rank would read its part of other batches, or wait for one that does not "
+            "come. Give every rank the same data set and batch size; which part a rank reads is "
+            "the loader's choice. What is drawn to make the data set, as by random_split, is to be "
+            "seeded alike: generator=torch.Generator().manual_seed(0)."
+        )
 
 
 def _check_fields(notes: list[Note], sizes_may_differ: bool) -> None:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..dispatch.plans.shards import is_global
+from ..movement.check_mode import digest
 from ..movement.world import device_of, my_coordinate
 from ..spec import B, NdSbp, Placement, Split
 from ..spec.tensor_spec import piece
@@ -45,6 +46,11 @@ def note_of(batch: Any, drawn: Drawn) -> Note:
         sizes = tuple(x.shape) if drawn.own is None else tuple(x.shape[1:])
         fields.append((path, str(x.dtype), sizes, None if x.ndim else x.item()))
     return Note("batch", drawn.order, drawn.count, tuple(fields))
+
+
+def hashes(batch: Any) -> tuple[str, ...]:
+    """A hash of the values of each tensor."""
+    return tuple(digest(x) for _, x in tensors(batch))
 
 
 def longest(notes: list[Note]) -> dict[Path, tuple[int, ...]]:

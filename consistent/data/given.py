@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 from torch.utils.data import (
@@ -76,9 +77,31 @@ def inner_loader(given: DataLoader, share: Share | None) -> DataLoader:
     return DataLoader(dataset, collate_fn=given.collate_fn, **options)
 
 
+def facts_of(loader: DataLoader) -> tuple[str, ...]:
+    """What every rank's loader must have alike, in words: how many items there are, which of them a
+    subset holds, and how they are batched."""
+    dataset: Any = loader.dataset
+    facts = [f"{_length(dataset)} items", f"batches of {loader.batch_size}"]
+    if loader.drop_last:
+        facts.append("without the last, short one")
+    while isinstance(dataset, Subset):
+        chosen = zlib.crc32(repr(list(dataset.indices)).encode())
+        dataset = dataset.dataset
+        facts.append(f"a Subset, checksum {chosen:#x}, of {_length(dataset)}")
+    return tuple(facts)
+
+
+def _length(dataset: Any) -> str:
+    try:
+        return str(len(dataset))
+    except Exception:  # a stream; what fails on one rank only is a difference, too
+        return "uncounted"
+
+
 def parts_are_alike(loader: DataLoader) -> bool:
-    """Whether the parts of each batch fit whatever the ranks read: rows of tensors, stacked, in an
-    order that no rank can draw otherwise."""
+    """Whether the parts of each batch fit whatever the ranks read, once they have the same facts
+    and their first batches fit: rows of tensors, stacked, in an order that no rank can draw
+    otherwise."""
     dataset: Any = loader.dataset
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
@@ -89,4 +112,5 @@ def parts_are_alike(loader: DataLoader) -> bool:
         and loader.collate_fn is default_collate
         and (batches is None or type(batches) is BatchSampler)
         and type(sampler) is SequentialSampler
+        and sampler.data_source is loader.dataset
     )

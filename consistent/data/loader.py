@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,12 +11,13 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from ..movement import plain_values
 from ..spec import B, NdSbp, Placement, S, SbpLike, Split, as_nd_sbp
 from ..tensor.making.create import check_world
 from . import agreement
 from .agreement import Note
-from .assemble import Layer, Pad, check_pad, longest, padded
-from .given import check_given, inner_loader, parts_are_alike
+from .assemble import Layer, Pad, check_pad, hashes, longest, padded
+from .given import check_given, facts_of, inner_loader, parts_are_alike
 from .order import Order, set_epoch
 from .reader import Reader
 from .reading import Drawn
@@ -56,7 +58,9 @@ def loader(
             number, or one for each key of the batch. Without it such a batch raises.
         seed: of the order, if ``data`` is a data set and ``options`` name no generator.
         check: whether ranks compare what they have read, 8 bytes a batch; without it, unless
-            the kinds of data set and sampler show that they agree.
+            the kinds of data set and sampler show that they agree. Unless it is ``False`` they
+            compare how many items they have when the loader is made, and in its first batches a
+            hash of the values that several ranks read.
         options: of ``DataLoader``, if ``data`` is a data set.
 
     Returns:
@@ -64,7 +68,8 @@ def loader(
         stays as the collate function made it of this rank's items.
 
     Raises:
-        TypeError, ValueError: ``data`` or ``sbp`` cannot be used.
+        TypeError, ValueError: ``data`` or ``sbp`` cannot be used, or ranks have data sets of other
+            lengths.
     """
     check_world("data.loader", placement)
     if not isinstance(data, DataLoader):
@@ -130,6 +135,10 @@ class Loader:
         self._inner = inner_loader(given, self._share)
         self._order = Order(given)
         self._check = not parts_are_alike(given) if check is None else check
+        # How many batches are to come whose values are compared; the same on every rank.
+        self._unseen = 0 if check is False else plain_values.TIMES
+        if check is not False:
+            agreement.check_same_data(facts_of(given))
         self._items = 0  # that this epoch has given so far, over all ranks
         self._resumed = False
 
@@ -199,7 +208,10 @@ class Loader:
     def _made(self, note: Note, batch: Any, drawn: Drawn) -> Any:
         """The batch as global tensors, counted as given; None at the end."""
         note = replace(note, stop=self._asked_to_stop)
-        notes = agreement.compare(note) if self._check else None
+        first, self._unseen = self._unseen > 0, max(self._unseen - 1, 0)
+        if first and plain_values.are_compared():
+            note = replace(note, **self._values(batch))
+        notes = agreement.compare(note) if self._check or first else None
         self.stopped = any(each.stop for each in notes or [note])
         if note.cause is not None:
             raise note.cause
@@ -207,12 +219,21 @@ class Loader:
             self._asked_to_stop, self._resumed = False, self._items > 0
             return None
         if notes is not None:
-            agreement.check(notes, sizes_may_differ=self._pad is not None and drawn.own is not None)
-            check_pad(notes, self._pad)
-            batch = padded(batch, longest(notes), self._pad)
+            pads = self._pad is not None and drawn.own is not None
+            agreement.check(notes, sizes_may_differ=pads)
+            if pads:
+                check_pad(notes, self._pad)
+                batch = padded(batch, longest(notes), self._pad)
         if note.kind == "end":
             return None
         self._items += drawn.count
         if drawn.own is None:
             return self._layer.whole(batch)
         return self._layer.parts(batch, drawn.count, drawn.own)
+
+    def _values(self, batch: Any) -> dict[str, Any]:
+        """For the note: a hash of each tensor if other ranks of the placement read the same."""
+        layer, share = self._layer, self._share or Share()
+        several = math.prod(parts for parts, _ in share.cuts) < layer.placement.size
+        known = layer.at is not None and several
+        return {"share": share.index, "values": hashes(batch) if known else ()}

@@ -76,6 +76,12 @@ def compare(what: str, met: Sequence[Tensor], placement: Placement, kind: Hashab
     return times + 1 < TIMES
 
 
+def are_compared() -> bool:
+    """Whether plain values are compared here: neither the environment nor ``plain_may_differ`` says
+    otherwise."""
+    return _enabled and not _thread.off
+
+
 def forget() -> None:
     """Compare everything anew, as after a change of the process group."""
     _met.clear()

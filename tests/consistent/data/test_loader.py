@@ -20,6 +20,7 @@ from torch.utils.data import (
     SequentialSampler,
     TensorDataset,
     get_worker_info,
+    random_split,
 )
 
 import consistent
@@ -404,12 +405,64 @@ def test_a_rank_outside_the_placement_knows_the_shapes(rank: int) -> None:
 
 @on_ranks(2)
 def test_nothing_is_sent_where_parts_are_alike_by_their_kind(rank: int) -> None:
-    data = TensorDataset(torch.arange(6.0))
+    data = TensorDataset(torch.arange(12.0))
     for sampler, sends in ((SequentialSampler(data), False), (RandomSampler(data), True)):
+        batches = loader(DataLoader(data, batch_size=2, sampler=sampler), everywhere(2))
+        reading = iter(batches)
+        for _ in range(4):  # the first ones are compared always
+            next(reading)
         with counting() as counted:
-            list(loader(DataLoader(data, batch_size=3, sampler=sampler), everywhere(2)))
-        # Two batches and the end, 8 bytes each.
-        assert [call.bytes for call in counted.calls] == ([8, 8, 8] if sends else [])
+            assert len(list(reading)) == 2
+            list(batches)
+        # Two batches and the end, then six and the end, 8 bytes each.
+        assert [call.bytes for call in counted.calls] == ([8] * 10 if sends else [])
+
+
+@on_ranks(2, 3)
+@pytest.mark.parametrize("rows", [9, 8])
+def test_data_of_another_length_on_a_rank_raises_on_all(rank: int, rows: int) -> None:
+    place = everywhere(torch.distributed.get_world_size())
+    for make in (lambda n: TensorDataset(torch.arange(float(n))), Rows):
+        one = DataLoader(make(rows if rank == 1 else 10), batch_size=4)
+        with pytest.raises(ValueError, match=rf"rank 0: 10 items.*\n.*rank 1: {rows} items"):
+            loader(one, place)
+    with pytest.raises(ValueError, match="rank 1: 10 items, batches of 3"):
+        loader(TensorDataset(torch.arange(10.0)), place, batch_size=3 if rank == 1 else 4)
+
+
+@on_ranks(2)
+def test_a_subset_drawn_otherwise_on_a_rank_raises(rank: int) -> None:
+    torch.manual_seed(rank)
+    half, _ = random_split(TensorDataset(torch.arange(12.0)), [6, 6])
+    with pytest.raises(ValueError, match="a Subset, checksum"):
+        loader(DataLoader(half, batch_size=2), everywhere(2))
+
+
+@on_ranks(4)
+@pytest.mark.parametrize("whole", [False, True])
+def test_values_that_differ_where_ranks_read_the_same_raise(rank: int, whole: bool) -> None:
+    """Ranks 2 and 3 read the second half of each batch, and have other values of it."""
+    for data in (
+        TensorDataset(torch.arange(8.0) + (rank == 3)),
+        Noise(),  # drawn while it is read, from unequal seeds
+    ):
+        torch.manual_seed(rank)
+        place = Placement("cpu", [[0, 1], [2, 3]])
+        batches = loader(DataLoader(data, batch_size=4), place, (S(0), B), whole=whole)
+        with pytest.raises(RuntimeError, match=r"(?s)same items.*rank 3.*seeded alike.*S\(0\)"):
+            next(iter(batches))
+        with consistent.plain_may_differ():
+            next(iter(batches))
+
+
+@on_ranks(3)
+def test_values_of_a_rank_outside_the_placement_may_differ(rank: int) -> None:
+    data = TensorDataset(torch.arange(8.0) + (rank == 1))
+    for sbp in (B, S(0)):
+        compare(
+            loader(DataLoader(data, batch_size=4), Placement("cpu", [0, 2]), sbp),
+            [[torch.arange(4.0)], [torch.arange(4.0, 8.0)]],
+        )
 
 
 @on_ranks(2, 3)
