@@ -6,13 +6,15 @@ own time. So it is decided by a count that is never taken back: how often an op,
 planned for operands of these layouts, and these dtypes and numbers of dims of plain tensors. There
 are as many such counts as a program has ops and layouts; sizes and values make none, so their
 number is bounded by the program and not by how long it runs.
+
+What each rank draws random numbers from is compared in the same way (``forms/random/draw.py``).
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor
@@ -42,7 +44,8 @@ _thread = _Thread()
 @contextmanager
 def plain_may_differ() -> Iterator[None]:
     """Inside, plain tensors that meet global ones are not compared: each rank's own value is taken
-    for the whole. Enter it on all ranks at the same point of the program.
+    for the whole. Nor are the seeds of random global tensors. Enter it on all ranks at the same
+    point of the program.
 
     ``CONSISTENT_COMPARE_PLAIN=0`` in the environment does the same for the whole program.
     """
@@ -64,14 +67,24 @@ def compare(what: str, met: Sequence[Tensor], placement: Placement, kind: Hashab
     Raises:
         RuntimeError: they differ between ranks.
     """
-    if not met or placement.size == 1 or not _enabled or my_coordinate(placement) is None:
+    return bool(met) and first_times(placement, kind, lambda: _check(what, met, placement))
+
+
+def first_times(placement: Placement, kind: Hashable, check: Callable[[], None]) -> bool:
+    """Call ``check``, a collective of the placement's ranks, if that was done for this ``kind``
+    fewer than ``TIMES`` before.
+
+    Returns:
+        Whether it is to be called a next time; the same on all ranks of the placement.
+    """
+    if placement.size == 1 or not _enabled or my_coordinate(placement) is None:
         return False
     counts, key = _met.setdefault(default.current().rank, {}), (placement, kind)
     times = counts.get(key, 0)
     if times >= TIMES:
         return False
     if not _thread.off:
-        _check(what, met, placement)
+        check()
     counts[key] = times + 1
     return times + 1 < TIMES
 

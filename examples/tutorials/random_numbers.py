@@ -68,6 +68,7 @@ if rank == 0:
 # %% [markdown]
 # ## What you must do
 #
-# **Seed alike on every rank**: `torch.manual_seed(0)`, without adding the rank. A program that
+# **Seed alike on every rank**: `torch.manual_seed(0)`, without adding the rank; where seeds differ,
+# the first draw of a global tensor raises on every rank. A program that
 # never seeds draws from a fixed seed, alike on all ranks. Plain tensors are still drawn by torch,
 # on each rank for itself: if they should be equal, seed alike before you draw them.

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...movement.check_mode import digest
 from ...movement.world import my_coordinate
-from ...spec import Coordinate, P, TensorSpec
+from ...spec import Coordinate, P, Placement, TensorSpec
 from ..native import load
 from ..registry import Shards, form
 from . import generator
@@ -27,13 +28,33 @@ from .generator import RngState
 _DRAWN = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
-def key_from(given: torch.Generator | None) -> RngState:
-    """The key of one op: the next of the global state, or one drawn from the user's generator."""
+def key_from(given: torch.Generator | None, what: str, placement: Placement | None) -> RngState:
+    """The key of one op, ``what``, on ``placement`` (None if it draws nothing): the next of the
+    global state, or one drawn from the user's generator.
+
+    Raises:
+        RuntimeError: ranks of ``placement`` are about to draw other numbers.
+    """
     if given is None:
-        seed, counter = generator.next_key()
+        seed, counter = generator.next_key(what, placement)
         # The native ops take 64 bits as a signed int.
         return RngState(seed - (1 << 64) if seed >= 1 << 63 else seed, counter)
+    _compare(given, what, placement)
     return RngState(int(torch.randint(1 << 62, (), generator=given, device=given.device)), 0)
+
+
+def key_of(shard: Shards) -> RngState:
+    """The key of the call of a form."""
+    return key_from(shard.kwargs.get("generator"), shard.call.name, shard.placement)
+
+
+def _compare(given: torch.Generator, what: str, placement: Placement | None) -> None:
+    """The first times, raise on all ranks if their generators would draw other numbers."""
+
+    def state() -> str:
+        return f"generator= of seed {given.initial_seed()}, {digest(given.get_state())}"
+
+    generator.compare(what, placement, state)
 
 
 def fill(
@@ -72,7 +93,7 @@ def _adds(spec: TensorSpec, at: Coordinate) -> bool:
 def random_fill(shard: Shards) -> Tensor:
     """x.uniform_(), x.normal_(), ...; bernoulli(x) draws with x as probabilities."""
     x, spec, call = shard.tensors[0], shard.outs[0], shard.call
-    key = key_from(shard.kwargs.get("generator"))
+    key = key_of(shard)
     if call.inplace and not (x.requires_grad and torch.is_grad_enabled()):
         out = x
     else:
@@ -200,7 +221,7 @@ _FILLS: dict[str, Callable[..., None]] = {
 def random_like(shard: Shards) -> Tensor:
     """rand_like, randn_like, randint_like: only the operand's shape is read."""
     spec = shard.outs[0]
-    key = key_from(shard.kwargs.get("generator"))
+    key = key_of(shard)
     out = torch.empty(shard.out_shape(), dtype=spec.dtype, device=shard.tensors[0].device)
     if shard.call.name == "rand_like":
         fill_uniform(out, spec, key)
@@ -222,7 +243,7 @@ def normal_of(shard: Shards) -> Tensor:
         1.0,
     )[:2]
     spec = shard.outs[0]
-    key = key_from(shard.kwargs.get("generator"))
+    key = key_of(shard)
     out = torch.empty(shard.out_shape(), dtype=spec.dtype, device=shard.tensors[0].device)
     fill_normal(out, spec, key)
     with torch.no_grad():
@@ -236,9 +257,11 @@ def normal_of(shard: Shards) -> Tensor:
 @form("seeded")
 def seeded(shard: Shards) -> Any:
     """torch's own op, on whole tensors: ``multinomial``, ``poisson``, ..."""
-    if shard.kwargs.get("generator") is not None:
+    given = shard.kwargs.get("generator")
+    if given is not None:
+        _compare(given, shard.call.name, shard.placement)
         return shard.run(*shard.args, **shard.kwargs)
-    with seeded_generators(key_from(None), [t.device for t in shard.tensors]):
+    with seeded_generators(key_of(shard), [t.device for t in shard.tensors]):
         return shard.run(*shard.args, **shard.kwargs)
 
 

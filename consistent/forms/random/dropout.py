@@ -15,7 +15,7 @@ from ...movement.world import my_coordinate
 from ...spec import TensorSpec
 from ..native import load
 from ..registry import Shards, form
-from .draw import fill_uniform, key_from
+from .draw import fill_uniform, key_from, key_of
 from .generator import RngState
 
 
@@ -39,14 +39,19 @@ def _written(shard: Shards, value: Tensor) -> Tensor:
 
 
 def _off(shard: Shards) -> bool:
-    """Whether nothing is dropped. The key has been taken, so that p = 0 counts like any other p."""
+    """Whether nothing is dropped. The key is taken all the same: p = 0 counts like any other p."""
     return shard.get("p", 0.5) == 0 or shard.get("train") is False
+
+
+def _key(shard: Shards) -> RngState:
+    """The key of the call. Seeds may differ where nothing is dropped."""
+    return key_from(None, shard.call.name, None if _off(shard) else shard.placement)
 
 
 @form("dropout")
 def dropout(shard: Shards) -> Tensor:
     """torch.dropout on a shard: the mask is a function of the logical index."""
-    key = key_from(None)
+    key = _key(shard)
     if _off(shard):
         return shard.tensors[0]
     return _written(shard, dropped(shard.tensors[0], shard.get("p", 0.5), shard.specs[0], key))
@@ -55,7 +60,7 @@ def dropout(shard: Shards) -> Tensor:
 @form("native_dropout")
 def native_dropout(shard: Shards) -> tuple[Tensor, Tensor]:
     """The dropped tensor, and the mask."""
-    key, x = key_from(None), shard.tensors[0]
+    key, x = _key(shard), shard.tensors[0]
     ones = torch.ones(x.shape, dtype=torch.float32, device=x.device)
     if _off(shard):
         return x * 1, ones.bool()
@@ -66,7 +71,7 @@ def native_dropout(shard: Shards) -> tuple[Tensor, Tensor]:
 @form("feature_dropout")
 def feature_dropout(shard: Shards) -> Tensor:
     """Whole channels are dropped: the mask's index is over the first two dims."""
-    key, x = key_from(None), shard.tensors[0]
+    key, x = _key(shard), shard.tensors[0]
     if _off(shard):
         return x
     return _written(shard, x * _feature_mask(shard, x, shard.get("p", 0.5), key))
@@ -95,7 +100,7 @@ def _real(dtype: torch.dtype) -> torch.dtype:
 def alpha_dropout(shard: Shards) -> Tensor:
     """alpha_dropout and feature_alpha_dropout: what is dropped becomes -alpha; mean and variance
     are kept."""
-    key, x, p = key_from(None), shard.tensors[0], shard.get("p", 0.5)
+    key, x, p = _key(shard), shard.tensors[0], shard.get("p", 0.5)
     if _off(shard):
         return x
     if p == 1:
@@ -116,6 +121,6 @@ def rrelu(shard: Shards) -> Tensor:
     """A slope for each element that is not positive, drawn in [lower, upper)."""
     x = shard.tensors[0]
     slopes = torch.empty_like(x, requires_grad=False)
-    key = key_from(shard.kwargs.get("generator"))
+    key = key_of(shard)
     fill_uniform(slopes, shard.specs[0], key, shard.get("lower", 1 / 8), shard.get("upper", 1 / 3))
     return _written(shard, torch.where(x <= 0, x * slopes, x))

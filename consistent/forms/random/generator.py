@@ -10,10 +10,11 @@ generator does so with this state, too: ``torch.manual_seed``, ``get_rng_state``
 ``torch.save`` of a state, activation checkpointing. Torch's own numbers are not touched by it, nor
 the count by them: a rank that draws plain numbers of its own still draws the same global ones.
 
-Every rank must seed alike; check mode verifies it. A rank with another seed draws other numbers:
-the pieces of a split tensor are random all the same, but a broadcast tensor differs between ranks.
-A program that never seeds draws from a fixed seed: torch's own default differs from process to
-process, and asking the other ranks would be a hidden collective.
+Every rank must seed alike. A rank with another seed would draw other numbers: the pieces of a split
+tensor would be random all the same, but a broadcast tensor would differ between ranks. So ranks
+compare seed and count the first times that an op of some name draws, and in check mode each time. A
+program that never seeds draws from a fixed seed, since torch's own default differs from process to
+process.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 
+from mirrored.transports.base.unseen import unseen
 from mirrored.transports.default import current
 
-from ...movement import check_mode
+from ...movement import check_mode, plain_values
+from ...spec import Placement
 
 # torch's long-standing default seed.
 DEFAULT_SEED = 67280421310721
@@ -111,16 +114,51 @@ def get_state() -> RngState:
     )
 
 
-def next_key() -> RngState:
-    """(seed, counter) for one random op; the counter advances by one on every rank."""
+def next_key(what: str, placement: Placement | None) -> RngState:
+    """(seed, counter) for one random op; the counter advances by one on every rank. The first times
+    that ``what`` draws on ``placement``, its ranks compare them; None: nothing is drawn."""
     state = get_state()
     if check_mode.enabled:
         _check_alike(state)
+    else:
+        compare(what, placement, lambda: f"seed {state.seed}, random op {state.counter}")
     if getattr(_thread, "separate", None) is None:
         set_count(torch.default_generator, state.counter + 1)
     else:
         _thread.separate = RngState(state.seed, state.counter + 1)
     return state
+
+
+def compare(what: str, placement: Placement | None, drawn_from: Callable[[], str]) -> None:
+    """The first times that ``what`` draws on ``placement``, raise on all its ranks if they draw
+    from other states; one small collective.
+
+    Raises:
+        RuntimeError: names the state of each rank.
+    """
+    if placement is not None:
+        plain_values.first_times(
+            placement, (what, "draws"), lambda: _check_drawn(what, placement, drawn_from())
+        )
+
+
+def _check_drawn(what: str, placement: Placement, mine: str) -> None:
+    ranks = tuple(placement.ranks.ravel().tolist())
+    with unseen():
+        states = current().gather_objects(mine, ranks)
+    if len(set(states)) > 1:
+        raise RuntimeError(
+            f"{what}: the ranks are about to draw other random numbers for one global tensor.\n"
+            f"  at {check_mode.call_site()}:\n"
+            + check_mode.by_rank(ranks, states)
+            + "\n  Seed alike on every rank, at the same point of the program: "
+            "torch.manual_seed(seed), not seed + rank. Each element of a global tensor has a "
+            "number of its own on whichever rank it lies, so parts of a batch are never drawn "
+            "alike.\n"
+            "  For plain numbers of a rank's own: generator=torch.Generator().manual_seed(seed + "
+            "rank).\n"
+            "  To draw each rank's own for global tensors too: with consistent.plain_may_differ()."
+        )
 
 
 def _check_alike(state: RngState) -> None:

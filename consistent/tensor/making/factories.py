@@ -94,20 +94,24 @@ def rand(
     *size: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
     """``torch.rand`` as a global tensor: uniform in [0, 1)."""
-    key = _key(options)
-    return _filled(
-        torch.rand, size, placement, sbp, options, lambda x, spec: fill_uniform(x, spec, key())
-    )
+    key = _key("rand", options)
+
+    def fill(x: torch.Tensor, spec: TensorSpec) -> None:
+        fill_uniform(x, spec, key(spec.placement))
+
+    return _filled(torch.rand, size, placement, sbp, options, fill)
 
 
 def randn(
     *size: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
     """``torch.randn`` as a global tensor: normal with mean 0 and deviation 1."""
-    key = _key(options)
-    return _filled(
-        torch.randn, size, placement, sbp, options, lambda x, spec: fill_normal(x, spec, key())
-    )
+    key = _key("randn", options)
+
+    def fill(x: torch.Tensor, spec: TensorSpec) -> None:
+        fill_normal(x, spec, key(spec.placement))
+
+    return _filled(torch.randn, size, placement, sbp, options, fill)
 
 
 def normal(
@@ -120,14 +124,14 @@ def normal(
     **options: Any,
 ) -> Any:
     """``torch.normal`` with numbers for mean and deviation, as a global tensor."""
-    key = _key(options)
+    key = _key("normal", options)
     return _filled(
         torch.empty,
         (size,),
         placement,
         sbp,
         options,
-        lambda x, spec: fill_normal(x, spec, key(), mean, std),
+        lambda x, spec: fill_normal(x, spec, key(spec.placement), mean, std),
     )
 
 
@@ -135,13 +139,13 @@ def randint(
     *args: Any, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
     """``torch.randint`` as a global tensor: ``randint([low=0,] high, size)``."""
-    key = _key(options)
+    key = _key("randint", options)
 
     def fill(x: torch.Tensor, spec: TensorSpec) -> None:
         bounds = [a for a in args if not isinstance(a, tuple | list)]
         bounds += [options[name] for name in ("low", "high") if name in options]
         low, high = bounds if len(bounds) == 2 else (0, *bounds)
-        fill_integers(x, spec, key(), low, high)
+        fill_integers(x, spec, key(spec.placement), low, high)
 
     return _filled(torch.randint, args, placement, sbp, options, fill)
 
@@ -150,10 +154,11 @@ def randperm(
     n: int, *, placement: Placement | None = None, sbp: SbpLike | None = None, **options: Any
 ) -> Any:
     """``torch.randperm`` as a global tensor."""
-    key = _key(options)
+    key = _key("randperm", options)
+    placement, sbp = chosen("randperm", placement, sbp)
 
     def make(n: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        drawn = key()
+        drawn = key(placement)
         if device.type == "meta":
             return torch.empty(n, dtype=dtype, device=device)
         return permutation(n, drawn, device).to(dtype)
@@ -247,10 +252,10 @@ def _device_here(placement: Placement) -> torch.device:
     return torch.device("meta") if my_coordinate(placement) is None else device_of(placement)
 
 
-def _key(options: dict) -> Callable[[], Any]:
+def _key(what: str, options: dict) -> Callable[[Placement], Any]:
     """A function that takes the key of a random op; it is called once the arguments have proven
     right."""
-    return lambda: key_from(options.get("generator"))
+    return lambda placement: key_from(options.get("generator"), what, placement)
 
 
 def _once(fill: Fill) -> Fill:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ....movement import differentiable
 from ....spec import S
 from ...native import load
-from ...random.draw import key_from
+from ...random.draw import key_of
 from ...registry import Shards, form
 
 
@@ -94,7 +94,7 @@ def _joined_softmax(shard: Shards, scores: Tensor, axes: tuple[int, ...]) -> Ten
 def _dropped(shard: Shards, chances: Tensor, p: float) -> Tensor:
     """Dropout of each probability by its logical index; probabilities are laid out as the result,
     except for the last dim."""
-    key, out = key_from(None), shard.outs[0]
+    key, out = key_of(shard), shard.outs[0]
     starts, columns = out.region(shard.coordinate)[0], shard.region(1)[0][-2]
     logical = (*out.shape[:-1], shard.specs[1].shape[-2])
     chances = chances.expand(*shard.out_shape()[:-1], chances.shape[-1])

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.nn import init
 
 import consistent
 from consistent import B, P, Placement, S
+from consistent.dispatch.plans.plan import clear_plans
 from consistent.forms.random import generator
 from consistent.rules import find
+from mirrored.transports.counting import counting
 from tests.ranks import on_ranks, pool
 
 LAYOUTS = (B, S(0), S(1))
@@ -227,6 +230,87 @@ def test_filling_a_tensor_with_a_history_cuts_its_gradient() -> None:
     assert x.grad is not None and x.grad.full().tolist() == [3.0, 3.0, 3.0]
     with pytest.raises(RuntimeError, match="leaf"):
         x.normal_()
+
+
+DRAWS: dict[str, Callable[[Any, dict], Any]] = {
+    "bernoulli": lambda x, g: torch.bernoulli(x, **g),
+    "dropout": lambda x, g: F.dropout(x, 0.3),
+    "dropout2d": lambda x, g: F.dropout2d(x[:, :, None, None], 0.3),
+    "multinomial": lambda x, g: torch.multinomial(x + 0.1, 3, **g),
+    "normal": lambda x, g: torch.normal(x, 2.0, **g),
+    "poisson": lambda x, g: torch.poisson(5 * x, **g),
+    "rand_like": lambda x, g: torch.rand_like(x),
+    "randn": lambda x, g: consistent.randn(3, placement=x.placement, sbp=B, **g),
+    "randperm": lambda x, g: consistent.randperm(5, placement=x.placement, sbp=B, **g),
+    "rrelu": lambda x, g: F.rrelu(x - 0.5, training=True),
+    "uniform_": lambda x, g: x.clone().uniform_(**g),
+}
+TAKE_A_GENERATOR = "bernoulli multinomial normal poisson randn randperm uniform_".split()
+
+
+@on_ranks(2, 3)
+@pytest.mark.parametrize("sbp", ["B", "S(0)"])
+@pytest.mark.parametrize("name", DRAWS)
+def test_unequal_seeds_are_an_error_on_every_rank(rank: int, name: str, sbp: str) -> None:
+    clear_plans()
+    x = consistent.distribute(torch.full((6, 4), 0.5), consistent.placement.all("cpu"), sbp)
+    torch.manual_seed(5 + rank)
+    with pytest.raises(RuntimeError, match=r"(?s)draw other.*rank 1: seed 6.*not seed \+ rank"):
+        DRAWS[name](x, {})
+    with consistent.plain_may_differ():
+        DRAWS[name](x, {})
+    torch.manual_seed(5)
+    torch.rand(rank)  # plain numbers of a rank's own
+    DRAWS[name](x, {})
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("name", TAKE_A_GENERATOR)
+def test_unequal_generators_are_an_error_on_every_rank(rank: int, name: str) -> None:
+    clear_plans()
+    x = consistent.distribute(torch.full((6, 4), 0.5), consistent.placement.all("cpu"), B)
+    with pytest.raises(RuntimeError, match="(?s)rank 0: generator= of seed 0.*rank 1: generator="):
+        DRAWS[name](x, {"generator": torch.Generator().manual_seed(rank)})
+    DRAWS[name](x, {"generator": torch.Generator().manual_seed(1)})
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_dropout_in_a_model_whose_ranks_seed_apart_raises(rank: int, when: str) -> None:
+    """Whether the program seeds before or after parallelize; not in evaluation, nor at rate 0."""
+    clear_plans()
+    torch.manual_seed(rank if when == "before" else 0)
+    layers = [nn.Embedding(7, 4), nn.Dropout(0.5), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 7)]
+    plan = {"2.*": S(0), "4.weight": S(1)}
+    model = consistent.parallelize(nn.Sequential(*layers), consistent.placement.all("cpu"), plan)
+    torch.manual_seed(rank)
+    ids = torch.arange(6)
+    model.eval()(ids)
+    model.train()[1].p = 0.0
+    model(ids)
+    model[1].p = 0.5
+    with pytest.raises(RuntimeError, match="dropout: the ranks are about to draw other random"):
+        model(ids)
+
+
+@on_ranks(3)
+def test_a_rank_outside_the_placement_may_seed_apart(rank: int) -> None:
+    clear_plans()
+    torch.manual_seed(int(rank == 1))
+    x = consistent.rand(5, placement=Placement("cpu", [0, 2]), sbp=B)
+    torch.manual_seed(0)
+    assert torch.equal(x.full(), consistent.rand(5, placement=_placement(3), sbp=S(0)).full())
+
+
+@on_ranks(2)
+def test_later_draws_send_nothing(rank: int) -> None:
+    clear_plans()
+    x = consistent.ones(6, placement=_placement(2), sbp=S(0))
+    for _ in range(4):
+        F.dropout(x, 0.5)
+    with counting() as counted:
+        F.dropout(x, 0.5)
+    assert not counted.calls
 
 
 # Ops that no call on a tensor of the user's reaches: parts of fused kernels, and factories.
