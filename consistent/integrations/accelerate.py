@@ -33,7 +33,7 @@ from ..data import Loader, loader
 from ..dispatch.plans.shards import is_global
 from ..nn.parallelize import parallelize
 from ..spec import Placement, SbpLike
-from .whole import take_plain_states, whole
+from .whole import whole
 
 
 def as_one_process() -> PartialState:
@@ -87,8 +87,6 @@ class Accelerator(accelerate.Accelerator):
             if isinstance(x, torch.optim.Optimizer):
                 for group in x.param_groups:
                     group["params"] = [new.get(id(p), p) for p in group["params"]]
-                for model in models:
-                    take_plain_states(getattr(x, "optimizer", x), model)
         return prepared
 
     def prepare_model(self, model: torch.nn.Module, *args: Any, **options: Any) -> torch.nn.Module:

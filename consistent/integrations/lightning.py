@@ -24,7 +24,7 @@ from ..data import loader
 from ..dispatch.plans.shards import is_global
 from ..nn.parallelize import parallelize
 from ..spec import Placement, SbpLike
-from .whole import take_plain_states, whole
+from .whole import whole
 
 
 class GlobalStrategy(SingleDeviceStrategy):
@@ -61,12 +61,6 @@ class GlobalStrategy(SingleDeviceStrategy):
         model: Any = self.model
         if not any(map(is_global, model.parameters())):
             parallelize(model, placement, plan)
-
-    def setup_optimizers(self, trainer: Any) -> None:
-        """Lightning's own; optimizers then load what one process saved."""
-        super().setup_optimizers(trainer)
-        for optimizer in self.optimizers:
-            take_plain_states(optimizer, self.model)  # type: ignore[arg-type]
 
     def process_dataloader(self, dataloader: object) -> object:
         """``consistent.data.loader``."""

@@ -23,7 +23,7 @@ from ..nn.parallelize import parallelize
 from ..spec import B, Placement, S, SbpLike, as_nd_sbp
 from ..tensor.making.create import distribute
 from .accelerate import Accelerator, as_one_process
-from .whole import take_plain_states, whole, whole_on_first
+from .whole import whole, whole_on_first
 
 
 class GlobalTensors:
@@ -59,12 +59,6 @@ class GlobalTensors:
         super().create_accelerator_and_postprocess()  # type: ignore[misc]
         made: Any = self.accelerator  # type: ignore[attr-defined]
         Accelerator.take_over(made, self._placement, *self._spread)
-
-    def create_optimizer(self, *args: Any, **options: Any) -> Any:
-        """The Trainer's own, which then loads what one process saved."""
-        made = super().create_optimizer(*args, **options)  # type: ignore[misc]
-        take_plain_states(made, self.model)  # type: ignore[attr-defined]
-        return made
 
     def _run_epoch(
         self, model: Any, epoch: int, train_dataloader: Any, *args: Any, **options: Any

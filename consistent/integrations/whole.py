@@ -1,19 +1,16 @@
-"""Global tensors in what libraries keep or write, as whole plain ones, and back."""
+"""Global tensors in what libraries keep or write, as whole plain ones."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mirrored.transports.default import current
 
 from ..data.nested import mapped
 from ..dispatch.plans.shards import is_global
-from ..nn.parallelize import plan_of
-from ..spec import NdSbp
-from ..tensor.making.create import distribute
 
 
 def whole(x: Any) -> Any:
@@ -42,41 +39,3 @@ def whole_on_first(x: Any) -> Any:
 
 def _kept(value: Tensor, keep: bool) -> Tensor:
     return value if keep else torch.empty(0)
-
-
-def take_plain_states(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Let ``optimizer.load_state_dict`` take whole plain states, as one process saved them: each
-    is laid out as the plan says that its parameter's optimizer sees it."""
-    steps = _steps(model)
-
-    def lay_out(target: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-        params = [p for group in target.param_groups for p in group["params"]]
-        ids = [i for group in state_dict["param_groups"] for i in group["params"]]
-        by_id = dict(zip(ids, params))
-        laid = {i: _laid(by_id.get(i), s, steps) for i, s in state_dict["state"].items()}
-        return {**state_dict, "state": laid}
-
-    optimizer.register_load_state_dict_pre_hook(lay_out)
-
-
-def _steps(model: nn.Module) -> dict[int, NdSbp]:
-    """How the optimizer sees each parameter."""
-    plan = plan_of(model)
-    found = {}
-    for name, param in model.named_parameters(remove_duplicate=False):
-        layouts = plan.layouts(name)
-        if layouts is not None:
-            found[id(param)] = layouts.step
-    return found
-
-
-def _laid(param: Any, state: Any, steps: dict[int, NdSbp]) -> Any:
-    if not is_global(param) or not isinstance(state, dict):
-        return state
-    sbp = steps.get(id(param), param.sbp)
-    return {
-        key: distribute(value, param.placement, sbp)
-        if isinstance(value, Tensor) and not is_global(value) and value.shape == param.shape
-        else value
-        for key, value in state.items()
-    }

@@ -21,7 +21,8 @@ from torch import Tensor
 from ..dispatch.plans.shards import attach, is_global, plain, rebox
 from ..spec import TensorSpec
 from ..tensor.making.create import distribute
-from .sharded_step import install_hooks, step_spec
+from ..tensor.storage.step_layout import loaded_state, step_spec
+from .sharded_step import install_hooks
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 _NAME = "master"  # in the state of a parameter, where the state is saved
@@ -143,7 +144,7 @@ def _bring_back(optimizer: Any) -> None:
             if name == _NAME:
                 masters.copies[param] = _global(value, param).clone(), -1
             elif isinstance(value, Tensor) and value.shape == param.shape:
-                optimizer.state[param][name] = value.clone()
+                optimizer.state[param][name] = loaded_state(param, value).clone()
     masters.loading = {}
 
 

@@ -14,7 +14,7 @@ layout. Before the step nothing is sent; after it each rank gathers what others 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache, lru_cache, wraps
+from functools import cache, wraps
 from typing import Any, NamedTuple
 
 import torch
@@ -32,11 +32,15 @@ from ..dispatch.plans.shards import HookOff, attach, is_global, lay_anew, plain,
 from ..movement.run import run
 from ..movement.several import run_several
 from ..movement.world import my_coordinate
-from ..spec import NdSbp, TensorSpec, as_nd_sbp
+from ..spec import TensorSpec
 from ..tensor.storage import memory
+from ..tensor.storage.step_layout import (
+    forget_step_layout,
+    has_step_layout,
+    lay_step,
+    step_spec,
+)
 from .plan import Plan
-
-_LAYOUT = "_step_sbp"  # kept as text, which torch.load(weights_only=True) reads
 
 
 def install_step(module: nn.Module, plan: Plan) -> None:
@@ -55,13 +59,13 @@ def install_step(module: nn.Module, plan: Plan) -> None:
         if layouts.grad != layouts.sbp:
             gradients.lay_gradient(param, layouts.grad)
         if layouts.step != layouts.sbp:
-            param.__dict__[_LAYOUT] = str(layouts.step)
+            lay_step(param, layouts.step)
             install_hooks()
 
 
 def forget_step(param: Any) -> None:
     """Take back what ``install_step`` said of ``param``: it steps as it lies."""
-    param.__dict__.pop(_LAYOUT, None)
+    forget_step_layout(param)
     gradients.forget_gradient_layout(param)
 
 
@@ -114,7 +118,7 @@ def _of(optimizer: Any) -> Iterator[Any]:
     masters = optimizer.__dict__.get("_masters")
     for group in optimizer.param_groups:
         for param in group["params"]:
-            if is_global(param) and (_LAYOUT in param.__dict__ or masters is not None):
+            if is_global(param) and (has_step_layout(param) or masters is not None):
                 yield param
 
 
@@ -219,17 +223,6 @@ def gather_into(coming: list[_Coming]) -> None:
             torch.autograd.graph.increment_version(each.out)
         for each in alone:
             each.out.copy_(run(each.value, each.src, each.dst))
-
-
-def step_spec(param: Any) -> TensorSpec:
-    """The spec in which optimizers step ``param``."""
-    text = param.__dict__.get(_LAYOUT)
-    return param._spec if text is None else param._spec.with_sbp(_parsed(text))
-
-
-@lru_cache
-def _parsed(text: str) -> NdSbp:
-    return as_nd_sbp(text)
 
 
 def _part(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from ...dispatch.plans.shards import is_global
-from ...nn.sharded_step import step_spec
 from ...spec import B, NdSbp, Placement, TensorSpec
 from ...spec.nearest import suggestion
 from ...tensor.making.create import distribute
 from ...tensor.making.factories import empty
+from ...tensor.storage.step_layout import step_spec
 from ..values import encode
 from . import parameters
 from .collect import Contents, kind_of, state_of

@@ -350,3 +350,54 @@ def test_hooks_after_a_gradient_run_once_and_see_it(rank: int, plan: str) -> Non
         assert len(seen) == 4 * times
     wanted = [p.grad.full().sum().item() for p in model.parameters()]
     assert sorted(seen[4:]) == pytest.approx(sorted(wanted))
+
+
+RESUMED = {
+    **{name: OPTIMIZERS[name] for name in ("SGD", "AdamW", "AdamW fused", "AdamW foreach")},
+    **{name: OPTIMIZERS[name] for name in ("Adafactor", "Adagrad")},
+    "Adam": lambda p: O.Adam(p, lr=0.02),
+    "Adam fused": lambda p: O.Adam(p, lr=0.02, fused=True),
+}
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize("plan", ["data", *PLANS, "tensor"])
+def test_a_plain_state_lies_as_the_step_does(rank: int, plan: str, name: str) -> None:
+    """What one process saved: after load_state_dict each rank has its part, as in a run that never
+    stopped, and the next losses are those of one process."""
+
+    def stepped(at: Laid, model: Any, optimizer: Any, times: int) -> list[Any]:
+        losses = []
+        for _ in range(times):
+            optimizer.zero_grad()
+            losses.append(loss_of(at, model))
+            losses[-1].backward()
+            optimizer.step()
+        return losses
+
+    def held(optimizer: Any, model: Any) -> list[Any]:
+        return [
+            (key, getattr(x, "sbp", None), x.to_local().nbytes if hasattr(x, "sbp") else x.nbytes)
+            for p in model.parameters()
+            for key, x in sorted(optimizer.state[p].items())
+            if isinstance(x, torch.Tensor) and x.shape == p.shape
+        ]
+
+    plain, at = Laid(None), Laid(Placement("cpu", [0, 1]))
+    one = net(plain, plan)
+    first = RESUMED[name](list(one.parameters()))
+    stepped(plain, one, first, 2)
+    saved = copy.deepcopy((one.state_dict(), first.state_dict()))
+    wanted = stepped(plain, one, first, 2)
+
+    never = net(at, plan)
+    never_stopped = RESUMED[name](list(never.parameters()))
+    stepped(at, never, never_stopped, 1)
+    model = net(at, plan)
+    model.load_state_dict(saved[0])
+    optimizer = RESUMED[name](list(model.parameters()))
+    optimizer.load_state_dict(saved[1])
+    assert held(optimizer, model) == held(never_stopped, never)
+    assert_same(stepped(at, model, optimizer, 2), wanted)
+    assert held(optimizer, model) == held(never_stopped, never)
