@@ -10,6 +10,7 @@ import torch
 
 from mirrored.transports.default import current
 
+from ..dispatch.plans.gradients import settled_spec
 from ..movement.world import my_coordinate
 from ..spec import B, NdSbp, Placement, SbpLike, TensorSpec
 from ..tensor.making.create import check_world, distribute
@@ -20,7 +21,8 @@ from .plan import Plan
 from .planners import plan_for
 from .planners.searched import searched
 from .rank_values import check_alike, check_values, send_values
-from .slots import Slot, plain_attributes, plain_slots
+from .same_object import become
+from .slots import Slot, plain_attributes, plain_gradients, plain_slots
 
 
 def parallelize(
@@ -89,10 +91,11 @@ def parallelize(
     plan = searched(module, placement, plan, example, memory)
     tensors = plain_slots(module)
     decided = plan_for(module, tensors, placement, plan)
+    grads = plain_gradients(tensors)
     if my_coordinate(placement) is not None and (sync or check):
         known = {id(places[0].value) for places in tensors}
         others = [x for x in plain_attributes(module) if id(x[0].value) not in known]
-        all_tensors = [*tensors, *others]
+        all_tensors = [*tensors, *grads, *others]
         check_alike("parallelize", all_tensors, placement, decided)
         (check_values if check else send_values)("parallelize", all_tensors, placement)
         del all_tensors, others
@@ -101,6 +104,7 @@ def parallelize(
     if empty and initialise:
         deferred.initialise(module, empty)
     install(module, placement, decided, inputs)
+    _lay_out_gradients(grads)
     if verbose and current().rank == placement.first_rank:
         print(f"{type(module).__name__} on {placement}\n{decided}")
     return module
@@ -129,9 +133,20 @@ def _lay_out(tensors: list[list[Slot]], placement: Placement, plan: Plan) -> Non
         places = tensors.pop(0)
         layouts = plan.layouts(places[0].name)
         assert layouts is not None
-        made = _made_global(places[0].value, placement, layouts.sbp)
+        value = places[0].value
+        made = _made_global(value, placement, layouts.sbp)
+        if isinstance(value, torch.nn.Parameter):
+            made = become(value, made, places[0].name)
         for slot in places:
             slot.put(made)
+
+
+def _lay_out_gradients(grads: list[list[Slot]]) -> None:
+    """Give parameters the gradients that they had, in the layout that gradients have from now
+    on."""
+    for ((owner, key, _, grad),) in grads:
+        param: Any = owner._parameters[key]
+        param.grad = distribute(grad, param.placement, settled_spec(param).sbp)
 
 
 def _made_global(value: torch.Tensor, placement: Placement, sbp: NdSbp) -> torch.Tensor:

@@ -48,6 +48,25 @@ def plain_slots(module: torch.nn.Module) -> list[list[Slot]]:
     return list(found.values())
 
 
+def plain_gradients(tensors: list[list[Slot]]) -> list[list[Slot]]:
+    """The gradients that these parameters have, at the first of their places.
+
+    Raises:
+        ValueError: one is sparse.
+    """
+    found = []
+    for owner, key, name, value in (places[0] for places in tensors):
+        if not isinstance(value, torch.nn.Parameter) or value.grad is None:
+            continue
+        if value.grad.layout is not torch.strided:
+            raise ValueError(
+                f"parallelize: the gradient of {name!r} is {value.grad.layout}, and only strided "
+                "ones become global. Call module.zero_grad() before parallelize."
+            )
+        found.append([Slot(owner, key, f"{name}.grad", value.grad)])
+    return found
+
+
 def global_slots(module: torch.nn.Module) -> list[list[Slot]]:
     """The places of parameters and buffers that are global; those of one tensor in one list."""
     found: dict[int, list[Slot]] = {}

@@ -231,6 +231,12 @@ class GlobalTensor(torch.Tensor):
     def register_hook(self, hook: Callable[[Any], Any]) -> Any:
         """Call ``hook`` with this tensor's gradient as a global tensor (in the dual SBP); it may
         return another."""
+        wrapped = self._on_shards(hook)
+        with HookOff():
+            return _Base.register_hook(self, wrapped)
+
+    def _on_shards(self, hook: Callable[[Any], Any]) -> Callable[[torch.Tensor], Any]:
+        """``hook`` as torch calls it, with the shard of a gradient."""
         spec = self._spec
 
         def wrapped(grad: torch.Tensor) -> torch.Tensor | None:
@@ -241,8 +247,7 @@ class GlobalTensor(torch.Tensor):
             given = take_in(result, spec.placement, "hook")
             return plain(given if given._spec is dual else rebox(given, dual, "hook"))
 
-        with HookOff():
-            return _Base.register_hook(self, wrapped)
+        return wrapped
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Any], None]) -> Any:
         """Call ``hook(leaf)`` after a gradient was added to this leaf."""
@@ -256,7 +261,8 @@ class GlobalTensor(torch.Tensor):
 
     # -- copies ------------------------------------------------------------------------------------
 
-    __hash__ = object.__hash__  # by identity, as torch's
+    # Torch's own: a plain parameter that becomes global is still found where it is a key.
+    __hash__ = _Base.__hash__
 
     def __copy__(self) -> Any:
         return saving.shallow_copy(self)
