@@ -51,6 +51,11 @@ def install(
         from .inputs import install_inputs
 
         install_inputs(module, placement, inputs)
+    hold_plan(module, plan)
+
+
+def hold_plan(module: torch.nn.Module, plan: Plan) -> None:
+    """Let ``plan`` be what ``installed_plan`` says of ``module``."""
     module.__dict__[_PLAN] = plan
 
 

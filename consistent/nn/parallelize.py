@@ -16,13 +16,15 @@ from ..spec import B, NdSbp, Placement, SbpLike, TensorSpec
 from ..tensor.making.create import check_world, distribute
 from ..tensor.making.scope import chosen
 from . import deferred
-from .installed import install, installed_plan
+from .inputs import install_inputs
+from .installed import hold_plan, install, installed_plan
 from .plan import Plan
 from .planners import plan_for
+from .planners.resolve import resolve
 from .planners.searched import searched
-from .rank_values import check_alike, check_values, send_values
+from .rank_values import check_alike, check_values, laid_text, send_values
 from .same_object import become
-from .slots import Slot, plain_attributes, plain_gradients, plain_slots
+from .slots import Slot, global_slots, plain_attributes, plain_gradients, plain_slots
 
 
 def parallelize(
@@ -59,7 +61,9 @@ def parallelize(
               for the whole module at once and of the strategies by name. Its notes, which are
               printed with it, say what each was estimated to take.
 
-            Without it all is B, which is ``"data"``.
+            Without it all is B, which is ``"data"``. What is global already stays as it is: of a
+            module to which layers were added the plan says how those lie, and one that is global
+            as a whole keeps its plan. ``consistent.move`` changes that.
         inputs: how the plain tensors that the module is called with make up the batch: ``S(0)``,
             each rank passes its part; ``B``, each passes all of it. On several axes one SBP for
             each, or ``{"dp": S(0)}``, B on the others. ``{"*": S(0), "position_ids": B}`` says it
@@ -83,14 +87,20 @@ def parallelize(
 
     Raises:
         ValueError: the plan is unknown or does not fit the module or the memory, the ranks' modules
-            differ, or a lazy module has not seen its first input.
+            differ, a lazy module has not seen its first input, or the module was parallelized by
+            another plan, or elsewhere.
         ImportError: ``"auto"`` needs scipy, and it is not installed.
     """
     placement, _ = chosen("parallelize", placement, B)
     check_world("parallelize", placement)
-    plan = searched(module, placement, plan, example, memory)
     tensors = plain_slots(module)
-    decided = plan_for(module, tensors, placement, plan)
+    held = installed_plan(module)
+    if held is not None and not tensors:
+        _check_same(module, placement, plan, held)
+        decided = held
+    else:
+        plan = searched(module, placement, plan, example, memory)
+        decided = plan_for(module, tensors, placement, plan)
     grads = plain_gradients(tensors)
     if my_coordinate(placement) is not None and (sync or check):
         known = {id(places[0].value) for places in tensors}
@@ -103,7 +113,12 @@ def parallelize(
     _lay_out(tensors, placement, decided)
     if empty and initialise:
         deferred.initialise(module, empty)
-    install(module, placement, decided, inputs)
+    if decided is not held:
+        install(module, placement, decided, inputs)
+        if held is not None:
+            hold_plan(module, _joined(module, placement, held, decided))
+    elif inputs is not None:
+        install_inputs(module, placement, inputs)
     _lay_out_gradients(grads)
     if verbose and current().rank == placement.first_rank:
         print(f"{type(module).__name__} on {placement}\n{decided}")
@@ -124,6 +139,54 @@ def plan_of(module: torch.nn.Module) -> Plan:
             "returns."
         )
     return found
+
+
+def _check_same(module: torch.nn.Module, placement: Placement, plan: Any, held: Plan) -> None:
+    """Raise if a module whose tensors are all global is asked to lie in another way than it does.
+
+    Raises:
+        ValueError: says what of it is otherwise.
+    """
+    slots = global_slots(module)
+    kind, instead = type(module).__name__, "consistent.move(module, optimizer, placement, plan)"
+    now: Any = next((places[0].value for places in slots), None)
+    if now is not None and now.placement != placement:
+        raise ValueError(
+            f"parallelize: this {kind} is on {now.placement} already, and {placement} is asked "
+            f"for. Call {instead}, which takes it there with its gradients and its optimizer."
+        )
+    if plan is None:
+        return
+    asked = None if plan == "auto" else plan_for(module, slots, placement, plan)
+    if asked != held:
+        said: Any = {} if asked is None else asked.tensors
+        named = next((name for name, x in said.items() if x != held.layouts(name)), None)
+        example = "" if named is None else (
+            f": {named!r} is {laid_text(held.layouts(named))}, and {laid_text(said[named])} is "
+            "asked for"
+        )  # fmt: skip
+        raise ValueError(
+            f"parallelize: this {kind} was parallelized by another plan{example}. "
+            f"Call {instead} to change the plan; leave plan out, or give the same one, to keep it; "
+            'plan="auto" is for a module that is plain.'
+        )
+
+
+def _joined(module: torch.nn.Module, placement: Placement, held: Plan, added: Plan) -> Plan:
+    """The plan of a module to which layers were added since it got the plan ``held``."""
+    slots = global_slots(module)
+    if any(places[0].value.placement != placement for places in slots):  # type: ignore[attr-defined]
+        return added  # a plan is of one placement
+    names = [slot.name for places in slots for slot in places]
+    modules = [name for name, _ in module.named_modules(remove_duplicate=False)]
+    kept = held.part([name for name in names if name not in added.tensors], modules)
+    both = Plan(
+        {**kept.tensors, **added.tensors},
+        {**kept.modules, **added.modules},
+        axes=added.axes,
+        notes=list(dict.fromkeys([*held.notes, *added.notes])),
+    )
+    return resolve(module, slots, placement, both)
 
 
 def _lay_out(tensors: list[list[Slot]], placement: Placement, plan: Plan) -> None:

@@ -33,7 +33,8 @@ def check_alike(
             [slot.name for slot in places],
             tuple(places[0].value.shape),
             str(places[0].value.dtype).removeprefix("torch."),
-            ("on meta, " if places[0].value.is_meta else "") + _laid(plan.layouts(places[0].name)),
+            ("on meta, " if places[0].value.is_meta else "")
+            + laid_text(plan.layouts(places[0].name)),
         )
         for places in tensors
     ]
@@ -51,7 +52,8 @@ def check_alike(
             )
 
 
-def _laid(layouts: Layouts | None) -> str:
+def laid_text(layouts: Layouts | None) -> str:
+    """A tensor's SBP, or its four layouts where they differ."""
     if layouts is None:
         return "left plain"
     sides = (layouts.sbp, layouts.use, layouts.grad, layouts.step)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import consistent
-from consistent import B, GlobalTensor, S
+from consistent import B, GlobalTensor, Placement, S
 from tests.ranks import on_ranks, pool
 from tests.twins import GRIDS, Laid, assert_same, compare, randn
 
@@ -284,3 +284,52 @@ def test_a_wrong_plan_is_an_error_and_changes_nothing(
 def test_check_finds_modules_that_differ_between_ranks() -> None:
     for message in pool(2).run(_refused, {}, True):
         assert "differ" in message, message
+
+
+# -- once more -------------------------------------------------------------------------------------
+
+
+@on_ranks(2)
+def test_a_module_that_is_parallelized_keeps_its_plan(rank: int) -> None:
+    p = Placement("cpu", [0, 1])
+    for plan in ("data", "zero1", "zero3", {"0.*": S(0)}):
+        model = consistent.parallelize(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), p, plan)
+        held = consistent.plan_of(model)
+        for again in (None, plan, held):
+            assert consistent.plan_of(consistent.parallelize(model, p, again)) is held
+        consistent.parallelize(model, p, inputs=S(0))
+        assert model(torch.ones(1, 4)).shape == (2, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        consistent.move(model, optimizer, p, None)
+        assert consistent.plan_of(model) == held
+
+
+@on_ranks(2)
+def test_another_plan_for_a_parallelized_module_is_an_error(rank: int) -> None:
+    p = Placement("cpu", [0, 1])
+    model = consistent.parallelize(nn.Linear(4, 4), p, "data")
+    for plan in ("zero1", "zero3", {"weight": S(0)}):
+        with pytest.raises(ValueError, match=r"plan: 'weight' is B, and .*consistent\.move"):
+            consistent.parallelize(model, p, plan)
+    with pytest.raises(ValueError, match=r"another plan\. Call consistent\.move"):
+        consistent.parallelize(model, p, "auto", example=torch.ones(2, 4))
+    with pytest.raises(ValueError, match=r"is on .*already.*consistent\.move"):
+        consistent.parallelize(model, Placement("cpu", [0]))
+    assert model.weight.sbp == (B,)
+
+
+@on_ranks(2)
+def test_a_layer_that_is_added_gets_a_plan_of_its_own(rank: int) -> None:
+    p = Placement("cpu", [0, 1])
+    model = consistent.parallelize(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), p, "zero1")
+    model.append(nn.Linear(4, 4))
+    model[1] = nn.Linear(4, 4, bias=False)
+    consistent.parallelize(model, p, "zero3")
+    plan = consistent.plan_of(model)
+    assert sorted(plan.tensors) == ["0.bias", "0.weight", "1.weight", "2.bias", "2.weight"]
+    for name, sbp in (("0.weight", B), ("1.weight", S(0)), ("2.bias", S(0))):
+        layouts = plan.layouts(name)
+        assert layouts is not None and (layouts.sbp, layouts.step) == ((sbp,), (S(0),))
+        assert model.get_parameter(name).sbp == (sbp,)
+    consistent.move(model, None, p, None)
+    assert consistent.plan_of(model) == plan
