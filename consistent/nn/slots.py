@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +32,7 @@ def plain_slots(module: torch.nn.Module) -> list[list[Slot]]:
 
     Raises:
         ValueError: a lazy module has not seen its first input.
+        TypeError: a parameter is a DTensor.
     """
     found: dict[int, list[Slot]] = {}
     for prefix, owner in module.named_modules(remove_duplicate=False):
@@ -38,6 +40,15 @@ def plain_slots(module: torch.nn.Module) -> list[list[Slot]]:
             name = f"{prefix}.{key}" if prefix else key
             if value is None or isinstance(value, GlobalTensor):
                 continue
+            if _is_dtensor(value):
+                raise TypeError(
+                    f"parallelize: {name!r} is a DTensor, as fully_shard and torch's tensor "
+                    "parallelism make of parameters, and they say already where it lies. Give "
+                    'parallelize the module as it was before them, with a plan such as "zero3" '
+                    'or "tensor"; of one that is there, make a plain module and load the values: '
+                    "plain.load_state_dict(get_model_state_dict(module, "
+                    "options=StateDictOptions(full_state_dict=True)))."
+                )
             if is_lazy(value):
                 raise ValueError(
                     f"parallelize: {name!r} has no shape yet, for {type(owner).__name__} takes its "
@@ -65,6 +76,11 @@ def plain_gradients(tensors: list[list[Slot]]) -> list[list[Slot]]:
             )
         found.append([Slot(owner, key, f"{name}.grad", value.grad)])
     return found
+
+
+def _is_dtensor(value: torch.Tensor) -> bool:
+    module = sys.modules.get("torch.distributed.tensor")  # who has not loaded it has no DTensor
+    return module is not None and isinstance(value, module.DTensor)
 
 
 def global_slots(module: torch.nn.Module) -> list[list[Slot]]:

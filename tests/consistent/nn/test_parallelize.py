@@ -333,3 +333,18 @@ def test_a_layer_that_is_added_gets_a_plan_of_its_own(rank: int) -> None:
         assert model.get_parameter(name).sbp == (sbp,)
     consistent.move(model, None, p, None)
     assert consistent.plan_of(model) == plan
+
+
+def _of_dtensors(rank: int) -> str:
+    from torch.distributed.fsdp import fully_shard
+
+    model = nn.Sequential(nn.Linear(4, 4))
+    fully_shard(model)
+    with pytest.raises(TypeError) as raised:
+        consistent.parallelize(model, Placement("cpu", [0, 1]), "data")
+    return str(raised.value)
+
+
+def test_a_module_of_dtensors_is_an_error_on_every_rank() -> None:
+    for message in pool(2).run(_of_dtensors):
+        assert "'0.weight' is a DTensor" in message and '"zero3"' in message
