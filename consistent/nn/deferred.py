@@ -24,6 +24,7 @@ from torch import nn
 from ..dispatch.plans.shards import attach, is_global, plain
 from ..movement.world import device_of, my_coordinate
 from ..spec import TensorSpec
+from .slots import plain_attributes
 
 _MARK = "_is_hf_initialized"  # transformers initialises what does not have it
 
@@ -57,6 +58,25 @@ def initialise(module: nn.Module, names: Collection[str]) -> None:
     left = [name for name, x in tensors.items() if x._version == writes[name] and x.numel()]
     if left:
         _make_nan(left, tensors)
+
+
+def check_attributes(module: nn.Module) -> None:
+    """Raise if ``module`` has a tensor on ``meta`` that is neither parameter nor buffer, once its
+    initialisers have run.
+
+    Raises:
+        ValueError: names it.
+    """
+    for places in plain_attributes(module):
+        owner, key, name, value = places[0]
+        if value.is_meta:
+            raise ValueError(
+                f"parallelize: {name!r} was built on meta, so its values are lost. It is neither a "
+                f"parameter nor a buffer of {type(owner).__name__}, and no reset_parameters or "
+                f"_init_weights makes it anew. Write self.register_buffer({key!r}, ..., "
+                "persistent=False) and fill it in reset_parameters, or build the module outside "
+                'of torch.device("meta").'
+            )
 
 
 def _tensors(module: nn.Module, names: Collection[str]) -> dict[str, Any]:

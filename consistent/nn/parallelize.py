@@ -114,6 +114,8 @@ def parallelize(
     _lay_out(tensors, placement, decided)
     if empty and initialise:
         deferred.initialise(module, empty)
+    if initialise:
+        deferred.check_attributes(module)
     if decided is not held:
         install(module, placement, decided, inputs)
         if held is not None:

@@ -23,7 +23,7 @@ from torch import nn
 from ..dispatch.plans.shards import is_global, plain
 from ..movement.world import my_coordinate
 from ..spec import Placement
-from .deferred import initialise
+from .deferred import check_attributes, initialise
 from .parallelize import parallelize
 
 _ONE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -67,6 +67,7 @@ def from_pretrained(
         found, missing = _read(model, _Files(files, opened))
     _report(model, missing, set(files) - found)
     initialise(model, [*missing, *_not_saved(model)])
+    check_attributes(model)
     _settle(model, folder)
     return model.eval()
 

@@ -101,3 +101,27 @@ def test_values_that_a_module_has_are_kept(rank: int) -> None:
     consistent.parallelize(model, Placement("cpu", [0, 1]), "zero3")
     assert torch.equal(model[0].weight.full(), before)
     assert not model[1].weight.isnan().any()
+
+
+class WithMask(nn.Module):
+    """Has a tensor that is neither parameter nor buffer."""
+
+    def __init__(self, resets: bool) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.mask = torch.ones(4)
+        if resets:
+            self.reset_parameters = lambda: setattr(self, "mask", torch.ones(4))
+
+
+@on_ranks(2)
+def test_an_attribute_that_stays_on_meta_is_an_error_with_its_name(rank: int) -> None:
+    for plan, sync in (("zero3", True), ("data", False)):
+        with torch.device("meta"):
+            model = nn.Sequential(WithMask(False))
+        with pytest.raises(ValueError, match=r"'0.mask' was built on meta.*register_buffer"):
+            consistent.parallelize(model, Placement("cpu", [0, 1]), plan, sync=sync)
+    with torch.device("meta"):
+        filled = WithMask(True)
+    consistent.parallelize(filled, Placement("cpu", [0, 1]))
+    assert filled.mask.sum() == 4
