@@ -16,6 +16,7 @@ from ..spec import B, NdSbp, Placement, SbpLike, TensorSpec
 from ..tensor.making.create import check_world, distribute
 from ..tensor.making.scope import chosen
 from . import deferred
+from .assigned import install_assign
 from .inputs import install_inputs
 from .installed import hold_plan, install, installed_plan
 from .plan import Plan
@@ -111,6 +112,7 @@ def parallelize(
         (check_values if check else send_values)("parallelize", all_tensors, placement)
         del all_tensors, others
     empty = [places[0].name for places in tensors if places[0].value.is_meta]
+    install_assign({slot.owner: None for places in tensors for slot in places})
     _lay_out(tensors, placement, decided)
     if empty and initialise:
         deferred.initialise(module, empty)
