@@ -41,7 +41,7 @@ def become(value: Any, made: Any, name: str) -> Any:
         try:
             torch._C._swap_tensor_impl(value, made)  # type: ignore[attr-defined]
         except RuntimeError:
-            value.__dict__[_REPLACED] = name
+            abandon(value, name)
             return made
         value.__class__, made.__class__ = made.__class__, value.__class__
         value.__dict__.update(made.__dict__)
@@ -73,6 +73,12 @@ def _refuse(_: Any) -> NoReturn:
 _seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
+def abandon(value: torch.nn.Parameter, name: str) -> None:
+    """No module has ``value`` any more, which had this name: an optimizer that steps it raises."""
+    value.__dict__[_REPLACED] = name
+    _look_at_optimizers()
+
+
 def _look_at_optimizers() -> None:
     """Look at every optimizer once more, when it steps next."""
     _seen.clear()
@@ -92,9 +98,9 @@ def _before_step(optimizer: Any, args: tuple, kwargs: dict) -> None:
         if _REPLACED in param.__dict__:
             raise RuntimeError(
                 f"{type(optimizer).__name__}.step: it has the parameter "
-                f"{param.__dict__[_REPLACED]!r} as it was before consistent.parallelize, which had "
-                "to put another object in its place, for something refers weakly to the old one. "
-                "Make the optimizer of model.parameters() after parallelize."
+                f"{param.__dict__[_REPLACED]!r} as it was while it was plain, and the module has "
+                "another object in its place, which this optimizer would not train. Make the "
+                "optimizer of model.parameters() after the module was made global."
             )
     _lay_out_state(optimizer, [param for param in params if is_global(param)])
     _seen.add(optimizer)

@@ -24,7 +24,7 @@ from .share import batch_axes, check_plan, has_state, modules_of, plan_of_share,
 from .show import show
 from .stage import Stage, check_stages, set_stage
 from .table import Schedule
-from .tied import Tied, tied_places
+from .tied import Tied, tied_places, untie
 
 Loss = Callable[[Any, Any], Any]
 
@@ -95,7 +95,9 @@ def pipeline(
         )
     for each in plans if several else [plan]:
         check_plan(model, each)
-    tied = tied_places([modules_of(cut, stage) for stage in range(len(where))])
+    held = [modules_of(cut, stage) for stage in range(len(where))]
+    tied = tied_places(held)
+    untie(held)
     splits = []
     for stage, placement in enumerate(where):
         share = share_of(cut, stage)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..dispatch.plans.gradients import set_raw_grad
+from ..nn.same_object import abandon
 
 Place = tuple[torch.nn.Module, str]
 
@@ -76,3 +77,19 @@ def tied_places(stages: Sequence[Sequence[torch.nn.Module]]) -> list[list[Place]
         for by_stage in found.values()
         if len(by_stage) > 1
     ]
+
+
+def untie(stages: Sequence[Sequence[torch.nn.Module]]) -> None:
+    """Give each stage a parameter of its own, of the same memory, where several hold one: it
+    becomes global on the ranks of its stage."""
+    several = {id(owner._parameters[key]) for (owner, key), *_ in tied_places(stages)}
+    olds = []  # an address stands for a parameter as long as it lives
+    for modules in stages:
+        own: dict[int, torch.nn.Parameter] = {}
+        for owner in (each for top in modules for each in top.modules()):
+            for key, p in owner._parameters.items():
+                if p is not None and id(p) in several:
+                    olds.append(p)
+                    made = own.setdefault(id(p), torch.nn.Parameter(p.detach(), p.requires_grad))
+                    abandon(p, key)
+                    owner._parameters[key] = made
