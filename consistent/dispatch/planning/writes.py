@@ -38,15 +38,17 @@ def _operands(value: Any) -> Iterable[int]:
             yield from _operands(item)
 
 
-def written_arguments(function: Callable[..., Any]) -> tuple[tuple[int, str], ...]:
+def written_arguments(
+    function: Callable[..., Any], with_out: bool = False
+) -> tuple[tuple[int, str], ...]:
     """(position, name) of the arguments that the schemas of ``function`` say it writes to.
 
-    ``out=`` is left out: it is always given by name, and answered by another call.
+    Torch's own ``out=`` is left out: it is always given by name, and answered by another call.
     """
     found: dict[tuple[int, str], None] = {}
     for schema in _schemas(function):
         for position, argument in enumerate(schema.arguments):
-            if _writes(argument) and not argument.is_out:
+            if _writes(argument) and (with_out or not argument.is_out):
                 found[(position, argument.name)] = None
     return tuple(found)
 

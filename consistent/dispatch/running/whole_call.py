@@ -9,14 +9,15 @@ forward    x: S  --gather-->  whole  --the call-->  whole  --spread-->  y: B
 backward   dx: S  <--slice--  whole  <--the call--  whole  <--sum over ranks--  dy: P
 ```
 
-What it writes in place lands in the tensors that it was given.
+What it writes in place lands in the tensors that it was given, whether autograd counts the write or
+not: numpy, raw pointers and ``x.data`` write past it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -44,8 +45,26 @@ class _Given:
     index: int
 
 
-def call_whole(name: str, run: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
-    """``run(*args, **kwargs)`` on whole tensors; the tensors that come out are B."""
+class _Written(NamedTuple):
+    """An operand that the call wrote to. ``counted``: autograd knows of it."""
+
+    index: int
+    whole: torch.Tensor
+    counted: bool
+
+
+def call_whole(
+    name: str,
+    run: Callable[..., Any],
+    args: tuple,
+    kwargs: dict,
+    marked: Sequence[tuple[int, str]] | None = None,
+) -> Any:
+    """``run(*args, **kwargs)`` on whole tensors; the tensors that come out are B.
+
+    ``marked`` are (position, name) of the arguments that ``run`` says it writes to; None where it
+    does not say.
+    """
     given: list[Any] = []
     collect((args, kwargs), given)
     placement = common_placement(name, given)
@@ -55,18 +74,19 @@ def call_whole(name: str, run: Callable[..., Any], args: tuple, kwargs: dict) ->
         start(plan)
     met = [x for x in given if not is_global(x)]
     plain_values.compare(name, met, placement, (name, *((x.dtype, x.ndim) for x in met)))
+    marks = None if marked is None else _marked(marked, args, kwargs, given)
     sources = [fresh(adopt(x, placement, name)) if plan.outside else fresh(x) for x in given]
 
     def call() -> tuple:
-        return _run(run, args, kwargs, sources)
+        return _run(run, args, kwargs, sources, marks)
 
     if placement.size < current().size:
         follow = announced(placement.first_rank, plan.outside)
         out, written = follow(call, [plain(x) for x in sources])
     else:
         out, written = call()
-    for index, whole in written:
-        _put_back(given[index], whole)
+    for each in written:
+        _put_back(given[each.index], each)
     specs: list[TensorSpec] = []
     result = _typed(out, plan, given, specs)
     for observe in observers:
@@ -88,15 +108,75 @@ def _plan(name: str, run: Callable[..., Any], given: list, placement: Placement)
     return plan
 
 
-def _run(run: Callable[..., Any], args: tuple, kwargs: dict, sources: list) -> tuple:
-    """What the call returns, and (operand, whole value) of each operand that it wrote to."""
-    whole = [_whole(x) for x in sources]
-    before = [_writes(x) for x in whole]
+def _marked(
+    marked: Sequence[tuple[int, str]], args: tuple, kwargs: dict, given: list
+) -> frozenset[int]:
+    """The indices of the operands that are given for the arguments ``marked``."""
+    found: list[Any] = []
+    for position, name in marked:
+        collect((args[position] if position < len(args) else kwargs.get(name),), found)
+    ids = set(map(id, found))
+    return frozenset(i for i, x in enumerate(given) if id(x) in ids)
+
+
+def _run(
+    run: Callable[..., Any],
+    args: tuple,
+    kwargs: dict,
+    sources: list,
+    marks: frozenset[int] | None,
+) -> tuple:
+    """What the call returns, and each operand that it wrote to."""
+    gathered: dict[int, torch.Tensor] = {}
+    for x in sources:  # one that is given twice is one tensor inside, too
+        if id(x) not in gathered:
+            gathered[id(x)] = _whole(x)
+    whole = [gathered[id(x)] for x in sources]
+    watched: dict[int, _Watched] = {}
+    for i, x in enumerate(whole):
+        if id(x) not in watched:
+            watched[id(x)] = _Watched(i, x, sources[i], None if marks is None else i in marks)
     args, kwargs = with_tensors(args, kwargs, whole)
     out = run(*args, **kwargs)
-    written = tuple((i, x) for i, x in enumerate(whole) if _writes(x) != before[i])
-    places = {id(x): _Given(i) for i, x in enumerate(whole)}
-    return map_values(out, _Tensor, lambda x: places.get(id(x), x)), written
+    places = {key: _Given(each.index) for key, each in watched.items()}
+    result = map_values(out, _Tensor, lambda x: places.get(id(x), x))
+    written = (each.written() for each in watched.values())
+    return result, tuple(each for each in written if each is not None)
+
+
+class _Watched:
+    """The whole tensor of an operand; ``marked`` says whether the call writes to it, if known."""
+
+    def __init__(self, index: int, whole: torch.Tensor, source: Any, marked: bool | None) -> None:
+        self.index, self._whole, self._count = index, whole, _writes(whole)
+        copied = whole.layout is torch.strided and _is_copy(whole, source)
+        self._marked = copied and bool(marked)
+        # Whether it was written to shows in its values alone.
+        self._before = whole.data.clone() if copied and marked is None else None
+
+    def written(self) -> _Written | None:
+        """What the call has written to it, if anything."""
+        counted = _writes(self._whole) != self._count
+        if counted or self._marked or self._differs():
+            return _Written(self.index, self._whole, counted)
+        return None
+
+    def _differs(self) -> bool:
+        return self._before is not None and not torch.equal(_bits(self._whole), _bits(self._before))
+
+
+def _bits(x: torch.Tensor) -> torch.Tensor:
+    """The bytes of ``x``, of which those of NaN equal themselves."""
+    return x.data.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+
+
+def _is_copy(whole: torch.Tensor, source: Any) -> bool:
+    """Whether what is written into ``whole`` is not yet in ``source``."""
+    if not is_global(source):
+        return False
+    if source._moved_view:
+        return True
+    return whole.untyped_storage()._cdata != plain(source).untyped_storage()._cdata
 
 
 def _whole(x: Any) -> torch.Tensor:
@@ -112,15 +192,23 @@ def _writes(x: torch.Tensor) -> int:
     return 0 if x.is_inference() else x._version
 
 
-def _put_back(x: Any, whole: torch.Tensor) -> None:
-    """Write ``whole``, the written value of ``x``, into ``x``. A plain ``x`` was written itself."""
+def _put_back(x: Any, written: _Written) -> None:
+    """Write the written value of ``x`` into ``x``. A plain ``x`` was written itself."""
     if not is_global(x):
         return
+    if not written.counted:
+        with torch.no_grad():
+            _land(x, plain(x).data, written.whole.detach())
+    else:
+        _land(x, x, written.whole)
+
+
+def _land(x: Any, shard: Any, whole: torch.Tensor) -> None:
     if x._moved_view:
         spec = _everywhere(x._spec.placement, whole)
         x.copy_(attach(spread(whole, spec, alias=True), spec))
     else:
-        land(x, whole, x._spec)
+        land(shard, whole, x._spec)
 
 
 def _everywhere(placement: Placement, x: torch.Tensor) -> TensorSpec:

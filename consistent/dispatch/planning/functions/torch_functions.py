@@ -214,8 +214,10 @@ def _resolve_op(func: Any, namespace: str) -> TorchFunction:
     if namespace in ("aten", "prims"):
         return TorchFunction(*_canonical(name.split("::")[1]), func, "op")
 
+    marked = written_arguments(func, with_out=True)
+
     def run(*args: Any, **kwargs: Any) -> Any:
-        return call_whole(name, func, args, kwargs)
+        return call_whole(name, func, args, kwargs, marked)
 
     return TorchFunction(name, False, run, "whole")
 

@@ -428,6 +428,75 @@ def custom_ops(at: Laid, layout: Any) -> Any:
     return out, x.grad, y.grad, seen, times
 
 
+_LOW = torch.library.Library("consistent_tests_low", "DEF")
+_LOW.define("add_(Tensor x, Tensor(a!) y) -> ()")
+_LOW.define("total(Tensor x, *, Tensor(a!) out) -> Tensor(a!)")
+_LOW.define("scaled(Tensor x, Tensor(a!)[] ys, float by=2.0) -> Tensor")
+
+
+def _add(x: torch.Tensor, y: torch.Tensor) -> None:
+    """Like a kernel in C++ that writes through a pointer: autograd does not count it."""
+    y.detach().numpy()[...] += x.detach().numpy()
+
+
+def _total(x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    out.detach().numpy()[...] = x.sum()
+    return out
+
+
+def _scaled(x: torch.Tensor, ys: list[torch.Tensor], by: float = 2.0) -> torch.Tensor:
+    for y in ys:
+        y.detach().numpy()[...] *= by
+    return x * by
+
+
+_LOW.impl("add_", _add, "CPU")
+_LOW.impl("total", _total, "CPU")
+_LOW.impl("scaled", _scaled, "CPU")
+
+
+@case
+def ops_that_write_past_autograd(at: Laid, layout: Any) -> Any:
+    ops, x = torch.ops.consistent_tests_low, at(randn(6, 4), *layout)
+    ys = [at(randn(6, 4, seed=i), *layout) for i in range(1, 5)]
+    ops.add_(x, ys[0])
+    ops.add_.default(x, y=ys[1])
+    with torch.inference_mode():
+        ops.add_(x, ys[2])
+    ops.add_(x[2], ys[3][0])
+    ops.add_(ys[0], ys[0])
+    out = at(randn(4), *_of_vector(layout))
+    assert ops.total(x, out=out) is out
+    scaled = ops.scaled(x, [ys[1], ys[2][1:3]])
+    plain = torch.zeros(6, 4).double()
+    ops.add_(x, plain)
+    return x, ys, out, scaled, plain
+
+
+class _Averaging(Function):
+    """Keeps a running mean past autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, mean: Any, part: Any, unused: Any) -> Any:
+        mean.data.mul_(0.5).add_(x.data.mean(0))
+        part.data[0] = float("nan")
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return g * 2, None, None, None
+
+
+@case
+def functions_that_write_past_autograd(at: Laid, layout: Any) -> Any:
+    x, mean = at.leaf(randn(5, 4), *layout), at(randn(4, seed=1), *_of_vector(layout))
+    weight = at.leaf(randn(4, seed=2), *_of_vector(layout))
+    unused = at(randn(4, seed=3) / 0, *_of_vector(layout))
+    (_Averaging.apply(x, weight, mean[:2], unused) * weight).sum().backward()
+    assert weight._version == unused._version == 0
+    return x.grad, weight, weight.grad, mean, unused
+
+
 # -- ranks outside the placement -------------------------------------------------------------------
 
 
@@ -440,7 +509,10 @@ def _outside(rank: int) -> None:
         z = out * 1
         _Doubled.apply(z, move(y, 0))
         move(z, 1).sin().sum().backward()
-        return [out, largest, total, text, z, x.grad, y.grad]
+        w, mean = move(at(randn(6, 4), S(0)), 0), move(at(randn(4), P), 0)
+        torch.ops.consistent_tests_low.add_(w, w)
+        _Averaging.apply(w, mean, w[2], w)
+        return [out, largest, total, text, z, x.grad, y.grad, w, mean]
 
     whole, part = Placement("cpu", [0, 1, 2]), Placement("cpu", [1, 2])
     given = run(
