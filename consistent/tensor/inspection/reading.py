@@ -39,19 +39,27 @@ def tolist(self: Any) -> Any:
 
 
 def numpy(self: Any, *, force: bool = False) -> Any:
-    """The logical value as a numpy array, on every rank."""
+    """The logical value as a numpy array, on every rank: the tensor's own memory where this rank
+    holds all of it, as in torch, else a copy, which is read-only: what is written into it would
+    not reach the tensor."""
     if self.requires_grad and not force:
         raise RuntimeError(
             f"numpy: x is {self._spec} and requires grad, and numpy records no gradients. "
             "Use x.detach().numpy()."
         )
-    return full(self).numpy(force=force)
+    value = full(self)
+    found = value.numpy(force=force)
+    if value.untyped_storage()._cdata != plain(self).untyped_storage()._cdata:
+        found.setflags(write=False)
+    return found
 
 
-def array(self: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """``numpy.asarray(x)``."""
+def array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
+    """``numpy.asarray(x)``, and ``numpy.array(x)``, which asks for a copy."""
     value = numpy(self)
-    return value if dtype is None else value.astype(dtype, copy=False)
+    if dtype is not None:
+        value = value.astype(dtype, copy=False)
+    return value.copy() if copy and not value.flags.owndata else value
 
 
 def truth(self: Any) -> bool:
