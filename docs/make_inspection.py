@@ -63,6 +63,7 @@ KINDS: dict[str, str] = {
     "composition": "torch's own body runs on global tensors: each op in it is planned as an op",
     "taken over": "another tensor in place of this one, where the logical tensor says which",
     "hidden": "`AttributeError`, so that `hasattr` says no",
+    "a part": "of a sparse or quantized tensor: runs whole; of a dense one raises, and nothing is sent",
     "raises": "raises and says what to call: the shard would be taken for the whole",
     "op": "an op with a row (`ops.md`)",
     "whole": "an op without a row: runs whole, as in `ops.md`",
@@ -89,6 +90,7 @@ def groups() -> dict[str, list[str]]:
         "composition": OPENED,
         "taken over": REWRITTEN,
         "hidden": HIDDEN,
+        "a part": list(answers.PARTS),
         "raises": refused,
     }
 

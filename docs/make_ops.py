@@ -37,6 +37,7 @@ RAISES = {
     "`x.data_ptr()`, `x.untyped_storage()`, `x.__dlpack__()`, ...": "they are about one memory, "
     "and a rank's is not the tensor's: [inspection.md](inspection.md)",
     "`op(..., out=y)` with `y` of another shape": "torch would resize `y`; same reason",
+    "writing into `x.numpy()` where no rank holds all of `x`": "the array is a copy",
     "`x.t_()`, `x.unsqueeze_()`, ... where `x` requires grad": "a tensor's history keeps its spec",
     "writing into a view that boxing had to copy": "the write would not reach the tensor that it "
     "was taken from",
@@ -123,6 +124,8 @@ def how(place: str, name: str, function: Callable[..., Any]) -> tuple[str, str]:
         return "own", ""
     if isinstance(function, types.MethodWrapperType):
         return "property", ""
+    if name in answers.PARTS:
+        return "whole", ""
     if handler_name(name) in handlers:
         return "asked" if place == "Tensor" and name in ASKED else "own", ""
     known = resolve(function)
@@ -198,6 +201,13 @@ functions. {forms} forms serve rows whose op on the shards is not the op on the 
 | call | why |
 | --- | --- |
 {raises}
+
+## What the hook cannot see
+
+A function of a C++ extension that takes `at::Tensor` and is bound by pybind alone
+(`m.def("f", &f)`) asks torch for no hook: it is given this rank's shard, computes on that, and
+returns a plain tensor. Register it, as `TORCH_LIBRARY(name, m)` or `torch.library.custom_op` does,
+and it runs whole; or give it `x.full()`, or `x.to_local()` where the shard is meant.
 
 ## Every op
 

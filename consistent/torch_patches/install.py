@@ -21,6 +21,7 @@ from . import (
     numbers,
     optimizer_state,
     overrides,
+    printing,
     random_state,
     recurrent,
     refusals,
@@ -45,6 +46,7 @@ THEMES = (
     numbers.install,
     refusals.install,
     overrides.install,
+    printing.install,
     views_of_modules.install,
 )
 

@@ -16,9 +16,10 @@ from ...dispatch.planning.functions.questions import refusal
 from ...dispatch.planning.functions.torch_functions import handler_name
 from ...dispatch.plans.plan import handlers
 from ...dispatch.plans.shards import HookOff, attach, is_global, plain
+from ...dispatch.running.whole_call import call_whole
 from ...movement.world import my_coordinate
 from ..global_tensor import GlobalTensor
-from .printing import is_whole_here
+from .printing import formatted, is_whole_here, text_of
 
 _Base: Any = torch.Tensor
 
@@ -157,6 +158,39 @@ is_mtia is_nested is_quantized is_sparse is_sparse_csr is_vulkan is_xla is_xpu n
 retains_grad volatile
 """.split()
 
+# -- parts of sparse and quantized tensors --------------------------------------------------------
+
+# Torch refuses these to a dense tensor, but only once it has the values; a rank may ask alone.
+_SPARSE_PARTS = """
+_indices _to_dense _values ccol_indices coalesce col_indices crow_indices indices row_indices values
+""".split()
+_QUANTIZED_PARTS = "int_repr q_per_channel_scales q_per_channel_zero_points".split()
+# The same, as functions of torch alone, and copies of the parts.
+_SPARSE_PARTS += """
+_coalesce _indices_copy _sparse_sum _values_copy ccol_indices_copy col_indices_copy
+crow_indices_copy indices_copy row_indices_copy values_copy
+""".split()
+
+
+def _part(name: str, kind: str, has: Callable[[Any], bool]) -> Callable[..., Any]:
+    ask = getattr(_Base, name, None) or getattr(torch, name)
+    refuse = refusal(name, f"it is dense, and {kind} tensors alone have it", "x itself")
+
+    def answer(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not has(self):
+            refuse(self)
+        return call_whole(name, ask, (self, *args), kwargs)
+
+    return answer
+
+
+PARTS: dict[str, Callable[..., Any]] = {}
+for _name in _SPARSE_PARTS:
+    if hasattr(_Base, _name) or hasattr(torch, _name):
+        PARTS[_name] = _part(_name, "sparse", lambda x: x.layout is not torch.strided)
+for _name in _QUANTIZED_PARTS:
+    PARTS[_name] = _part(_name, "quantized", lambda x: x.is_quantized)
+
 # -- what has no answer ----------------------------------------------------------------------------
 
 _NO_NAMES = "the dims of a global tensor have no names"
@@ -238,7 +272,8 @@ _UNHOOKED = ("as_subclass", "_view_func", "_view_func_unsafe", "_rev_view_func_u
 def _enter() -> None:
     """Give the hook the answers. The class itself gets few: with the hook off, a method that it
     does not define itself asks the shard."""
-    for name, method in {**LOGICAL, **OF_SHARD, **{n: _refused(n) for n in REFUSED}}.items():
+    refused = {name: _refused(name) for name in REFUSED}
+    for name, method in {**LOGICAL, **OF_SHARD, **PARTS, **refused}.items():
         handlers[handler_name(name)] = method
     for name in OF_SHARD_PROPERTIES:
         handlers[f"{name}.__get__"] = _past_hook(name, "__get__")
@@ -257,12 +292,19 @@ def _enter() -> None:
                 if answer is not None:
                     handlers[f"{name}.__{method}__"] = answer
     handlers["_nested_tensor_from_mask_left_aligned"] = _not_aligned
+    handlers[handler_name("__repr__")] = _text
+    handlers[handler_name("__format__")] = formatted
     for name in _UNHOOKED:
         setattr(cls, name, _refused(name))
     for name in CONSTRUCTORS:
         setattr(cls, name, staticmethod(_refused(name)))
     cls.__cuda_array_interface__ = property(_no_array_interface)
     cls.__dlpack_c_exchange_api__ = _Absent("__dlpack_c_exchange_api__")
+
+
+def _text(self: Any, **_: Any) -> str:
+    """``torch.Tensor.__repr__(x)``, which asks for hooks."""
+    return text_of(self)
 
 
 def _not_aligned(*_: Any) -> bool:

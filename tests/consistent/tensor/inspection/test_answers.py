@@ -15,6 +15,7 @@ from consistent.dispatch.planning.functions.questions import computes
 from consistent.dispatch.planning.functions.torch_functions import resolve
 from consistent.dispatch.plans.plan import handlers, list_ops
 from consistent.rules import table
+from consistent.tensor.inspection import answers
 from consistent.tensor.inspection.printing import is_whole_here
 from mirrored.transports.default import current
 from tests.alone import Communicated, alone, grids, laid
@@ -153,6 +154,12 @@ def _answer(x: Any, name: str) -> Any:
         return type(Exception), str(error)
 
 
+def _ask_unbound(x: Any, name: str) -> Any:
+    """``torch.Tensor.name(x)``, or the getter of a property."""
+    found = getattr(torch.Tensor, name)
+    return found(x) if callable(found) else found.__get__(x)
+
+
 def _comparable(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return tuple(value.shape), value.stride(), value.dtype
@@ -234,6 +241,70 @@ def test_text_and_copies_are_made_without_the_others(kind: str) -> None:
     for name in NAMES[kind]:
         for _, x in _tensors(LAYOUTS):
             _answer(x, name)
+
+
+# They are Python's, or asked of the class itself.
+OF_THE_CLASS = {"__class__", "__dict__", "__init_subclass__", "__subclasshook__", "__new__"}
+OF_THE_CLASS |= {"__delattr__", "__delitem__", "__setattr__", "__getattribute__", "__init__"}
+UNBOUND = [
+    name
+    for name in (*ANSWERED, *NAMES["text"], *NAMES["a copy"])
+    if hasattr(torch.Tensor, name) and name not in OF_THE_CLASS
+]
+
+
+@pytest.mark.parametrize("name", UNBOUND)
+def test_the_function_of_the_class_answers_without_the_others_as_the_method_does(name: str) -> None:
+    for _, x in _tensors((S(0), B)):
+        try:
+            answer = _ask_unbound(x, name)
+        except Exception:  # noqa: BLE001 - which one is torch's business
+            continue
+        if name not in CALLS and name not in OWN - {"__str__", "__repr__"}:
+            assert _comparable(answer) == _comparable(_ask(x, name)), x._spec
+
+
+def test_the_text_of_torchs_own_printing_is_the_tensors() -> None:
+    for _, x in _tensors(LAYOUTS):
+        assert torch._tensor_str._str(x) == str(x) == repr(x)
+        assert torch.Tensor.__repr__(x, tensor_contents=None) == repr(x)
+        assert torch.Tensor.__format__(x, "") == f"{x}"
+
+
+def _refused_to_dense() -> list[str]:
+    """Methods that torch refuses to whatever dense tensor."""
+    dense = [torch.ones(3, 4), torch.ones(4, 4).long(), torch.ones(()), torch.ones(2, 3, 4, 4)]
+    found = []
+    for name in dir(torch.Tensor):
+        errors = [_answer(x, name) for x in dense if not name.startswith("__")]
+        texts = [text for answer in errors for text in _error(answer)]
+        if len(texts) == len(dense):
+            found += [name] if all(map(_is_of_layout, texts)) else []
+    return found
+
+
+def _error(answer: Any) -> tuple[str, ...]:
+    is_error = isinstance(answer, tuple) and answer[:1] == (type(Exception),)
+    return answer[1:] if is_error else ()
+
+
+def _is_of_layout(text: str) -> bool:
+    return "but got Strided" in text or text.startswith("Could not run 'aten::")
+
+
+@pytest.mark.parametrize("name", _refused_to_dense())
+def test_what_torch_refuses_to_a_dense_tensor_raises_without_the_others(name: str) -> None:
+    for _, x in _tensors(LAYOUTS):
+        for ask in (_ask, _ask_unbound):
+            with pytest.raises((RuntimeError, NotImplementedError)):
+                ask(x, name)
+
+
+@pytest.mark.parametrize("name", sorted(answers.PARTS))
+def test_a_part_of_a_sparse_tensor_that_is_dense_says_so(name: str) -> None:
+    for _, x in _tensors((S(0), P, B)):
+        with pytest.raises(RuntimeError, match=f"^{name}: x is .*; it is dense, .*"):
+            getattr(torch, name, getattr(torch.Tensor, name, None))(x)
 
 
 def test_a_module_changes_its_dtype_and_goes_through_its_parameters_without_the_others() -> None:
