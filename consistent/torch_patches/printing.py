@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from torch import _tensor_str
 
 from ..dispatch.plans.shards import is_global
 from ..tensor.inspection.printing import text_of
@@ -15,7 +15,7 @@ from ..tensor.inspection.printing import text_of
 def install() -> None:
     """``torch._tensor_str._str(x)``, which libraries call for the text of a tensor, gives the text
     of a global one without the other ranks."""
-    module: Any = torch._tensor_str
+    module: Any = _tensor_str
     module._str_intern = _texts(module._str_intern)
 
 

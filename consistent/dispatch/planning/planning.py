@@ -31,10 +31,10 @@ from .any_size import all_whole, out_layouts
 from .functions.call_rewrites import (
     as_leaf,
     given_as_tensors,
-    into_out,
     reshaped_in_place,
     with_numbers,
 )
+from .functions.outs import into_out
 from .functions.questions import OPERATORS
 from .functions.torch_functions import TorchFunction
 from .meetings import compare_plain
@@ -79,7 +79,8 @@ def _without_row(function: TorchFunction, args: tuple, kwargs: dict) -> Plan | N
     if kwargs.get("requires_grad") and not isinstance(function.run, OPERATORS):
         return OtherCall(function.name, as_leaf(function.run))
     if kwargs and any(kwargs.get(name) is not None for name in function.outs):
-        return OtherCall(function.name, into_out(function.run, function.outs))
+        into = into_out(function.name, function.run, function.outs, args, kwargs)
+        return OtherCall(function.name, into)
     numbers = given_as_tensors(function.name, args, kwargs)
     if numbers is not None:
         return OtherCall(function.name, with_numbers(function.run, numbers))

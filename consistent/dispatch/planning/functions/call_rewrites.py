@@ -1,10 +1,10 @@
-"""Calls that a plan answers by other calls: properties, numbers given as tensors, ``out=``, and
-in-place ops that change a tensor's shape."""
+"""Calls that a plan answers by other calls: properties, numbers given as tensors, and in-place ops
+that change a tensor's shape."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,34 +115,3 @@ def with_numbers(run: Callable[..., Any], numbers: Numbers) -> Callable[..., Any
         return run(*args, **named)
 
     return call
-
-
-def into_out(run: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
-    """``op(..., out=t)``: the op, boxed to the layout of ``t`` and written into it.
-
-    ``names`` are the arguments of ``run`` that it writes into.
-    """
-    if isinstance(run, torch._ops.OpOverload):
-        run = run._overloadpacket  # which finds the overload without them
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        given = [kwargs.pop(name) for name in names if kwargs.get(name) is not None]
-        result = run(*args, **kwargs)
-        single = len(given) == 1
-        out = given[0] if single else tuple(given)
-        targets = out if isinstance(out, tuple | list) else (out,)
-        results = result if isinstance(result, tuple | list) else (result,)
-        for target, value in zip(targets, results, strict=True):
-            _write(target, value)
-        return out
-
-    return call
-
-
-def _write(target: Any, value: Any) -> None:
-    if target.shape != value.shape:
-        raise RuntimeError(
-            f"out=: the result has shape {tuple(value.shape)} and out has {tuple(target.shape)}, "
-            "and a global tensor is not resized. Give an out of the result's shape, or omit out=."
-        )
-    target.copy_(value)

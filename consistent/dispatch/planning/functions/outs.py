@@ -1,0 +1,164 @@
+"""``op(..., out=t)``: what torch does with such a ``t`` is asked of torch, on ``meta`` tensors.
+
+```
+dtypes that the op gives without out=    the op, boxed to the layout of t and written into it
+other dtypes                             torch's own function on whole tensors: sum computes in the
+                                         dtype of t, add in that of its operands, argmax refuses
+refused, or t would be resized           raises
+gradients are asked for                  raises where torch does
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from mirrored.transports.default import current
+
+from ...plans.arguments import collect, tensors_of, with_tensors
+from ...plans.shards import common_placement, is_global
+from ...running.whole_call import call_whole
+from ..without_modes import without_modes
+
+_Run = Callable[..., Any]
+
+
+def into_out(
+    name: str, run: _Run, names: Sequence[str], args: tuple, kwargs: dict
+) -> Callable[..., Any]:
+    """How the op ``run`` is called with these arguments, where it writes into those in ``names``.
+
+    Raises:
+        RuntimeError: torch does not take these tensors for ``out``.
+    """
+    call = _way(name, run, names, args, kwargs)
+
+    def untracked(*args: Any, **kwargs: Any) -> Any:
+        given = tensors_of(args, kwargs)
+        if torch.is_grad_enabled() and any(x.requires_grad for x in given):
+            _refuse_gradients(name, run, args, kwargs, given)
+        return call(*args, **kwargs)
+
+    return untracked
+
+
+def _way(
+    name: str, run: _Run, names: Sequence[str], args: tuple, kwargs: dict
+) -> Callable[..., Any]:
+    # The packet of an overload finds the one without out=.
+    functional = run._overloadpacket if isinstance(run, torch._ops.OpOverload) else run
+    rest = {key: value for key, value in kwargs.items() if key not in names}
+    outs = _outs(names, kwargs)
+    own, into = _on_meta(functional, args, rest), _on_meta(run, args, kwargs)
+
+    def whole(*args: Any, **kwargs: Any) -> Any:
+        return call_whole(name, run, args, kwargs, [(len(args), key) for key in names])
+
+    if isinstance(into, Exception):
+        if isinstance(own, Exception) or _has_no_meta_form(into):
+            # An error of the op itself would reach the ranks of its placement alone.
+            covers = common_placement(name, tensors_of(args, kwargs)).size == current().size
+            return _written(functional, names, whole if covers else None)
+        raise RuntimeError(
+            f"{name}: out is {_shown(outs)}, and torch does not write {_shown(_tensors(own))} into "
+            f"it: {into}\n  Give an out of the result's dtype, or omit out=."
+        ) from into
+    if not isinstance(own, Exception):
+        if [x.dtype for x in _tensors(own)] == [x.dtype for x in outs]:
+            return _written(functional, names)
+    for target, made in zip(outs, _outs(names, into[1]), strict=True):
+        _refuse_resized(target, made)
+    return whole
+
+
+def _on_meta(run: _Run, args: tuple, kwargs: dict, tracked: bool = False) -> Any:
+    """(result, kwargs) of the call on meta tensors, or the error."""
+    kwargs = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory")}
+    metas = []
+    for x in tensors_of(args, kwargs):
+        meta = torch.empty(x.shape, dtype=x.dtype, device="meta")
+        metas.append(meta.requires_grad_(tracked and x.requires_grad))
+    given, named = with_tensors(args, kwargs, metas)
+    with without_modes():
+        try:
+            return run(*given, **named), named
+        except Exception as error:  # noqa: BLE001  (meta kernels raise errors of many kinds)
+            return error.with_traceback(None)
+
+
+def _has_no_meta_form(error: Exception) -> bool:
+    """Whether a call on meta tensors failed for want of a meta kernel. Some of those in Python take
+    no ``out``."""
+    return isinstance(error, NotImplementedError) or str(error).startswith("meta_")
+
+
+def _outs(names: Sequence[str], kwargs: dict) -> list[Any]:
+    found: list[Any] = []
+    collect([kwargs.get(name) for name in names], found)
+    return found
+
+
+def _tensors(answer: tuple[Any, dict]) -> list[Any]:
+    found: list[Any] = []
+    collect((answer[0],), found)
+    return found
+
+
+def _shown(tensors: Sequence[Any]) -> str:
+    shown = [str(x._spec) if is_global(x) else f"{tuple(x.shape)} {x.dtype}" for x in tensors]
+    return " and ".join(shown)
+
+
+def _refuse_gradients(name: str, run: _Run, args: tuple, kwargs: dict, given: list) -> None:
+    """Raise if torch does. Ops that have no derivative do not ask."""
+    error = _on_meta(run, args, kwargs, tracked=True)
+    if isinstance(error, RuntimeError) and "automatic differentiation" in str(error):
+        asking = next(x for x in given if x.requires_grad)
+        raise RuntimeError(
+            f"{name}: x is {_shown([asking])} and requires grad, and what is written into out= has "
+            "no history. Omit out=, or call it under torch.no_grad()."
+        )
+
+
+def _written(
+    run: _Run, names: Sequence[str], otherwise: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
+    """The op without out=, boxed to the layout of ``out`` and written into it; ``otherwise``, if
+    any, where it gives another dtype."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        rest = {key: value for key, value in kwargs.items() if key not in names}
+        result = run(*args, **rest)
+        given = [kwargs[name] for name in names if kwargs.get(name) is not None]
+        out = given[0] if len(given) == 1 else tuple(given)
+        targets = out if isinstance(out, tuple | list) else (out,)
+        results = result if isinstance(result, tuple | list) else (result,)
+        pairs = tuple(zip(targets, results, strict=True))
+        if otherwise is not None and any(x.dtype is not y.dtype for x, y in pairs):
+            return otherwise(*args, **kwargs)
+        for target, value in pairs:
+            _write(target, value)
+        return out
+
+    return call
+
+
+def _write(target: Any, value: Any) -> None:
+    _refuse_resized(target, value)
+    if target.dtype is not value.dtype:
+        raise RuntimeError(
+            f"out=: the result is {value.dtype} and out is {target.dtype}. Give an out of the "
+            "result's dtype, or omit out=."
+        )
+    target.copy_(value)
+
+
+def _refuse_resized(target: Any, value: Any) -> None:
+    if target.shape != value.shape:
+        raise RuntimeError(
+            f"out=: the result has shape {tuple(value.shape)} and out has {tuple(target.shape)}, "
+            "and a global tensor is not resized. Give an out of the result's shape, or omit out=."
+        )
