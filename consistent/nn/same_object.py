@@ -73,7 +73,7 @@ def _refuse(_: Any) -> NoReturn:
 _seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def abandon(value: torch.nn.Parameter, name: str) -> None:
+def abandon(value: Any, name: str) -> None:
     """No module has ``value`` any more, which had this name: an optimizer that steps it raises."""
     value.__dict__[_REPLACED] = name
     _look_at_optimizers()

@@ -87,7 +87,9 @@ class _Follow(Run):
         last = self.table.micro_batches - 1
         alike = Alike(self.placements)
         for stage, kind in enumerate(kinds):
-            alike.first_forward(stage, kind, self.batch[0].program, self._part(Action("F", stage, 0)))
+            alike.first_forward(
+                stage, kind, self.batch[0].program, self._part(Action("F", stage, 0))
+            )
         for m in dict.fromkeys((0, last)):
             for action in self._order(m):
                 stage = action.stage
