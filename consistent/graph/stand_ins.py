@@ -13,12 +13,10 @@ from mirrored.transports.default import current, use
 from mirrored.transports.outside import Outside
 
 from ..dispatch import _C
+from ..dispatch.plans.plan import looked_up_in
 from ..dispatch.plans.shards import attach, is_global
 from ..forms.random import generator
 from ..spec import TensorSpec
-
-# The plans of a rank that is outside all placements.
-_plans = _C.PlanTable()
 
 
 def stand_in(x: torch.Tensor) -> Any:
@@ -60,14 +58,20 @@ def swapped(modules: Iterable[torch.nn.Module]) -> Iterator[dict[int, Any]]:
 
 
 @contextmanager
-def outside(why: str) -> Iterator[None]:
+def outside(why: str, size: int | None = None, plan_each: bool = False) -> Iterator[None]:
     """Inside, this rank is in no placement, sends nothing, and draws no random numbers of the
-    program's."""
-    before = _C.use(_plans)
-    try:
-        transport = current()
-        following = Outside(transport, why, transport.size)
-        with use(following), generator.separate(generator.get_state()):
-            yield
-    finally:
-        _C.use(before)
+    program's. Its plans are forgotten after.
+
+    Args:
+        why: the error where it would send.
+        size: the number of ranks of the world; None: as many as there are.
+        plan_each: plan each call by its own sizes.
+    """
+    transport = current()
+    following = Outside(transport, why, transport.size if size is None else size)
+    with (
+        looked_up_in(_C.PlanTable(plan_each)),
+        use(following),
+        generator.separate(generator.get_state()),
+    ):
+        yield

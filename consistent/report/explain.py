@@ -13,17 +13,13 @@ from typing import Any
 
 import torch
 
-from mirrored.transports.default import current, use
-from mirrored.transports.outside import Outside
-
 from ..boxing.plan import boxing_bytes
-from ..dispatch import _C
 from ..dispatch.plans.arguments import collect, with_tensors
 from ..dispatch.plans.plan import OtherCall, Plan, watchers
 from ..dispatch.plans.shards import attach, is_global
 from ..dispatch.running.on_lists import OnLists
 from ..dispatch.running.on_shards import OnShards
-from ..forms.random import generator
+from ..graph.stand_ins import outside
 from ..rules import table
 from ..rules.candidates import candidates
 from ..rules.choose import cut_elsewhere, seconds
@@ -124,14 +120,12 @@ def explain(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanati
 def _outside() -> Iterator[list[Plan]]:
     """Plans made inside are for a rank outside all placements, and are forgotten after."""
     met: list[Plan] = []
-    others = _C.use(_C.PlanTable(True))
     watchers.append(met.append)
     try:
-        with use(Outside(current(), _WHY)), generator.separate(generator.get_state()):
+        with outside(_WHY, 1, plan_each=True):
             yield met
     finally:
         watchers.remove(met.append)
-        _C.use(others)
 
 
 def _stand_in(x: torch.Tensor) -> Any:

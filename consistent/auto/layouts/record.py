@@ -11,16 +11,11 @@ from typing import Any
 
 import torch
 
-from mirrored.transports.default import current, use
-from mirrored.transports.outside import Outside
-
 from ...autograd import backward
-from ...dispatch import _C
 from ...dispatch.plans.plan import followers
 from ...dispatch.plans.shards import is_global
 from ...dispatch.running.moved_views import is_view
-from ...forms.random import generator
-from ...graph.stand_ins import of_spec
+from ...graph.stand_ins import of_spec, outside
 from ...nn.nested import map_tensors, tensors_in
 from ...nn.slots import Slot, plain_slots
 from ...rules import table
@@ -47,7 +42,7 @@ def record(
     """
     recorder = _Recorder(placement)
     with ExitStack() as inside:
-        inside.enter_context(_outside(placement))
+        inside.enter_context(outside(_WHY, placement.size, plan_each=True))
         inside.enter_context(recorder.with_stand_ins(model))
         inside.enter_context(recorder.listening(model))
         given = map_tensors((args, dict(kwargs)), recorder.input)
@@ -65,19 +60,6 @@ def record(
             ) from error
         recorder.end(result)
     return recorder.program
-
-
-@contextmanager
-def _outside(placement: Placement) -> Iterator[None]:
-    """Inside, this rank is outside all placements. Every call is planned by its own sizes, and the
-    plans are forgotten after."""
-    before = _C.use(_C.PlanTable(True))
-    try:
-        following = Outside(current(), _WHY, placement.size)
-        with use(following), generator.separate(generator.get_state()):
-            yield
-    finally:
-        _C.use(before)
 
 
 class _Recorder:

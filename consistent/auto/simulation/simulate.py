@@ -15,6 +15,7 @@ from mirrored.transports.default import current, replace_current
 from mirrored.transports.faults.place import user_line
 
 from ...dispatch import _C
+from ...dispatch.plans.plan import looked_up_in
 from ...dispatch.plans.shards import is_global
 from ...forms.whole_numbers import without_values
 from ...movement import plain_values
@@ -193,13 +194,12 @@ def _note(
 @contextmanager
 def _own_plans() -> Iterator[None]:
     """Inside, plans are made anew, at this machine's prices, and forgotten afterwards."""
-    before = _C.use(_C.PlanTable())
     try:
         forget_moves()
-        yield
+        with looked_up_in(_C.PlanTable()):
+            yield
     finally:
         forget_moves()
-        _C.use(before)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ...dispatch import _C
-from ...dispatch.plans.plan import Plan, listeners, observers, starters
+from ...dispatch.plans.plan import Plan, listeners, looked_up_in, observers, starters
 from ...dispatch.plans.shards import is_global
 from ...dispatch.running.moved_views import is_view
 from ...dispatch.running.on_shards import InPlaceOnCopy
@@ -29,13 +29,12 @@ from .chain import CHOSEN, MOVE, ON_COPY, WHOLE, Chain, Step, Value
 def planned_each() -> Iterator[None]:
     """Inside, each op is planned by its own sizes, Python runs all plans, and they are forgotten
     after."""
-    before = _C.use(_C.PlanTable(True))
     observers.append(_ignore)
     try:
-        yield
+        with looked_up_in(_C.PlanTable(True)):
+            yield
     finally:
         observers.remove(_ignore)
-        _C.use(before)
 
 
 class Listener:

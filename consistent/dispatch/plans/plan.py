@@ -7,7 +7,8 @@ how it is run (``way``), what is called (``function``) and the specs or layouts 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple
 
 from mirrored.transports.torch_dist import groups
@@ -138,6 +139,16 @@ listeners: list[Callable[[Plan, Sequence[Any], Any], None]] = []
 deciders: list[Callable[..., Any]] = []
 # Called with each plan as it is made.
 watchers: list[Callable[[Plan], None]] = []
+
+
+@contextmanager
+def looked_up_in(table: _C.PlanTable) -> Iterator[None]:
+    """Inside, plans are looked up in ``table``, and kept there."""
+    before = _C.use(table)
+    try:
+        yield
+    finally:
+        _C.use(before)
 
 
 def clear_plans() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import consistent
 from consistent import B, P, Placement, S
-from tests.consistent.compiled.steps import beside
+from tests.consistent.compiled.steps import Made, beside
 from tests.ranks import on_ranks, pool
 from tests.twins import randn
 
@@ -112,7 +113,8 @@ def test_optimizers_on_global_tensors(optimizer: str) -> None:
     assert pool(2).run(_optimizer, optimizer) == [1, 1]
 
 
-def _plan(rank: int, plan: Any, axes: int, sbp: Any) -> tuple[int, int]:
+def planned(plan: Any, axes: int) -> tuple[Placement, Callable[[], Made]]:
+    """A placement, and what makes a step of ``net`` under ``plan`` on it."""
     p = Placement.all("cpu")
     if axes == 2:
         p = Placement("cpu", [[0, 1], [2, 3]], axes=("a", "b"))
@@ -132,6 +134,11 @@ def _plan(rank: int, plan: Any, axes: int, sbp: Any) -> tuple[int, int]:
 
         return step, [model, optim]
 
+    return p, make
+
+
+def _plan(rank: int, plan: Any, axes: int, sbp: Any) -> tuple[int, int]:
+    p, make = planned(plan, axes)
     made = beside(make, batches(7, (p, sbp)))
     return len(made.programs), len(made.programs[0].program.segments)
 

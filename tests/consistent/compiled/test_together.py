@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import consistent
 from consistent import B, Placement, S
 from tests.consistent.compiled.steps import beside
 from tests.consistent.compiled.test_steps import batches as tokens
-from tests.consistent.compiled.test_steps import net
+from tests.consistent.compiled.test_steps import planned
 from tests.ranks import on_ranks, pool
 from tests.twins import randn
 
@@ -191,25 +190,7 @@ def test_checkpoints_are_left_as_they_are(rank: int) -> None:
 
 
 def _plan(rank: int, plan: Any, axes: int, sbp: Any) -> str:
-    p = Placement.all("cpu")
-    if axes == 2:
-        p = Placement("cpu", [[0, 1], [2, 3]], axes=("a", "b"))
-
-    def make() -> Any:
-        model = net()
-        consistent.parallelize(model, p, plan)
-        optim = torch.optim.AdamW(model.parameters(), lr=0.01)
-
-        def step(x: Any, y: Any) -> Any:
-            optim.zero_grad()
-            loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            optim.step()
-            return loss
-
-        return step, [model, optim]
-
+    p, make = planned(plan, axes)
     made = beside(make, tokens(7, (p, sbp)), layouts="auto")
     assert len(made.programs) == 1
     (note,) = made.programs[0].program.notes

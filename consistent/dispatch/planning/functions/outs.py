@@ -76,7 +76,7 @@ def _way(
 
 
 def _on_meta(run: _Run, args: tuple, kwargs: dict, tracked: bool = False) -> Any:
-    """(result, kwargs) of the call on meta tensors, or the error."""
+    """The result of the call on meta tensors, or the error."""
     kwargs = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory")}
     metas = []
     for x in tensors_of(args, kwargs):
@@ -85,7 +85,7 @@ def _on_meta(run: _Run, args: tuple, kwargs: dict, tracked: bool = False) -> Any
     given, named = with_tensors(args, kwargs, metas)
     with without_modes():
         try:
-            return run(*given, **named), named
+            return run(*given, **named)
         except Exception as error:  # noqa: BLE001  (meta kernels raise errors of many kinds)
             return error.with_traceback(None)
 
@@ -103,9 +103,9 @@ def _outs(names: Sequence[str], kwargs: dict) -> list[Any]:
     return found
 
 
-def _tensors(answer: tuple[Any, dict]) -> list[Any]:
+def _tensors(answer: Any) -> list[Any]:
     found: list[Any] = []
-    collect((answer[0],), found)
+    collect((answer,), found)
     return found
 
 

@@ -15,6 +15,7 @@ import torch
 
 from consistent import Placement
 from consistent.dispatch import _C
+from consistent.dispatch.plans.plan import looked_up_in
 from tests.brute_force import Example
 from tests.consistent.dispatch.planning.test_any_size import CHANGES, is_kept
 from tests.consistent.rules.layouts import FAMILIES, changed, differs, examples, layouts, wanted
@@ -34,11 +35,8 @@ MODES: dict[str, Callable[[], Any]] = {
 @contextlib.contextmanager
 def _tables_of(most: int) -> Iterator[Any]:
     table = _C.PlanTable(False, most)
-    before = _C.use(table)
-    try:
+    with looked_up_in(table):
         yield table
-    finally:
-        _C.use(before)
 
 
 def _cases(every: int) -> list[Example]:
