@@ -91,7 +91,8 @@ def _install_hook() -> None:
 
 
 def _before_step(optimizer: Any, args: tuple, kwargs: dict) -> None:
-    if optimizer in _seen:
+    # Steps are compiled without global tensors only, and Dynamo would trace what follows.
+    if torch.compiler.is_compiling() or optimizer in _seen:
         return
     params = [param for group in optimizer.param_groups for param in group["params"]]
     for param in params:
@@ -102,7 +103,8 @@ def _before_step(optimizer: Any, args: tuple, kwargs: dict) -> None:
                 "another object in its place, which this optimizer would not train. Make the "
                 "optimizer of model.parameters() after the module was made global."
             )
-    _lay_out_state(optimizer, [param for param in params if is_global(param)])
+    if laid := [param for param in params if is_global(param)]:
+        _lay_out_state(optimizer, laid)
     _seen.add(optimizer)
 
 

@@ -82,7 +82,7 @@ def install_hooks() -> None:
 
 
 def _before(optimizer: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-    if not any(True for _ in _of(optimizer)):
+    if not _concerns(optimizer):
         return None
     enter(optimizer)
     # The closure computes a loss, and so it sees the parameters as they lie.
@@ -95,7 +95,13 @@ def _before(optimizer: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | N
 
 
 def _after(optimizer: Any, args: tuple, kwargs: dict) -> None:
-    leave(optimizer)
+    if _concerns(optimizer):
+        leave(optimizer)
+
+
+def _concerns(optimizer: Any) -> bool:
+    # Steps are compiled without global tensors only, and Dynamo would trace what is asked here.
+    return not torch.compiler.is_compiling() and any(True for _ in _of(optimizer))
 
 
 def _between(optimizer: Any) -> Callable[[Callable[[], Any]], Callable[[], Any]]:

@@ -342,6 +342,36 @@ def _op(info: Any, sample: Any) -> Any:
     return out, [x.grad for x in given if isinstance(x, torch.Tensor) and x.is_leaf]
 
 
+@program
+def compiled_steps() -> Lines:
+    for info in optim_db:
+        yield info.name, _tried(lambda: _compiled(info.optim_cls))  # noqa: B023
+
+
+def _compiled(optimizer_class: Any) -> Any:
+    """A training step by Dynamo: how often it breaks the graph, and what the step gives."""
+    manual_seed(0)
+    net, x = torch.nn.Linear(2, 2, bias=False), torch.rand(3, 2)
+    optimizer = optimizer_class(net.parameters())
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = net(x).square().sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    graphs: list[str] = []
+
+    def keep(graph: Any, _: Any) -> Any:
+        graphs.append(graph.code)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(step, backend=keep)
+    return [compiled() for _ in range(2)], net.state_dict(), len(graphs)
+
+
 def _tried(run: Callable[[], Any]) -> str:
     try:
         return digest(run())
@@ -388,12 +418,15 @@ CHANGED = REGISTERED | {
     "torch.jit.ScriptFunction.__call__",
 }
 _COUNTED = re.compile(
-    r"__abstractmethods__|_abc_|__weakref__|__static_attributes__|_cache$|_count$"
+    r"__abstractmethods__|_abc_|__weakref__|__static_attributes__|_cache$|_count$|\.next_id$"
 )
 
 
 def enter(mode: str) -> list[str]:
     """Import the library, or use it too; the names of torch that are other objects afterwards."""
+    net = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    optimizer.step()  # torch itself changes a class of optimizers at its first one
     before = _objects()
     if mode != "none":
         import consistent
@@ -401,6 +434,9 @@ def enter(mode: str) -> list[str]:
         if mode == "used":
             x = consistent.ones(3, placement=consistent.Placement("cpu", [0]), sbp=consistent.B)
             assert (x + 1).sum().item() == 6
+            consistent.parallelize(net, x.placement, "zero1")
+            net(x).sum().backward()
+            optimizer.step()
     after = _objects()
     changed = {name for name, at in before.items() if name in after and after[name] != at}
     return sorted(name for name in changed if not _COUNTED.search(name))
