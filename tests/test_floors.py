@@ -89,6 +89,10 @@ def imports(path: Path, source: str, modules: set[str] = MODULES) -> Iterator[tu
                 yield node.lineno, full if full in modules else base
 
 
+# The packages that call native ops by themselves.
+NATIVE = ("consistent.forms", "consistent.overlap", "consistent.checkpoint.saving.copies")
+
+
 def wrong_imports(path: Path, source: str, modules: set[str] = MODULES) -> list[str]:
     """The imports in ``source`` of a higher floor, as file:line and both floors."""
     here = module_of(path)
@@ -103,8 +107,8 @@ def wrong_imports(path: Path, source: str, modules: set[str] = MODULES) -> list[
                 f"{target} (floor {floor_of(target)})"
             )
         private = target.startswith("consistent.forms.native")
-        if private and not here.startswith(("consistent.forms", "consistent.overlap")):
-            found.append(f"{path}:{line}: {here} imports {target}, which forms/ and overlap/ may")
+        if private and not here.startswith(NATIVE):
+            found.append(f"{path}:{line}: {here} imports {target}, which {NATIVE} may")
         if here.startswith("mirrored") and target.startswith("consistent"):
             found.append(f"{path}:{line}: {here} imports {target}: mirrored/ knows nothing of it")
     return found

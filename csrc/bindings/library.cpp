@@ -40,6 +40,8 @@ TORCH_LIBRARY(consistent, m) {
       "Tensor? bias=None, Tensor? residual=None, str activation='none', str norm='none', "
       "int normalized=0, Tensor? weight=None, Tensor? norm_bias=None, float eps=1e-5, "
       "bool keep_total=False, ScalarType? dtype=None) -> (Tensor, Tensor)");
+
+  m.def("streamed_copy_(Tensor(a!) self, Tensor source) -> ()");
 }
 
 // Importing consistent.forms.native._C only loads the library; its ops live in

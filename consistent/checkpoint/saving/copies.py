@@ -1,7 +1,8 @@
 """Memory for the copies that a save in the background writes.
 
 It is kept from one save to the next: the first writes to new pages take several times as long as
-the copy itself, and training stands still meanwhile.
+the copy itself, and training stands still meanwhile. Copies go past the caches, which are left to
+what the training uses.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import mmap
 from collections.abc import Sequence
 
 import torch
+
+from ...forms.native.load import streamed_copy_
 
 _ALIGNED = 64  # bytes
 
@@ -34,7 +37,8 @@ class Copies:
     def _copy(self, x: torch.Tensor, at: int) -> torch.Tensor:
         held = self._memory[at : at + x.nbytes].view(x.dtype).view(x.shape)
         with torch.no_grad():
-            return held.copy_(x)
+            plain = x.is_cpu and x.is_contiguous() and not (x.is_conj() or x.is_neg())
+            return streamed_copy_(held, x) if plain else held.copy_(x)
 
 
 def _pages(size: int) -> torch.Tensor:

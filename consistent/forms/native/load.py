@@ -35,6 +35,7 @@ __all__ = [
     "reduce_shards",
     "split_cross_entropy",
     "split_cross_entropy_backward",
+    "streamed_copy_",
     "uniform_",
 ]
 
@@ -249,13 +250,20 @@ def masked_embedding_backward(
     )
 
 
+def streamed_copy_(out: Tensor, source: Tensor) -> Tensor:
+    """Copies a contiguous tensor on the CPU into another of its dtype and shape, past the caches:
+    for large blocks that nobody reads soon."""
+    _ops.streamed_copy_(out, source)
+    return out
+
+
 def _filled(out: Tensor, *_: object) -> None:
     """Nothing to do without data."""
 
 
 def _register_fakes() -> None:
     fills = ("uniform_", "normal_", "log_normal_", "exponential_", "cauchy_", "geometric_")
-    for name in (*fills, "bernoulli_", "bernoulli_tensor_", "randint_"):
+    for name in (*fills, "bernoulli_", "bernoulli_tensor_", "randint_", "streamed_copy_"):
         torch.library.register_fake(f"consistent::{name}", _filled)
 
     @torch.library.register_fake("consistent::dropout")

@@ -443,3 +443,34 @@ def test_zero_dims_and_no_elements():
 def test_misuse_says_what_why_and_what_next(call, words):
     with pytest.raises((RuntimeError, NotImplementedError), match=words):
         call()
+
+
+# -- a copy past the caches ------------------------------------------------------------------------
+
+
+@given(
+    size=st.integers(0, 1000), start=st.integers(0, 70), shift=st.integers(0, 70),
+    dtype=st.sampled_from([torch.uint8, torch.bfloat16, torch.float32, torch.complex128]),
+)  # fmt: skip
+def test_a_streamed_copy_writes_what_it_is_given_and_nothing_else(size, start, shift, dtype):
+    source = torch.randint(0, 100, (size + start,)).to(dtype)[start:]
+    held = torch.full((size + shift + 1,), 7, dtype=dtype)
+    out = held[shift : shift + size]
+    assert native.streamed_copy_(out, source) is out
+    assert torch.equal(out, source)
+    rest = torch.cat([held[:shift], held[shift + size :]])
+    assert torch.equal(rest, torch.full_like(rest, 7))
+
+
+@pytest.mark.parametrize(
+    ("out", "source"),
+    [
+        (torch.zeros(3), torch.zeros(3, dtype=torch.int32)),
+        (torch.zeros(3), torch.zeros(4)),
+        (torch.zeros(3, 2), torch.zeros(2, 3).T),
+        (torch.zeros(3), torch.zeros(3).to_sparse()),
+    ],
+)
+def test_a_streamed_copy_refuses_what_is_no_copy_of_bytes(out, source):
+    with pytest.raises((RuntimeError, NotImplementedError), match="streamed_copy_"):
+        native.streamed_copy_(out, source)
