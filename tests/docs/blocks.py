@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from consistent.dispatch.plans import plan
 from tests.ranks import pool
 
 PRINTS = '```text title="prints"\n'
@@ -120,6 +121,7 @@ def _python(page: str, block: Block) -> str:
 def run_blocks(rank: int, name: str, blocks: Sequence[tuple[int, str]]) -> list[str]:
     """What each block prints on this rank; all of them run in a folder that is empty at first."""
     names: dict[str, Any] = {"__name__": "page"}
+    plan.clear_plans()  # what earlier programs of the pool have compared is compared again
     with _own_folder(rank):
         return [_printed(text, line, name, names) for line, text in blocks]
 
