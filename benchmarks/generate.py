@@ -3,7 +3,8 @@
     python benchmarks/generate.py
         one rank: nothing is sent, so this is the overhead of ops that always meet new shapes
     torchrun --nproc_per_node 2 benchmarks/generate.py
-        heads and hidden units are split over two ranks; in turn rank 0 runs the plain model alone
+        heads and hidden units are split over two ranks; in turn rank 0 runs the plain model alone,
+        and then every rank does at once: what it takes more is for the processors to share
 
 All run the same model and must generate the same tokens. DTensor is laid out by torch's
 `parallelize_module`. On a shared machine only the ratios count.
@@ -36,6 +37,7 @@ from benchmarks.process_group import start
 from consistent import B, S
 
 Generate = Callable[[int], torch.Tensor]
+AT_ONCE = "plain, at once"
 COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 ROWS = ("o_proj", "down_proj")
 
@@ -72,8 +74,11 @@ def ways(prompt: torch.Tensor) -> dict[str, Generate]:
             styles = {n: ColwiseParallel() for n in COLUMNS if n in names}
             styles |= {n: RowwiseParallel() for n in ROWS if n in names}
             parallelize_module(module, mesh, styles)
+    plain = generate(llama(), prompt)
+    at_once = {AT_ONCE: plain} if dist.get_world_size() > 1 else {}
     return {
-        "plain": generate(llama(), prompt),
+        "plain": plain,
+        **at_once,
         "ours": generate(ours, consistent.distribute(prompt, placement, B)),
         "DTensor": generate(theirs, prompt),
     }
@@ -106,7 +111,7 @@ def main(given: Sequence[str] | None = None) -> None:
     if first:
         least = {name: min(times) for name, times in taken.items()}
         for name, each in least.items():
-            print(f"{name:8} {each:8.3f} ms a token, {each / least['plain']:.2f}x plain")
+            print(f"{name:14} {each:8.3f} ms a token, {each / least['plain']:.2f}x plain")
     dist.barrier()
     dist.destroy_process_group()
 

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from benchmarks.op_bytes import Collectives
 from consistent import Placement
 from tests.models.architectures import BATCH, FAMILIES, MODELS, SINGLE
 from tests.models.steps import alone, step, under, worst
@@ -44,24 +45,26 @@ def ours(rank: int, name: str, plan: str) -> tuple[float, int, list[str]]:
     return worst(found, alone(name))[1], watched.bytes, watched.report.whole
 
 
-def rival(rank: int, name: str, way: str) -> float:
-    """The error of a step by DTensor's own way."""
+def rival(rank: int, name: str, way: str) -> tuple[float, int, list[str]]:
+    """The same of a step by DTensor's own way, which says of no op that it ran whole."""
     _quiet()
     model, inputs = MODELS[name]()
     mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+    sent = Collectives()
     if way == "tp_plan":
         from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
         model = apply_tensor_parallelism(model.eval(), mesh, _tp_plan(model))
         if hasattr(model, "tie_weights"):
             model.tie_weights()
-        found = step(model, inputs)
+        found = step(model, inputs, sent)
     else:
-        found = step(_fully_sharded(model.eval(), mesh), _part(inputs))
+        found = step(_fully_sharded(model.eval(), mesh), _part(inputs), sent)
         losses = torch.stack([found["loss"], found["loss after"]])
         dist.all_reduce(losses)
         found["loss"], found["loss after"] = losses / dist.get_world_size()
-    return worst({key: _full(value) for key, value in found.items()}, alone(name))[1]
+    error = worst({key: _full(value) for key, value in found.items()}, alone(name))[1]
+    return error, int(sent.bytes), []
 
 
 def _quiet() -> None:
@@ -143,14 +146,11 @@ def measure(names: Sequence[str], ranks: Sequence[int], out: Path) -> None:
 def _measure_one(cell: Cell, name: str, way: str, n: int, first: int) -> None:
     limit = 1e-3 if name in SINGLE else 1e-5
     try:
-        if way in RIVALS:
-            error = max(pool(n).run(rival, name, way, timeout=LIMIT))
-        else:
-            found = pool(n).run(ours, name, way, timeout=LIMIT)
-            error = max(each[0] for each in found)
-            cell.whole |= set(found[0][2])
-            if n == first:
-                cell.bytes = max(each[1] for each in found)
+        found = pool(n).run(rival if way in RIVALS else ours, name, way, timeout=LIMIT)
+        error = max(each[0] for each in found)
+        cell.whole |= set(found[0][2])
+        if n == first:
+            cell.bytes = max(each[1] for each in found)
         if not error < limit:
             cell.errors[n] = f"wrong by {error:.0e}"
     except RankError as stuck:

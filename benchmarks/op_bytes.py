@@ -72,7 +72,7 @@ def layouts(call: OpCall, n: int) -> Iterator[tuple[str, Layout]]:
 
 
 class Collectives(TorchDispatchMode):
-    """Adds up the bytes of functional collectives that DTensor issues."""
+    """Adds up the bytes of collectives that DTensor and FSDP2 issue."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,6 +93,10 @@ class Collectives(TorchDispatchMode):
         n = dist.get_world_size()
         tensors = args[0] if isinstance(args[0], list | tuple) else [args[0]]
         t = sum(x.nbytes for x in tensors if isinstance(x, torch.Tensor))
+        if "allgather_base" in name:  # FSDP2's, given (whole, part)
+            return t * (n - 1) / n
+        if "reduce_scatter_base" in name:  # given (part, whole)
+            return t * (n - 1)
         if "all_gather" in name or "allgather" in name:
             return t * (n - 1) / (n if self.halved else 1)
         if "all_reduce" in name or "allreduce" in name:
