@@ -7,9 +7,10 @@ says all that is left to do:
     key -> plan    box these operands to those layouts, put these sizes in, run the function,
                    outputs get these specs
 
-Where nothing is to be boxed or filled in, the hook runs the plan itself; other plans run themselves
-(``running/``). A key that was not met before is looked up once more without its sizes: most plans
-serve all sizes. If there is no plan then either, one is made (``planning/``).
+Where nothing is to be filled in, the hook runs the plan itself, with operands that the plan has
+boxed; other plans run themselves (``running/``). A key that was not met before is looked up once
+more without its sizes: most plans serve all sizes. If there is no plan then either, one is made
+(``planning/``).
 """
 
 from __future__ import annotations

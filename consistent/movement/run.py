@@ -45,7 +45,7 @@ def run(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
     if src is dst:
         return local
     x, moves = begin(local, src, dst)
-    if src.placement == dst.placement:
+    if src.placement is dst.placement or src.placement == dst.placement:
         out = run_within(x, src, dst)
     else:
         (middle,) = (move for move in moves if isinstance(move, Exchange))

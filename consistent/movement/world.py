@@ -13,7 +13,7 @@ from mirrored.transports.default import current
 from mirrored.transports.torch_dist.children import started_by_launcher
 
 from ..boxing.cost import Measured, use_links
-from ..spec import B, Coordinate, Placement, TensorSpec, World, use_world
+from ..spec import Coordinate, Layout, Placement, TensorSpec, World, use_world
 
 
 def my_coordinate(placement: Placement) -> Coordinate | None:
@@ -28,9 +28,12 @@ def my_coordinate(placement: Placement) -> Coordinate | None:
         return made
 
 
+_CPU = torch.device("cpu")
+
+
 def device_of(placement: Placement) -> torch.device:
     """Where this rank keeps its shard."""
-    return current().device(placement.type)
+    return _CPU if placement.type == "cpu" else current().device(placement.type)
 
 
 def local_shape(spec: TensorSpec) -> tuple[int, ...]:
@@ -43,7 +46,7 @@ def whole_on_world(spec: TensorSpec) -> TensorSpec:
     placement, size = spec.placement, current().size
     if placement.size != size:
         placement = _world(placement.type, size)
-    return TensorSpec.of(placement, (B,) * placement.ndim, spec.shape, spec.dtype)
+    return TensorSpec.laid(Layout.whole(placement), spec.shape, spec.dtype)
 
 
 @lru_cache

@@ -10,6 +10,7 @@ ops and ``to_global`` communicate: no question does (``inspection/``), nor does 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ _Base = torch.Tensor
 
 
 def _answer(get: Callable[[Any], Any]) -> Any:
-    """A property that answers for the logical tensor."""
+    """A property that answers for the logical tensor. Models ask for the spec's in every layer, so
+    their ``get`` is no Python function."""
     return property(get)
 
 
@@ -74,13 +76,13 @@ class GlobalTensor(torch.Tensor):
 
     # -- what it is --------------------------------------------------------------------------------
 
-    shape = _answer(lambda self: self._spec.shape)
-    dtype = _answer(lambda self: self._spec.dtype)
-    ndim = _answer(lambda self: self._spec.ndim)
-    placement: Placement = _answer(lambda self: self._spec.placement)
+    shape = _answer(attrgetter("_spec.shape"))
+    dtype = _answer(attrgetter("_spec.dtype"))
+    ndim = _answer(attrgetter("_spec.ndim"))
+    placement: Placement = _answer(attrgetter("_spec.placement"))
     sbp: NdSbp = _answer(moving.sbp_of)
-    itemsize = _answer(lambda self: self._spec.dtype.itemsize)
-    nbytes = _answer(lambda self: self._spec.nbytes)
+    itemsize = _answer(attrgetter("_spec.dtype.itemsize"))
+    nbytes = _answer(attrgetter("_spec.nbytes"))
     is_meta = _answer(lambda self: False)
     is_cuda = _answer(lambda self: self._spec.placement.type == "cuda")
     is_cpu = _answer(lambda self: self._spec.placement.type == "cpu")

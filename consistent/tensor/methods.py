@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..dispatch.hook import torch_function
 from ..dispatch.plans.plan import handlers
 from ..movement.world import device_of
 from .global_tensor import GlobalTensor
@@ -28,7 +29,7 @@ def _to(self: GlobalTensor, *args: Any, **kwargs: Any) -> Any:
     if len(args) == 1 and not kwargs and isinstance(args[0], torch.dtype):
         # As models ask it in every norm, mostly for the dtype that is there.
         dtype = args[0]
-        return self if dtype is self.dtype else torch.ops.aten._to_copy.default(self, dtype=dtype)
+        return self if dtype is self._spec.dtype else _copy_to(self, dtype)
     if args and isinstance(args[0], torch.Tensor):
         args = (args[0].device, args[0].dtype, *args[1:])
     copy = kwargs.pop("copy", False)
@@ -47,7 +48,15 @@ def _to(self: GlobalTensor, *args: Any, **kwargs: Any) -> Any:
             if memory_format in (None, torch.preserve_format)
             else self.contiguous(memory_format=memory_format)
         )
-    return torch.ops.aten._to_copy.default(self, dtype=dtype or self.dtype)
+    return _copy_to(self, dtype or self.dtype)
+
+
+_TO_COPY = torch.ops.aten._to_copy.default
+
+
+def _copy_to(x: GlobalTensor, dtype: torch.dtype) -> Any:
+    # The op as the hook gets it; torch takes longer to call one of its ops than to do it.
+    return torch_function(_TO_COPY, (GlobalTensor,), (x,), {"dtype": dtype})
 
 
 def _same_device(x: GlobalTensor, device: torch.device | str | int | None) -> None:

@@ -19,7 +19,7 @@ from ...spec import Layout, TensorSpec
 from .. import _C
 
 # How the hook runs a plan; the numbers are those of csrc/bindings/dispatch/lookup/plans.h.
-RUN, FAST, CALL, ANSWER, FACTS = range(5)
+RUN, FAST, BOXED, CALL, ANSWER, FACTS = range(6)
 
 
 class Source(NamedTuple):

@@ -10,12 +10,14 @@ from typing import Any
 import torch
 
 from ...forms import FORMS, Shards
+from ...movement import check_mode
 from ...movement.differentiable import box
 from ...rules.choose import Choice
 from ...rules.signature import Call
 from ...spec import Layout, Placement, TensorSpec
 from ..plans.arguments import fill, with_tensors
 from ..plans.plan import (
+    BOXED,
     FAST,
     RUN,
     OutLayout,
@@ -75,11 +77,29 @@ class OnShards(Plan):
             return False
         return self.template is None or self.sizes is not None
 
+    @property
+    def is_one_call_once_boxed(self) -> bool:
+        """Whether the same is left to do once ``boxed`` was called."""
+        if type(self) is not OnShards or self.outside or self.follow or self.is_whole:
+            return False
+        writes = self.writes or (self.inplace and any(index == 0 for index, _ in self.boxes))
+        return not (self.adopt or writes or self.template or moved_views.is_view(self))
+
     def settle(self) -> OnShards:
         """Say how the hook runs this plan, once it is complete."""
         self.adopts = bool(self.adopt)
-        self.way = FAST if self.is_one_call else RUN
+        once_boxed = BOXED if self.is_one_call_once_boxed else RUN
+        self.way = FAST if self.is_one_call else once_boxed
         return self
+
+    def boxed(self, tensors: list) -> list:
+        """``tensors`` with those that are boxed first replaced by plain shards."""
+        check_mode.calling(self.name)
+        for index, layout in self.boxes:
+            x = tensors[index]
+            src = x._spec
+            tensors[index] = box(x, src, src.with_layout(layout))
+        return tensors
 
     def run(self, args: tuple, kwargs: dict, tensors: list) -> Any:
         for start in starters:

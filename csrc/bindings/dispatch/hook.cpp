@@ -103,8 +103,46 @@ bool retype(PyObject* out, const Entry& entry) {
                      [&](PyObject* tensor, size_t at) { return retype_one(tensor, entry, at); });
 }
 
-// Runs torch's function on the shards. `sizes`, if given, replace those after the first argument.
-PyObject* run_on_shards(const Entry& entry, PyObject* sizes, const Arguments& given) {
+PyObject* as_list(const Key& key) {
+  const auto count = static_cast<Py_ssize_t>(key.tensors.size());
+  PyObject* list = PyList_New(count);
+  for (Py_ssize_t i = 0; list != nullptr && i < count; ++i) {
+    PyList_SET_ITEM(list, i, Py_NewRef(key.tensors[i]));
+  }
+  return list;
+}
+
+// Whether every tensor of the call is an argument of its own, not inside a list.
+bool all_on_top(const Key& key, const Arguments& given) {
+  if (given.dict != nullptr && PyDict_GET_SIZE(given.dict) != 0) return false;
+  return given.tensors_on_top() == key.tensors.size();
+}
+
+// Boxes operands as the plan says, and runs torch's function on the shards.
+PyObject* run_boxed(const Entry& entry, const Key& key, const Arguments& given) {
+  static PyObject* const boxed = PyUnicode_InternFromString("boxed");
+  PyObject* tensors = as_list(key);
+  if (tensors == nullptr) return nullptr;
+  PyObject* moved = PyObject_CallMethodOneArg(entry.plan, boxed, tensors);
+  Py_DECREF(tensors);
+  if (moved == nullptr) return nullptr;
+  c10::SmallVector<PyObject*, 8> values(given.values, given.values + given.all());
+  Py_ssize_t next = 0;
+  for (PyObject*& value : values) {
+    if (THPVariable_Check(value)) value = PyList_GET_ITEM(moved, next++);
+  }
+  HookOff off;
+  PyObject* out = PyObject_Vectorcall(entry.function, values.data(),
+                                      static_cast<size_t>(given.count), given.names);
+  Py_DECREF(moved);
+  return out;
+}
+
+// Runs torch's function on the shards, some of them boxed if the plan says so. `sizes`, if given,
+// replace those after the first argument.
+PyObject* run_on_shards(const Entry& entry, PyObject* sizes, const Key& key,
+                        const Arguments& given) {
+  if (entry.way == Way::kBoxed) return run_boxed(entry, key, given);
   HookOff off;
   if (sizes == nullptr) return given.pass_to(entry.function);
   const Py_ssize_t count = PyTuple_GET_SIZE(sizes);
@@ -122,15 +160,6 @@ bool check_not_moved(const Entry& entry, PyObject* target) {
   Py_XDECREF(error);
   Py_XDECREF(op);
   return false;
-}
-
-PyObject* as_list(const Key& key) {
-  const auto count = static_cast<Py_ssize_t>(key.tensors.size());
-  PyObject* list = PyList_New(count);
-  for (Py_ssize_t i = 0; list != nullptr && i < count; ++i) {
-    PyList_SET_ITEM(list, i, Py_NewRef(key.tensors[i]));
-  }
-  return list;
 }
 
 // plan.run(args, kwargs, tensors)
@@ -151,7 +180,7 @@ PyObject* run_in_python(const Entry& entry, const Key& key, const Arguments& giv
 // Runs a plan that is one torch call on the shards as they are.
 PyObject* run_fast(const Entry& entry, const Key& key, const Arguments& given) {
   if (entry.inplace && !check_not_moved(entry, given.values[0])) return nullptr;
-  PyObject* out = run_on_shards(entry, entry.sizes, given);
+  PyObject* out = run_on_shards(entry, entry.sizes, key, given);
   if (out == nullptr) return nullptr;
   if (entry.adopts && returns_plain_operand(out, key)) {
     Py_DECREF(out);
@@ -181,7 +210,7 @@ struct Specs {
 PyObject* run_fast_any_size(const Entry& entry, PyObject* local_sizes, const Sizes* whole,
                             const Key& key, const Arguments& given, Specs* specs) {
   if (entry.inplace && !check_not_moved(entry, given.values[0])) return nullptr;
-  PyObject* out = run_on_shards(entry, local_sizes, given);
+  PyObject* out = run_on_shards(entry, local_sizes, key, given);
   if (out == nullptr || entry.inplace) return out;
   if (entry.adopts && returns_plain_operand(out, key)) {
     Py_DECREF(out);
@@ -317,7 +346,9 @@ PyObject* Call::run(const Entry& entry) {
   if (entry.way == Way::kAnswer) return Py_NewRef(entry.constant);
   if (entry.way == Way::kCall) return given.pass_to(entry.function);
   const bool watched = PyList_GET_SIZE(python.observers) != 0;
-  const bool fast = entry.way == Way::kFast && !watched && !key.moved;
+  const bool in_one_call =
+      entry.way == Way::kFast || (entry.way == Way::kBoxed && all_on_top(key, given));
+  const bool fast = in_one_call && !watched && !key.moved;
   if (fast && entry.adopts) return run_beside_plain(entry);
   const bool sized = entry.any_size && function.sizing != Sizing::kNone && !entry.outs.empty() &&
                      !entry.outs[0].sources.empty();

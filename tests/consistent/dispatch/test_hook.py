@@ -44,6 +44,8 @@ def _calls(x: Any, w: Any, b: Any) -> list[Callable[[], Any]]:
         lambda: F.layer_norm(x, (4,), b, b),
         lambda: torch.topk(x, 2, dim=1),
         lambda: torch.addmm(b, x, w),
+        lambda: torch.mm(x.T, x) + w,  # an addend is boxed first
+        lambda: torch.cat([torch.mm(x.T, x), w], dim=1),
     ]
 
 

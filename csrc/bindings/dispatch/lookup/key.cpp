@@ -96,6 +96,12 @@ int is_moved(PyObject* tensor) {
 #endif
 }
 
+size_t Arguments::tensors_on_top() const {
+  size_t found = 0;
+  for (Py_ssize_t i = 0; i < all(); ++i) found += THPVariable_Check(values[i]) ? 1 : 0;
+  return found;
+}
+
 PyObject* Arguments::pass_to(PyObject* func) const {
   if (tuple != nullptr) return PyObject_Call(func, tuple, dict);
   return PyObject_Vectorcall(func, values, count, names);

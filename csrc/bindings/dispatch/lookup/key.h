@@ -46,6 +46,10 @@ struct Arguments {
         count(PyTuple_GET_SIZE(tuple_)),
         tuple(tuple_),
         dict(dict_) {}
+  // The number of values, named ones included unless they are in `dict`.
+  Py_ssize_t all() const { return count + (names == nullptr ? 0 : PyTuple_GET_SIZE(names)); }
+  // The number of tensors among these.
+  size_t tensors_on_top() const;
   // func(*arguments), a new reference.
   PyObject* pass_to(PyObject* func) const;
   // The positional arguments, and the named ones, as new references.

@@ -16,6 +16,7 @@ namespace consistent::dispatch {
 enum class Way : uint8_t {
   kRun,     // plan.run(args, kwargs, tensors), in Python
   kFast,    // one call of torch on the shards as they are
+  kBoxed,   // the same, once plan.boxed(tensors) has boxed some of them
   kCall,    // a function takes the call with its arguments unchanged
   kAnswer,  // a constant
   kFacts,   // the plan is found by a key that includes facts
