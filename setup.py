@@ -9,6 +9,7 @@ import shutil
 import site
 import sys
 from glob import glob
+from pathlib import Path
 
 from setuptools import setup
 
@@ -86,16 +87,34 @@ MODULES = {
 }
 
 
+def as_one(name, sources):
+    """A file in build/ that includes `sources`. Torch's headers take most of the time of compiling
+    a file that binds to Python; so they are read once for all of these."""
+    path = Path("build", "as_one", f"{name}.cpp")
+    text = "".join(f'#include "../../{source}"\n' for source in sources)
+    if not path.exists() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return str(path)
+
+
 def extension(cpp_extension, cuda, name, folders):
-    found = [f for folder in folders for f in glob(f"csrc/{folder}/*.c*")]
+    found = sorted(f for folder in folders for f in glob(f"csrc/{folder}/*.c*"))
     kinds = (".cpp", ".cu") if cuda else (".cpp",)
     sources = [f for f in found if f.endswith(kinds) and not (cuda and "/no_cuda" in f)]
+    bindings = [f for f in sources if f.startswith("csrc/bindings")]
+    others = [f for f in sources if f not in bindings]
     make = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
     return make(
         name,
-        sorted(sources),
-        define_macros=[("CONSISTENT_WITH_CUDA", None)] if cuda else [],
-        depends=sorted(glob("csrc/**/*.h", recursive=True) + glob("csrc/**/*.cuh", recursive=True)),
+        [*others, as_one(name, bindings)],
+        define_macros=[
+            ("PY_SSIZE_T_CLEAN", None),  # lengths that Python's C API is given are Py_ssize_t
+            *([("CONSISTENT_WITH_CUDA", None)] if cuda else []),
+        ],
+        depends=bindings
+        + sorted(glob("csrc/**/*.h", recursive=True))
+        + sorted(glob("csrc/**/*.cuh", recursive=True)),
         extra_compile_args={"cxx": CXX_FLAGS, "nvcc": NVCC_FLAGS},
     )
 

@@ -51,6 +51,11 @@ inline void check_same_device(const char* op, const char* name, const at::Tensor
 // The tensor's values in contiguous memory, with a pending negation carried out.
 inline at::Tensor dense(const at::Tensor& x) { return x.resolve_neg().contiguous(); }
 
+// Where the values of an optional tensor begin.
+inline const void* data_of(const at::Tensor& x) {
+  return x.defined() ? x.const_data_ptr() : nullptr;
+}
+
 // Calls on_cpu(begin, end) for parts of `count` from several threads, each worth `grain` or more;
 // or on_cuda(stream) under the tensor's device.
 template <class OnCpu, class OnCuda>

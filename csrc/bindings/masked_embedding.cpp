@@ -100,14 +100,14 @@ Tensor masked_embedding_backward(const Tensor& gradient, const Tensor& index, in
   return out;
 }
 
-void register_device(torch::Library& m) {
+void register_embedding(torch::Library& m) {
   m.impl("masked_embedding", &masked_embedding);
   m.impl("masked_embedding_backward", &masked_embedding_backward);
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(consistent, CPU, m) { register_device(m); }
-TORCH_LIBRARY_IMPL(consistent, CUDA, m) { register_device(m); }
+TORCH_LIBRARY_IMPL(consistent, CPU, m) { register_embedding(m); }
+TORCH_LIBRARY_IMPL(consistent, CUDA, m) { register_embedding(m); }
 
 }  // namespace consistent

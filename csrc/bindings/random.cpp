@@ -63,14 +63,14 @@ void check_floating(const char* op, const Tensor& x) {
               "bernoulli_.");
 }
 
-void check_strided(const char* op, const Tensor& x) {
+void check_layout(const char* op, const Tensor& x) {
   TORCH_CHECK(x.layout() == at::kStrided, op, ": the tensor is ", x.layout(),
               ", and values are drawn for every element of a strided tensor; call x.to_dense() "
               "first.");
 }
 
 void check_writable(const char* op, const Tensor& self) {
-  check_strided(op, self);
+  check_layout(op, self);
   TORCH_CHECK(!(at::GradMode::is_enabled() && self.requires_grad()), op,
               ": the tensor requires grad and grad mode is on, and filling it in place would leave "
               "autograd a history that is no longer true; call it under torch.no_grad(), or on "
@@ -358,7 +358,7 @@ Tensor randperm(int64_t n, int64_t seed, int64_t counter, std::optional<at::Devi
 
 Tensor dropout(const Tensor& x, double p, int64_t seed, int64_t counter, IntArrayRef starts,
                IntArrayRef logical_sizes) {
-  check_strided("dropout", x);
+  check_layout("dropout", x);
   TORCH_CHECK(x.is_floating_point(), "dropout: x is ", x.scalar_type(),
               ", and what is kept is scaled by a real number; call x.to(torch.float32) first.");
   check_scale("dropout", "p", p, p >= 0 && p <= 1, "between 0 and 1");
@@ -426,7 +426,7 @@ Tensor dropout_autograd(const Tensor& x, double p, int64_t seed, SymInt counter,
   return DropoutFunction::apply(x, p, seed, counter, starts, logical_sizes);
 }
 
-void register_device(torch::Library& m) {
+void register_random(torch::Library& m) {
   m.impl("uniform_", &uniform_);
   m.impl("normal_", &normal_);
   m.impl("log_normal_", &log_normal_);
@@ -441,8 +441,8 @@ void register_device(torch::Library& m) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(consistent, CPU, m) { register_device(m); }
-TORCH_LIBRARY_IMPL(consistent, CUDA, m) { register_device(m); }
+TORCH_LIBRARY_IMPL(consistent, CPU, m) { register_random(m); }
+TORCH_LIBRARY_IMPL(consistent, CUDA, m) { register_random(m); }
 TORCH_LIBRARY_IMPL(consistent, Autograd, m) { m.impl("dropout", &dropout_autograd); }
 TORCH_LIBRARY_IMPL(consistent, CompositeExplicitAutograd, m) { m.impl("randperm", &randperm); }
 

@@ -95,8 +95,6 @@ Tensor vector_of(const char* name, const std::optional<Tensor>& x, const Tensor&
   return dense(x->to(wide_type(like.scalar_type())));
 }
 
-const void* data_of(const Tensor& x) { return x.defined() ? x.const_data_ptr() : nullptr; }
-
 std::tuple<Tensor, Tensor> reduce_shards(at::TensorList parts, int64_t dim, int64_t start,
                                          int64_t size, double scale,
                                          const std::optional<Tensor>& bias,

@@ -40,8 +40,6 @@ Tensor weight_of(const char* op, const std::optional<Tensor>& weight, const Tens
   return dense(weight->to(wide_type(logits.scalar_type())));
 }
 
-const void* data_of(const Tensor& x) { return x.defined() ? x.const_data_ptr() : nullptr; }
-
 Tensor split_cross_entropy(const Tensor& logits, const Tensor& target,
                            const std::optional<Tensor>& weight, int64_t dim, int64_t start,
                            bool smooth) {
@@ -96,14 +94,14 @@ Tensor split_cross_entropy_backward(const Tensor& logits, const Tensor& target, 
   return out;
 }
 
-void register_device(torch::Library& m) {
+void register_cross_entropy(torch::Library& m) {
   m.impl("split_cross_entropy", &split_cross_entropy);
   m.impl("split_cross_entropy_backward", &split_cross_entropy_backward);
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(consistent, CPU, m) { register_device(m); }
-TORCH_LIBRARY_IMPL(consistent, CUDA, m) { register_device(m); }
+TORCH_LIBRARY_IMPL(consistent, CPU, m) { register_cross_entropy(m); }
+TORCH_LIBRARY_IMPL(consistent, CUDA, m) { register_cross_entropy(m); }
 
 }  // namespace consistent

@@ -1,6 +1,5 @@
 // Python bindings of the dispatch hook: the module consistent.dispatch._C.
 
-#define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>

@@ -15,14 +15,14 @@ struct PyAlarm {
 
 PyTypeObject* alarm_type = nullptr;
 
-PyObject* make(PyTypeObject* type, PyObject*, PyObject*) {
+PyObject* make_alarm(PyTypeObject* type, PyObject*, PyObject*) {
   PyObject* self = type->tp_alloc(type, 0);
   if (self == nullptr) return nullptr;
   new (&reinterpret_cast<PyAlarm*>(self)->alarm) std::shared_ptr<Alarm>(std::make_shared<Alarm>());
   return self;
 }
 
-void destroy(PyObject* self) {
+void destroy_alarm(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
   reinterpret_cast<PyAlarm*>(self)->alarm.~shared_ptr();
   type->tp_free(self);
@@ -44,22 +44,24 @@ PyObject* words(PyObject* self, void*) {
   return PyUnicode_FromString(alarm.words().c_str());
 }
 
-PyMethodDef methods[] = {{"set_off", set_off, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
-PyGetSetDef members[] = {{"words", words, nullptr, nullptr, nullptr},
-                         {nullptr, nullptr, nullptr, nullptr, nullptr}};
-PyType_Slot slots[] = {
-    {Py_tp_new, reinterpret_cast<void*>(make)},
-    {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
-    {Py_tp_methods, methods},
-    {Py_tp_getset, members},
+PyMethodDef alarm_methods[] = {{"set_off", set_off, METH_O, nullptr},
+                               {nullptr, nullptr, 0, nullptr}};
+PyGetSetDef alarm_members[] = {{"words", words, nullptr, nullptr, nullptr},
+                               {nullptr, nullptr, nullptr, nullptr, nullptr}};
+PyType_Slot alarm_slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(make_alarm)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(destroy_alarm)},
+    {Py_tp_methods, alarm_methods},
+    {Py_tp_getset, alarm_members},
     {0, nullptr},
 };
-PyType_Spec spec = {"mirrored.transports._C.Alarm", sizeof(PyAlarm), 0, Py_TPFLAGS_DEFAULT, slots};
+PyType_Spec alarm_spec = {"mirrored.transports._C.Alarm", sizeof(PyAlarm), 0, Py_TPFLAGS_DEFAULT,
+                          alarm_slots};
 
 }  // namespace
 
 bool add_alarm(PyObject* module) {
-  alarm_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+  alarm_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&alarm_spec));
   PyObject* type = reinterpret_cast<PyObject*>(alarm_type);
   return type != nullptr && PyModule_AddObjectRef(module, "Alarm", type) == 0;
 }

@@ -9,9 +9,9 @@ namespace consistent::dispatch {
 namespace {
 
 // More than torch has. The limit keeps a program that makes ever new functions from filling memory.
-constexpr size_t kMost = 8192;
+constexpr size_t kMostKept = 8192;
 
-ska::flat_hash_map<PyObject*, Function*> functions;
+ska::flat_hash_map<PyObject*, Function*> known;
 
 // Reads a Sizing, given as an int.
 bool read_sizing(PyObject* resolved, Sizing* value) {
@@ -56,8 +56,8 @@ bool Function::is_free(PyObject* name) const {
 }
 
 Function* function_of(PyObject* function, bool lasting) {
-  const auto found = functions.find(function);
-  if (found != functions.end()) {
+  const auto found = known.find(function);
+  if (found != known.end()) {
     found->second->hold();
     return found->second;
   }
@@ -66,8 +66,8 @@ Function* function_of(PyObject* function, bool lasting) {
   Function* made = Function::of(resolved);
   Py_DECREF(resolved);
   if (made == nullptr || !lasting) return made;
-  if (functions.size() >= kMost) clear_functions();
-  if (functions.emplace(Py_NewRef(function), made).second) {
+  if (known.size() >= kMostKept) clear_functions();
+  if (known.emplace(Py_NewRef(function), made).second) {
     made->hold();
   } else {
     Py_DECREF(function);  // another thread has resolved it meanwhile
@@ -77,7 +77,7 @@ Function* function_of(PyObject* function, bool lasting) {
 
 void clear_functions() {
   ska::flat_hash_map<PyObject*, Function*> before;
-  before.swap(functions);  // releasing may run Python code, which must find the table empty
+  before.swap(known);  // releasing may run Python code, which must find the table empty
   for (const auto& [function, entry] : before) {
     entry->drop();
     Py_DECREF(function);

@@ -126,11 +126,9 @@ PyObject* local_arguments(const SizeArguments& sizes) {
 
 PyObject* spec_of_output(PyObject* tensor, const Out& out, const Key& key, const Sizes* whole) {
   const at::Tensor& local = THPVariable_Unpack(tensor);
-  Sizes sizes;
-  if (whole != nullptr) {
-    sizes = *whole;
-  } else {
-    sizes.append(local.sizes().begin(), local.sizes().end());
+  const at::IntArrayRef from = whole != nullptr ? at::IntArrayRef(*whole) : local.sizes();
+  Sizes sizes(from.begin(), from.end());
+  if (whole == nullptr) {
     for (const Out::Source& source : out.sources) {
       PyObject* spec = spec_of(key.tensors[source.operand]);
       if (spec == nullptr) return nullptr;

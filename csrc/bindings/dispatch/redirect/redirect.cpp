@@ -10,7 +10,7 @@
 namespace consistent::dispatch {
 namespace {
 
-constexpr size_t kMost = 160;  // functions that can be redirected
+constexpr size_t kMostFunctions = 160;  // functions that can be redirected
 
 using Asks = bool (*)(PyObject* self, PyObject* args, PyObject* kwargs);
 
@@ -36,7 +36,7 @@ struct Redirected {
   vectorcallfunc vectorcall = nullptr;  // of a function that keeps its own C function
 };
 
-Redirected redirected[kMost];
+Redirected redirected[kMostFunctions];
 size_t count = 0;
 
 // The arguments for the handler, as torch's parsers see them: a new reference, or nullptr.
@@ -164,13 +164,14 @@ struct Trampolines {
 };
 
 template <size_t... I>
-std::array<Trampolines, kMost> made(std::index_sequence<I...>) {
+std::array<Trampolines, kMostFunctions> made(std::index_sequence<I...>) {
   return {Trampolines{plain(with_keywords<I>), plain(with_tuple<I>), plain(with_one<I>),
                       plain(with_array<I>), with_vector<I>}...};
 }
 
 const Trampolines& trampolines(size_t index) {
-  static const std::array<Trampolines, kMost> all = made(std::make_index_sequence<kMost>());
+  static const std::array<Trampolines, kMostFunctions> all =
+      made(std::make_index_sequence<kMostFunctions>());
   return all[index];
 }
 
@@ -247,7 +248,8 @@ PyObject* redirect(PyObject*, PyObject* const* args, Py_ssize_t n) {
   const Builtin found = builtin_of(args[0]);
   const Asks asks = found.definition ? asks_of(args[2]) : nullptr;
   if (asks == nullptr) return nullptr;
-  const PyCFunction ours = count < kMost ? trampoline(count, found.definition->ml_flags) : nullptr;
+  const PyCFunction ours =
+      count < kMostFunctions ? trampoline(count, found.definition->ml_flags) : nullptr;
   if (ours == nullptr) {
     PyErr_Format(PyExc_RuntimeError, "redirect: no place for %R", args[0]);
     return nullptr;

@@ -6,19 +6,19 @@ namespace consistent::dispatch {
 
 namespace {
 
-constexpr size_t kMost = 4;  // ways of making instances that can be redirected
+constexpr size_t kMostClasses = 4;  // ways of making instances that can be redirected
 
-struct Redirected {
+struct RedirectedClass {
   newfunc original;
   PyObject* handler;
 };
 
-Redirected redirected[kMost];
-size_t count = 0;
+RedirectedClass redirected_classes[kMostClasses];
+size_t class_count = 0;
 
 template <size_t I>
 PyObject* make_instance(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  const Redirected& to = redirected[I];
+  const RedirectedClass& to = redirected_classes[I];
   if (!hooks_are_on() || !(holds(args) || holds(kwargs))) return to.original(type, args, kwargs);
   PyObject* first = PyTuple_Pack(1, type);
   PyObject* all = first ? PySequence_Concat(first, args) : nullptr;
@@ -28,16 +28,17 @@ PyObject* make_instance(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   return out;
 }
 
-constexpr newfunc kMakers[kMost] = {make_instance<0>, make_instance<1>, make_instance<2>,
-                                    make_instance<3>};
+constexpr newfunc kMakers[kMostClasses] = {make_instance<0>, make_instance<1>, make_instance<2>,
+                                           make_instance<3>};
 
 size_t maker_of(newfunc before, PyObject* handler) {
-  for (size_t i = 0; i < count; ++i) {
-    if (redirected[i].original == before && redirected[i].handler == handler) return i;
+  for (size_t i = 0; i < class_count; ++i) {
+    if (redirected_classes[i].original == before && redirected_classes[i].handler == handler)
+      return i;
   }
-  if (count == kMost) return kMost;
-  redirected[count] = {before, Py_NewRef(handler)};
-  return count++;
+  if (class_count == kMostClasses) return kMostClasses;
+  redirected_classes[class_count] = {before, Py_NewRef(handler)};
+  return class_count++;
 }
 
 // Replaces the slot in subclasses too: they copied it when they were made.
@@ -66,7 +67,7 @@ PyObject* redirect_class(PyObject*, PyObject* const* args, Py_ssize_t n) {
   auto* type = reinterpret_cast<PyTypeObject*>(args[0]);
   const newfunc before = type->tp_new;
   const size_t index = maker_of(before, args[1]);
-  if (index == kMost) {
+  if (index == kMostClasses) {
     PyErr_Format(PyExc_RuntimeError, "redirect_class: no place for %R", args[0]);
     return nullptr;
   }

@@ -9,20 +9,20 @@
 namespace consistent::dispatch {
 namespace {
 
-constexpr size_t kMost = 16;  // properties that can be redirected
+constexpr size_t kMostProperties = 16;  // properties that can be redirected
 
-struct Redirected {
+struct RedirectedProperty {
   setter original;
   PyObject* handler;
 };
 
-Redirected redirected[kMost];
-size_t count = 0;
+RedirectedProperty redirected_properties[kMostProperties];
+size_t property_count = 0;
 
 // Trampolines, as for functions: torch's setters share the data they get beside owner and value.
 template <size_t I>
 int assign(PyObject* owner, PyObject* value, void* closure) {
-  const Redirected& to = redirected[I];
+  const RedirectedProperty& to = redirected_properties[I];
   const bool ours = value != nullptr && Py_TYPE(value) == global_class() &&
                     Py_TYPE(owner) != global_class() && hooks_are_on();
   if (!ours) return to.original(owner, value, closure);
@@ -32,14 +32,14 @@ int assign(PyObject* owner, PyObject* value, void* closure) {
 }
 
 template <size_t... I>
-constexpr std::array<setter, kMost> made(std::index_sequence<I...>) {
+constexpr std::array<setter, kMostProperties> setters(std::index_sequence<I...>) {
   return {assign<I>...};
 }
 
 }  // namespace
 
 PyObject* redirect_property(PyObject*, PyObject* const* args, Py_ssize_t n) {
-  static constexpr auto kAll = made(std::make_index_sequence<kMost>());
+  static constexpr auto kAll = setters(std::make_index_sequence<kMostProperties>());
   PyGetSetDef* property = n == 2 && Py_IS_TYPE(args[0], &PyGetSetDescr_Type)
                               ? reinterpret_cast<PyGetSetDescrObject*>(args[0])->d_getset
                               : nullptr;
@@ -49,12 +49,12 @@ PyObject* redirect_property(PyObject*, PyObject* const* args, Py_ssize_t n) {
                     "are needed");
     return nullptr;
   }
-  if (count == kMost) {
+  if (property_count == kMostProperties) {
     PyErr_Format(PyExc_RuntimeError, "redirect_property: no place for %R", args[0]);
     return nullptr;
   }
-  redirected[count] = {property->set, Py_NewRef(args[1])};
-  property->set = kAll[count++];
+  redirected_properties[property_count] = {property->set, Py_NewRef(args[1])};
+  property->set = kAll[property_count++];
   Py_RETURN_NONE;
 }
 
