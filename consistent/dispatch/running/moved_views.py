@@ -7,10 +7,12 @@ put into the source.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from ...rules.layout.view import groups
 from ..plans.arguments import collect, with_tensors
 from ..plans.shards import HookOff
 
@@ -25,9 +27,9 @@ VIEWS = frozenset(
     "unflatten "
     "unfold real imag detach".split()
 )
-# Whether these give a view depends on strides, which a logical tensor does not have: they are read
-# as copies, and writing into them raises.
-_AT_TIMES = frozenset(("reshape", "flatten", "detach"))
+# Where these join dims, strides decide whether torch gives a view, and a logical tensor has none:
+# they are read as copies, and writing into them raises.
+_AT_TIMES = frozenset(("reshape", "flatten"))
 # An element of these stands for several elements, or for a part of one: writing into them raises.
 _NOT_ONE_TO_ONE = frozenset("as_strided expand expand_as unfold real imag".split())
 _INEXACT = frozenset((torch.int64, torch.uint64))  # not all of their values are exact in float64
@@ -76,6 +78,10 @@ class MovedView:
         The value goes the way that the view's gradient would go: each element goes to its place.
         """
         source, tracked = self._source()[0], torch.is_grad_enabled() and value.requires_grad
+        if self._name == "detach":
+            with torch.no_grad():
+                source.copy_(value)
+            return
         has_gradients = source.is_floating_point() or source.is_complex()
         dtype = source.dtype if has_gradients else torch.float64
         with torch.enable_grad():
@@ -130,13 +136,21 @@ def is_view(plan: Any) -> bool:
 def remember(out: Any, plan: Any, source: Any, args: tuple, kwargs: dict) -> None:
     """Let the views ``out``, which the call of ``plan`` has moved, remember ``source``."""
     with HookOff():
-        tracked = plan.name not in _AT_TIMES and not source.is_inference()
+        tracked = not source.is_inference()
+    if plan.name in _AT_TIMES:
+        tracked = tracked and not _joins_dims(source._spec.shape, out._spec.shape)
     several = isinstance(out, tuple | list)
     for index, view in enumerate(out if several else (out,)):
         at = index if several else None
         view._moved_view = (
             MovedView(plan.name, plan.function, (args, kwargs), at) if tracked else True
         )
+
+
+def _joins_dims(source: Sequence[int], target: Sequence[int]) -> bool:
+    """Whether some dim of ``target`` runs over several dims of ``source``. If not, torch gives a
+    view, whatever the strides are."""
+    return any(sum(source[d] != 1 for d in dims) > 1 for dims, _ in groups(source, target))
 
 
 def write_through(plan: Any, args: tuple, kwargs: dict, view: Any) -> Any:

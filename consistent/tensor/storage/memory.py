@@ -35,11 +35,11 @@ watchers: list[Callable[[Any], None]] = []
 
 def data(x: Any) -> Any:
     """The same memory without autograd: no graph notices what is written into it."""
-    x = fresh(x)
+    view = fresh(x)
     with HookOff():
-        alias = attach(_Base.data.__get__(x), x._spec)
-    if x._moved_view:  # what is written would not reach the view's base
-        alias._moved_view = True
+        alias = attach(_Base.data.__get__(view), view._spec)
+    if x._moved_view:
+        alias._moved_view = MovedView("detach", _Base.detach, ((x,), {}), None)
     for watch in watchers:
         watch(alias)
     return alias

@@ -23,6 +23,11 @@ VIEWS: dict[str, Any] = {
     "unbind": lambda x: torch.unbind(x, 1)[3],
     "as a keyword": lambda x: torch.narrow(input=x, dim=1, start=1, length=4),
     "of a view": lambda x: x.view(-1)[3:7],
+    "reshape": lambda x: x.reshape(4, 3, 2),
+    "flatten": lambda x: x.view(-1)[None].flatten(),
+    "detach": lambda x: x.view(-1).detach(),
+    "data": lambda x: x.view(-1).data,
+    "reshape of a row": lambda x: x.narrow(0, 1, 1).narrow(1, 3, 1).reshape(-1),
     "of a view of a view": lambda x: x.view(-1).view(6, 4)[2].view(2, 2).t(),
 }
 WRITES: dict[str, Any] = {
@@ -78,6 +83,22 @@ PLAIN: dict[str, Any] = {
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_moved_view_reads_what_was_written_into_its_source(ranks: int) -> None:
     assert pool(ranks).run(_read_after_writes, ranks) == [[]] * ranks
+
+
+def _of_one_element(rank: int) -> list[list[float]]:
+    """Which of a layout's ranks holds an element has nothing to say about what is a view."""
+    found = []
+    for layout in ((B, S(1)), (S(1), B), (S(0), S(1)), (S(1), S(1))):
+        x = distribute(torch.ones(1, 1), Placement("cpu", [[0, 1], [2, 3]]), layout)
+        v = x.reshape(-1)
+        x.add_(1)
+        v.mul_(3)
+        found.append([v.item(), x.item()])
+    return found
+
+
+def test_a_reshape_that_joins_no_dims_is_a_view() -> None:
+    assert pool(4).run(_of_one_element) == [[[6.0, 6.0]] * 4] * 4
 
 
 def _gradients(rank: int) -> list[bool]:
