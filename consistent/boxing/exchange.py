@@ -127,10 +127,15 @@ def _nearest(addends: Holders, target: int, load: Counter[int]) -> int:
 
 def overlap(a: Region, b: Region) -> Region | None:
     """The intersection of two boxes; None if it is empty."""
-    starts = tuple(map(max, a[0], b[0]))
-    ends = (min(i + m, j + n) for i, m, j, n in zip(*a, *b))
-    sizes = tuple(end - start for start, end in zip(starts, ends))
-    return None if any(size <= 0 for size in sizes) else (starts, sizes)
+    starts, sizes = [], []
+    for i, m, j, n in zip(*a, *b):
+        start = max(i, j)
+        size = min(i + m, j + n) - start
+        if size <= 0:
+            return None
+        starts.append(start)
+        sizes.append(size)
+    return tuple(starts), tuple(sizes)
 
 
 def _partial_index(spec: TensorSpec, at: Coordinate) -> int:

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+_LEAVES = frozenset((type(None), bool, int, float, str, torch.dtype, torch.device))
+
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     """``value`` with each tensor in it changed; a container in which nothing changes is itself."""
@@ -36,6 +38,8 @@ def map_each(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     """The same for each ``kind`` in ``value``; slices are looked into, too."""
     if isinstance(value, kind):
         return change(value)
+    if type(value) in _LEAVES:  # most values are; to be no mapping takes longer to find out
+        return value
     if isinstance(value, Mapping):
         return _mapping(value, {key: map_each(x, kind, change) for key, x in value.items()})
     if isinstance(value, list | tuple):

@@ -159,7 +159,9 @@ class _Search:
         self.units: list[Unit] = units_of(model, min(ranks, self.rows, 1024))
         self.numel = sum(p.numel() * p.element_size() for p in model.parameters())
         self._followed: dict[int, Followed] = {}
+        # of each unit, by (tensor, sequence, rows)
         self._costs: dict[tuple[int, bool, int], list[Cost]] = {}
+        self._recomputed: dict[tuple[int, bool, int], list[Cost]] = {}
 
     def found(self, simulated: int) -> Found:
         """The best, and what else was tried."""
@@ -296,14 +298,17 @@ class _Search:
         return None if costs is None else estimate(choice, costs, self.machine, self.memory)
 
     def _costs_of(self, choice: Choice) -> list[Cost] | None:
-        costs = self._costs.get((choice.tensor, choice.sequence, choice.rows))
+        key = self._key(choice)
+        costs = self._costs.get(key)
         if costs is None or not choice.recompute:
             return costs
-        again = set(self._repeated(choice.rows))
-        return [
-            cost.recomputed() if unit.name in again else cost
-            for unit, cost in zip(self.units, costs, strict=True)
-        ]
+        if key not in self._recomputed:
+            again = set(self._repeated(choice.rows))
+            self._recomputed[key] = [
+                cost.recomputed() if unit.name in again else cost
+                for unit, cost in zip(self.units, costs, strict=True)
+            ]
+        return self._recomputed[key]
 
     def _repeated(self, rows: int) -> list[str]:
         """Units of which there are several equal ones; all that have parts, if none are."""

@@ -14,8 +14,10 @@ def match(name: str, patterns: Iterable[str]) -> str | None:
     """The first of ``patterns`` that matches all of ``name``; ``name`` itself comes before."""
     if isinstance(patterns, Mapping) and name in patterns:
         return name
-    wild = (p for p in patterns if is_pattern(p) or p == name)
-    return next((p for p in wild if fnmatch.fnmatchcase(name, p)), None)
+    for pattern in patterns:
+        if (pattern == name or is_pattern(pattern)) and fnmatch.fnmatchcase(name, pattern):
+            return pattern
+    return None
 
 
 def match_path(name: str, patterns: Mapping[str, Any]) -> str | None:
@@ -33,7 +35,7 @@ def path_matches(name: str, pattern: str) -> bool:
 
 def is_pattern(text: str) -> bool:
     """Whether ``text`` has wildcards."""
-    return any(mark in text for mark in "*?[")
+    return "*" in text or "?" in text or "[" in text
 
 
 def grouped(entries: Mapping[str, Any]) -> list[tuple[str, list[str], Any]]:
