@@ -12,9 +12,13 @@ from typing import Any
 
 import torch
 
+from mirrored.transports import default
+from mirrored.transports.base.unseen import unseen
+
+from ...movement.world import my_coordinate
 from ...rules.layout.view import groups
 from ..plans.arguments import collect, with_tensors
-from ..plans.shards import HookOff
+from ..plans.shards import HookOff, is_global, plain
 
 # One entry for each moved view; while the list is not empty, the hook looks for moved views among
 # operands.
@@ -27,8 +31,8 @@ VIEWS = frozenset(
     "unflatten "
     "unfold real imag detach".split()
 )
-# Where these join dims, strides decide whether torch gives a view, and a logical tensor has none:
-# they are read as copies, and writing into them raises.
+# Where these join dims, strides decide whether torch gives a view. They are looked at once somebody
+# could tell: when the source or the result was written.
 _AT_TIMES = frozenset(("reshape", "flatten"))
 # An element of these stands for several elements, or for a part of one: writing into them raises.
 _NOT_ONE_TO_ONE = frozenset("as_strided expand expand_as unfold real imag".split())
@@ -39,12 +43,23 @@ class MovedView:
     """How a view is taken from its source, and the source and its version when it was last
     taken."""
 
-    __slots__ = ("_given", "_graded", "_index", "_name", "_run", "_seen", "_tensors", "_value")
+    __slots__ = (
+        "_given", "_graded", "_index", "_doubtful", "_name", "_run", "_seen", "_tensors", "_value",
+    )  # fmt: skip
 
-    def __init__(self, name: str, run: Any, given: tuple[tuple, dict], index: int | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        run: Any,
+        given: tuple[tuple, dict],
+        index: int | None,
+        is_doubtful: bool = False,
+    ) -> None:
+        """``is_doubtful``: strides decide whether this is a view."""
         alive.append(None)  # first: `__del__` runs even if a line below raises
         self._name, self._run, self._given, self._index = name, run, given, index
         self._graded, self._value = torch.is_grad_enabled(), None
+        self._doubtful = is_doubtful
         self._tensors: list[Any] = []  # the first is the source
         collect(given, self._tensors)
         self._seen = self._source()
@@ -56,6 +71,8 @@ class MovedView:
         """The view ``x`` of what its source holds now."""
         source, version = self._source()
         if source is not self._seen[0] or version != self._seen[1]:
+            if _is_copy(x):
+                return x
             with torch.set_grad_enabled(self._graded):
                 self._value = self._taken_from(source)
             self._seen = source, version
@@ -67,6 +84,29 @@ class MovedView:
         with HookOff():
             same = source is self._seen[0] and source._version == self._seen[1]
         return (x if self._value is None else self._value) if same else None
+
+    def is_view(self) -> bool:
+        """Whether it is one on one device. Where strides decide, ranks agree on what theirs say,
+        once: a shard may have too few elements to tell. A collective, the first time."""
+        if self._doubtful:
+            placement = self._tensors[0]._spec.placement
+            if my_coordinate(placement) is not None:
+                source, made = self._on_one_device()
+                shared = made.untyped_storage()._cdata == source.untyped_storage()._cdata
+                ranks = tuple(placement.ranks.ravel().tolist())
+                if not all(default.current().gather_objects(shared, ranks)):
+                    return False
+            self._doubtful = False
+        return True
+
+    def _on_one_device(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The source and the view as they lie in the memory of one device, without values."""
+        moved = getattr(self._tensors[0], "_moved_view", None)
+        with unseen(), HookOff():
+            tensors = [_on_one_device(x) for x in self._tensors]
+            if moved.__class__ is MovedView:
+                tensors[0] = moved._on_one_device()[1]
+            return tensors[0], self._taken(tensors)
 
     def takes(self, value: Any) -> bool:
         """Whether `put` can write such a value."""
@@ -92,7 +132,10 @@ class MovedView:
         source.copy_(torch.where(places != 0, put.to(source.dtype), source))
 
     def _taken_from(self, source: Any) -> Any:
-        args, kwargs = with_tensors(*self._given, [source, *self._tensors[1:]])
+        return self._taken([source, *self._tensors[1:]])
+
+    def _taken(self, tensors: list[Any]) -> Any:
+        args, kwargs = with_tensors(*self._given, tensors)
         made = self._run(*args, **kwargs)
         return made if self._index is None else made[self._index]
 
@@ -135,15 +178,14 @@ def is_view(plan: Any) -> bool:
 
 def remember(out: Any, plan: Any, source: Any, args: tuple, kwargs: dict) -> None:
     """Let the views ``out``, which the call of ``plan`` has moved, remember ``source``."""
+    doubtful = plan.name in _AT_TIMES and _joins_dims(source._spec.shape, out._spec.shape)
     with HookOff():
         tracked = not source.is_inference()
-    if plan.name in _AT_TIMES:
-        tracked = tracked and not _joins_dims(source._spec.shape, out._spec.shape)
     several = isinstance(out, tuple | list)
     for index, view in enumerate(out if several else (out,)):
         at = index if several else None
         view._moved_view = (
-            MovedView(plan.name, plan.function, (args, kwargs), at) if tracked else True
+            MovedView(plan.name, plan.function, (args, kwargs), at, doubtful) if tracked else True
         )
 
 
@@ -153,8 +195,26 @@ def _joins_dims(source: Sequence[int], target: Sequence[int]) -> bool:
     return any(sum(source[d] != 1 for d in dims) > 1 for dims, _ in groups(source, target))
 
 
+def _on_one_device(x: Any) -> torch.Tensor:
+    """As the whole of ``x`` lies in the memory of one device: its dims in the order of those of the
+    shard, and as far apart."""
+    if not is_global(x):
+        return x.to("meta")
+    shard, sizes = plain(x), tuple(x._spec.shape)
+    strides, whole, local = [0] * len(sizes), 1, 1
+    for d in sorted(range(len(sizes)), key=lambda d: (shard.stride(d), -d)):
+        if shard.stride(d) == 0:  # expanded
+            continue
+        gap = max(1, shard.stride(d) // local)  # what lies between two of its items
+        strides[d] = whole = whole * gap
+        whole, local = whole * max(1, sizes[d]), shard.stride(d) * max(1, shard.shape[d])
+    return torch.empty_strided(sizes, strides, dtype=x._spec.dtype, device="meta")
+
+
 def write_through(plan: Any, args: tuple, kwargs: dict, view: Any) -> Any:
     """Run an in-place op of a moved view on a copy, which is then put into the view's source."""
+    if _is_copy(view):
+        return plan.function(*args, **kwargs)
     moved = _writable(view, plan.name)
     written, given = view.clone(), []
     collect((args, kwargs), given)
@@ -166,7 +226,20 @@ def write_through(plan: Any, args: tuple, kwargs: dict, view: Any) -> Any:
 
 def put(view: Any, value: Any, name: str) -> None:
     """Write ``value`` where the moved ``view`` was taken from."""
-    _writable(view, name).put(value)
+    if _is_copy(view):
+        view.copy_(value)
+    else:
+        _writable(view, name).put(value)
+
+
+def _is_copy(view: Any) -> bool:
+    """Whether it turns out that the moved ``view`` is a copy on one device; then it is no moved
+    view any more."""
+    moved = view._moved_view
+    if moved.__class__ is not MovedView or moved.is_view():
+        return False
+    view._moved_view = False
+    return True
 
 
 def _writable(view: Any, name: str) -> MovedView:

@@ -25,6 +25,15 @@ VIEWS: dict[str, Any] = {
     "of a view": lambda x: x.view(-1)[3:7],
     "reshape": lambda x: x.reshape(4, 3, 2),
     "flatten": lambda x: x.view(-1)[None].flatten(),
+    "reshape that joins dims": lambda x: x.reshape(-1),
+    "reshape that joins some": lambda x: x.reshape(2, 12),
+    "reshape of a reshape": lambda x: x.reshape(-1).reshape(6, 4).reshape(-1)[2:9],
+    "flatten that joins dims": lambda x: x.flatten(),
+    "reshape that copies": lambda x: x.t().reshape(-1),
+    "reshape of a part, which copies": lambda x: x[:, 1:5].reshape(-1),
+    "reshape of a part of rows, which copies": lambda x: x[1:, 1:5].reshape(3, 2, 2).reshape(-1),
+    "reshape of something expanded": lambda x: x[:, :1].expand(4, 6).reshape(-1),
+    "reshape of an op's result": lambda x: (x.t() * 1.0).reshape(-1),
     "detach": lambda x: x.view(-1).detach(),
     "data": lambda x: x.view(-1).data,
     "reshape of a row": lambda x: x.narrow(0, 1, 1).narrow(1, 3, 1).reshape(-1),
@@ -97,7 +106,7 @@ def _of_one_element(rank: int) -> list[list[float]]:
     return found
 
 
-def test_a_reshape_that_joins_no_dims_is_a_view() -> None:
+def test_a_reshape_of_one_element_is_a_view() -> None:
     assert pool(4).run(_of_one_element) == [[[6.0, 6.0]] * 4] * 4
 
 
@@ -230,7 +239,7 @@ def test_gradients_go_through_what_was_written_into_views() -> None:
 
 def _refused(rank: int) -> list[str]:
     said, x = [], _given(True, 2)
-    views = x.reshape(-1), x.long().view(-1), x.view(-1).unfold(0, 2, 1), x.view(-1)
+    views = x.long().view(-1), x.long().reshape(-1), x.view(-1).unfold(0, 2, 1), x.view(-1)
     for v in views:
         try:
             torch._foreach_add_([v], 1) if v is views[3] else v.add_(1)
