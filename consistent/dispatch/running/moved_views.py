@@ -8,6 +8,7 @@ put into the source.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ class MovedView:
     taken."""
 
     __slots__ = (
-        "_given", "_graded", "_index", "_doubtful", "_name", "_run", "_seen", "_tensors", "_value",
+        "_doubtful", "_given", "_graded", "_index", "_name", "_run", "_seen", "_tensors", "_value",
     )  # fmt: skip
 
     def __init__(
@@ -53,13 +54,13 @@ class MovedView:
         run: Any,
         given: tuple[tuple, dict],
         index: int | None,
-        is_doubtful: bool = False,
+        doubtful: bool = False,
     ) -> None:
-        """``is_doubtful``: strides decide whether this is a view."""
+        """``doubtful``: strides decide whether this is a view."""
         alive.append(None)  # first: `__del__` runs even if a line below raises
         self._name, self._run, self._given, self._index = name, run, given, index
         self._graded, self._value = torch.is_grad_enabled(), None
-        self._doubtful = is_doubtful
+        self._doubtful = doubtful
         self._tensors: list[Any] = []  # the first is the source
         collect(given, self._tensors)
         self._seen = self._source()
@@ -86,15 +87,16 @@ class MovedView:
         return (x if self._value is None else self._value) if same else None
 
     def is_view(self) -> bool:
-        """Whether it is one on one device. Where strides decide, ranks agree on what theirs say,
-        once: a shard may have too few elements to tell. A collective, the first time."""
+        """Whether it is one on one device. Where strides decide, ranks believe those of the largest
+        shard, for a shard may have too few elements to tell. A collective, the first time."""
         if self._doubtful:
             placement = self._tensors[0]._spec.placement
             if my_coordinate(placement) is not None:
                 source, made = self._on_one_device()
                 shared = made.untyped_storage()._cdata == source.untyped_storage()._cdata
+                mine = plain(self._tensors[0]).numel(), shared
                 ranks = tuple(placement.ranks.ravel().tolist())
-                if not all(default.current().gather_objects(shared, ranks)):
+                if not max(default.current().gather_objects(mine, ranks), key=itemgetter(0))[1]:
                     return False
             self._doubtful = False
         return True
