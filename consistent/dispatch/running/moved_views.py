@@ -103,7 +103,7 @@ class MovedView:
 
     def _on_one_device(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The source and the view as they lie in the memory of one device, without values."""
-        moved = getattr(self._tensors[0], "_moved_view", None)
+        moved: Any = getattr(self._tensors[0], "_moved_view", None)
         with unseen(), HookOff():
             tensors = [_on_one_device(x) for x in self._tensors]
             if moved.__class__ is MovedView:
