@@ -37,7 +37,7 @@ from ..faults.watch import Wait
 from ..torch_dist import TorchDist, children
 from ..torch_dist.messages import flat
 from ..tuning.link import agreed_link, kept_link
-from ..tuning.measure import TwoWays, kept_or_measured, measured
+from ..tuning.measure import TwoWays, kept_or_measured, measured_by_hand
 from ..tuning.table import Table, processors
 from . import segments
 from .pieces import bytes_with, joined, outputs
@@ -121,7 +121,7 @@ class SharedMemory(Wrapper):
         if self.group(ranks) is None:
             return None
         self._messages.pop(ranks, None)
-        found = measured(self._ways(ranks))
+        found = measured_by_hand(self._ways(ranks))
         self._use(found, ranks)
         return found
 

@@ -35,7 +35,7 @@ from ..base.unseen import unseen
 from ..base.wrapper import Wrapper
 from ..shared_memory import REDUCED, SUMMED, SharedMemory, bytes_with, is_wanted, warn
 from ..tuning.link import agreed_link, kept_link
-from ..tuning.measure import TwoWays, kept_or_measured, measured
+from ..tuning.measure import TwoWays, kept_or_measured, measured_by_hand
 from ..tuning.table import Table
 from .device_moves import DeviceMemory, DeviceMoves
 from .gpu_memory import GpuMemory
@@ -88,7 +88,7 @@ class SymmetricMemory(Wrapper):
         if group is None:
             return None
         group.table = Table()
-        self._use(group, measured(self._ways(group, _device(self.kind), ranks)))
+        self._use(group, measured_by_hand(self._ways(group, _device(self.kind), ranks)))
         return group.table
 
     def _group(self, device: torch.device, ranks: Ranks) -> DeviceMoves | None:

@@ -1,12 +1,15 @@
 """Measures the table of a machine: which of two ways is faster for which move.
 
-The first use of shared memory by a number of ranks does it, in less than a second. To do it again:
+The first use of shared memory by a number of ranks does it, in less than a second. What is measured
+while other programs keep the host busy is not kept, since it would send moves the slower way for
+ever: the built-in table serves instead, and the next start measures again. To do it by hand:
 `torchrun --nproc_per_node 4 -m mirrored.transports.tuning`.
 """
 
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +19,7 @@ from torch import Tensor
 
 from ...comm import Ranks, Transport
 from . import table
+from .other_work import others_disturb, usage
 from .table import Table
 
 ONE_SHOT_SIZES = [2**k for k in range(12, 21)]  # 4 KiB to 1 MiB
@@ -49,15 +53,40 @@ def kept_or_measured(ways: TwoWays) -> Table:
     """The first member's table, or a new one measured by all if it has none. A collective."""
     found = table.load(len(ways.ranks), ways.name) if ways.is_first else None
     found = ways.shared.gather_objects(found, ways.ranks)[0]
-    return measured(ways) if found is None else found
+    if found is not None:
+        return found
+    found, is_disturbed = measured(ways)
+    if is_disturbed:
+        return Table()
+    _keep(found, ways)
+    return found
 
 
-def measured(ways: TwoWays) -> Table:
-    """A new table, the same on all members, of the first member's times; it is kept. A collective.
+def measured_by_hand(ways: TwoWays) -> Table:
+    """A new table, which is kept even if other programs disturbed it. A collective."""
+    found, is_disturbed = measured(ways)
+    if is_disturbed and ways.is_first:
+        warnings.warn(
+            "other programs keep this host busy, so the table of transports that was measured and "
+            "kept now may choose the slower way; measure it again once they have ended",
+            stacklevel=2,
+        )
+    _keep(found, ways)
+    return found
+
+
+def _keep(found: Table, ways: TwoWays) -> None:
+    if ways.is_first:
+        table.save(found, len(ways.ranks), ways.name)
+
+
+def measured(ways: TwoWays) -> tuple[Table, bool]:
+    """A new table, of the first member's times, and whether other programs disturbed it; the same
+    on all members. A collective.
 
     `ways.shared` must use shared memory for every size while this runs.
     """
-    above = {}
+    before, above = usage(), {}
     for name, move in _moves(ways).items():
         for dtype in (torch.float32, torch.bfloat16):
             limit = _messages_above(ways, move, dtype)
@@ -66,10 +95,8 @@ def measured(ways: TwoWays) -> Table:
     limits = _one_shot(ways, torch.float32), _one_shot(ways, torch.bfloat16)
     copies = _copy_start_s(ways), _copy_bytes_per_s(ways)
     mine = Table(*limits, above, _latency_s(ways), _bytes_per_s(ways), *copies)
-    found = ways.shared.gather_objects(mine, ways.ranks)[0]
-    if ways.is_first:
-        table.save(found, len(ways.ranks), ways.name)
-    return found
+    found = ways.shared.gather_objects((mine, usage() - before), ways.ranks)
+    return found[0][0], others_disturb(found[0][1], [spent.process for _, spent in found])
 
 
 def _moves(ways: TwoWays) -> dict[str, Move]:

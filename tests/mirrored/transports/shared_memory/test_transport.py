@@ -22,7 +22,7 @@ from mirrored import current, use
 from mirrored.transports import _C
 from mirrored.transports.shared_memory import SharedMemory, segments
 from mirrored.transports.torch_dist import TorchDist
-from mirrored.transports.tuning import table
+from mirrored.transports.tuning import measure, table
 from mirrored.transports.tuning.table import Table
 from tests.mirrored.transports.moves import DTYPES, all_moves, bits, numbers
 from tests.ranks import RankError, pool, simulate
@@ -398,14 +398,21 @@ def test_calls_that_do_not_fit_are_named_where_only_one_goes_by_messages(
     assert len(set(said)) == 1 and "rank 0 " in said[0] and "float32[200, 2]" in said[0]
 
 
-def tuned(rank: int, folder: str) -> tuple[bool, Table | None]:
+def tuned(rank: int, folder: str, busy: bool) -> tuple[bool, Table | None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", folder)
+        patch.setattr(measure, "others_disturb", lambda *_: busy)
         t = SharedMemory(TorchDist())
         t.all_reduce(torch.ones(1), (1, 0))
         return table.load(2, table.processors()) is not None, t.tune((1, 0))
 
 
 def test_a_table_is_measured_once_and_kept(tmp_path: Path) -> None:
-    (kept, one), (_, other) = pool(2).run(tuned, str(tmp_path))
+    (kept, one), (_, other) = pool(2).run(tuned, str(tmp_path), False)
     assert kept and one == other and isinstance(one, Table)
+
+
+@pytest.mark.filterwarnings("ignore:other programs keep this host busy")
+def test_a_table_that_others_disturbed_is_kept_only_by_hand(tmp_path: Path) -> None:
+    (kept, one), (_, other) = pool(2).run(tuned, str(tmp_path), True)
+    assert not kept and one == other and isinstance(one, Table)
