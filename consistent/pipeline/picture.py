@@ -6,7 +6,7 @@ sending takes no time.
 
 from __future__ import annotations
 
-from ..drawing.pictures.colours import PALETTE, paint
+from ..drawing.pictures.colours import PALETTE, paint, paler
 from ..drawing.pictures.drawing import Box, Drawing, Words
 from ..drawing.pictures.picture import Picture, wrapped
 from .simulate import Played, play
@@ -76,11 +76,13 @@ class SchedulePicture(Picture):
             for action in line:
                 begin, end = self.played.times[action]
                 x, long = left + begin * unit, (end - begin) * unit
+                is_first = action.stage == self._stages(k)[0]
                 fill = PALETTE[_STYLES[action.kind]]
+                fill = fill if is_first else paler(fill)
                 shapes.append(Box(x, y, long, _LINE - 6, fill, "paper", title=str(action)))
                 if unit >= 14:
                     text = str(action.micro_batch)
-                    ink = "#ffffff" if action.kind in "FB" else "#1f2328"
+                    ink = "#ffffff" if action.kind in "FB" and is_first else "#1f2328"
                     shapes.append(Words(x + long / 2, y + 18, text, 11, ink, "middle"))
             y += _LINE
         x = left
@@ -88,19 +90,21 @@ class SchedulePicture(Picture):
             shapes.append(Box(x, y + 6, 12, 12, PALETTE[_STYLES[kind]]))
             shapes.append(Words(x + 18, y + 16, _WORDS[kind], 11, "faint"))
             x += 40 + 6.2 * len(_WORDS[kind])
-        shapes.append(
-            Words(left, y + 38, "Numbers are micro-batches; time runs to the right.", 11, "faint")
-        )
+        note = "Numbers are micro-batches; time runs to the right."
+        if len(self.table.lines) < self.table.stages:
+            note += " Paler: of a placement's later stages."
+        shapes.append(Words(left, y + 38, note, 11, "faint"))
         return Drawing(
             max(width, x, 20 + 8.2 * len(self._summary())), y + 54, shapes, self._summary()
         )
 
     def _names(self) -> list[str]:
-        stages = [
-            [s for s, line in enumerate(self.table.line_of) if line == k]
-            for k in range(len(self.table.lines))
-        ]
+        stages = map(self._stages, range(len(self.table.lines)))
         return [f"stage{'s' if len(s) > 1 else ''} {', '.join(map(str, s))}" for s in stages]
+
+    def _stages(self, k: int) -> list[int]:
+        """The stages of placement ``k``."""
+        return [s for s, line in enumerate(self.table.line_of) if line == k]
 
     def _kinds(self) -> list[str]:
         met = {action.kind for line in self.table.lines for action in line}

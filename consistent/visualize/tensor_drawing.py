@@ -12,11 +12,12 @@ from ..spec.bytes_text import bytes_text
 from .holdings import Holding, drawn_dims, holding, sentences, shown, span
 from .tensor_text import axis_name, direction
 
-_CELL, _ROW = 132.0, 166.0  # pixels of a rank's place
+_CELL, _ROW = 132.0, 88.0  # pixels of a rank's place: its width, and its height without the tensor
 _WIDE, _HIGH = 104.0, 72.0  # pixels of the longer side of the small tensor, and of the most height
 _MOST_COLUMNS, _MOST_ROWS = 8, 6
 _EDGE = 20.0
-_LETTER = 7.0  # pixels of a letter of 12 pixels, on average
+_LETTER = 6.2  # pixels of a letter of 12 pixels, on average
+_MOST_WIDE = 680.0  # pixels to which a picture of few ranks grows, rather than break its lines
 
 
 def tensor_drawing(spec: TensorSpec) -> Drawing:
@@ -27,11 +28,16 @@ def tensor_drawing(spec: TensorSpec) -> Drawing:
     rows = shown(grid[-2], _MOST_ROWS) if named else [0]
     columns = shown(grid[-1], _MOST_COLUMNS)
     left = _EDGE + (92.0 if named else 0.0)
-    width = max(left + len(columns) * _CELL + _EDGE, 460.0)
+    head, _, where = repr(spec).partition(" on ")
+    longest = max(map(len, (f"on {where}", *sentences(spec))))
+    width = max(
+        left + len(columns) * _CELL + _EDGE,
+        min(2 * _EDGE + longest * _LETTER, _MOST_WIDE),
+        460.0,
+    )
     shapes: list[Box | Words] = []
     y = _EDGE + 6
     room = int((width - 2 * _EDGE) / _LETTER)
-    head, _, where = repr(spec).partition(" on ")
     shapes.append(Words(_EDGE, y + 8, head, 15, bold=True))
     for line in textwrap.wrap(f"on {where}", room, subsequent_indent="   "):
         y += 19
@@ -87,7 +93,8 @@ def _sides(spec: TensorSpec) -> tuple[float, float]:
 
 
 def _row_height(spec: TensorSpec) -> float:
-    return _ROW - _HIGH + _sides(spec)[1]
+    role = 15.0 if holding(spec, (0,) * spec.placement.ndim).role else 0.0
+    return _ROW + role + _sides(spec)[1]
 
 
 def _cell(spec: TensorSpec, held: Holding, x: float, y: float) -> Sequence[Box | Words]:

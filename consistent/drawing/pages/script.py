@@ -86,11 +86,11 @@ function draw() {
     g.globalAlpha = at === event ? 1 : 0.82;
     g.fillStyle = colour(event[6] || lanes[event[0]][1]);
     g.fillRect(left, y, Math.max(long - (long > 3 ? 0.7 : 0), 0.8), TALL);
-    if (long > 34 && event[6] !== "--line") {
-      g.save(); g.beginPath(); g.rect(left, y, long - 4, TALL); g.clip();
+    if (long > 14 && event[6] !== "--line") {
+      // The whole name where it fits, else its first word.
+      const fits = text => g.measureText(text).width < long - 6;
       g.globalAlpha = 1; g.fillStyle = colour("--paper");
-      g.fillText(event[1], left + 5, y + TALL / 2);
-      g.restore();
+      g.fillText([event[1], event[1].split(" ")[0]].find(fits) || "", left + 4, y + TALL / 2);
     }
   }
   g.restore();

@@ -21,6 +21,12 @@ def colour(index: int) -> str:
     return PALETTE[index % len(PALETTE)]
 
 
+def paler(colour: str) -> str:
+    """A ``#rrggbb`` colour, half way to white."""
+    channels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{(c + 255) // 2:02x}" for c in channels)
+
+
 def paint(text: str, style: Style, coloured: bool) -> str:
     """``text`` in a style, for a terminal; as it is if not ``coloured``."""
     if not coloured or style is None or not text.strip():
