@@ -10,6 +10,19 @@ NPROC ?= 2
 TRAIN_ARGS ?=
 TESTS ?= tests
 TEST_ARGS ?=
+# What test-fast runs: the words, the arithmetic, the rules as they are written, and some files of each
+# floor above. It leaves out what starts processes of its own or goes over all ops, layouts or faults.
+FAST := test_floors.py consistent/spec $(addprefix consistent/boxing/test_,plan.py cost.py steps.py) \
+  consistent/rules/notation consistent/rules/layout consistent/rules/halo \
+  consistent/rules/test_choose.py consistent/rules/test_faulty_rules.py \
+  consistent/forms/families consistent/forms/layout consistent/movement/test_between.py \
+  consistent/dispatch/test_returned_operands.py consistent/dispatch/running/test_boxed.py \
+  consistent/autograd/test_unsummed.py consistent/tensor/test_global_tensor.py \
+  consistent/tensor/test_leaves.py consistent/tensor/making/test_factories.py \
+  consistent/nn/test_plan.py consistent/checkpoint/test_values.py consistent/visualize \
+  consistent/report/test_report.py consistent/pipeline/test_schedules.py \
+  consistent/auto/strategies/test_stages.py mirrored/test_comm.py \
+  mirrored/test_mirrored_tensor.py mirrored/transports/tuning
 # Test files that run at a time, each with ranks of its own.
 WORKERS ?= 2
 NATIVE := $(shell find csrc -type f -not -path 'csrc/tests/*')
@@ -25,7 +38,7 @@ test: build
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS) $(TEST_ARGS)
 
 test-fast: build
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow" $(TESTS) $(TEST_ARGS)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(addprefix tests/,$(FAST)) $(TEST_ARGS)
 
 train: build
 	$(BIN)/torchrun --standalone --nproc_per_node $(NPROC) examples/mnist_lenet.py $(TRAIN_ARGS)

@@ -32,33 +32,17 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 _FOLDER = pytest.StashKey[str]()
 
 
-# What `make test-fast` leaves out: programs that start processes of their own, and proofs that go
-# over all examples, layouts or faults. Paths below tests/.
-SLOW = (
-    "benchmarks", "consistent/autograd", "consistent/boxing/test_exchange.py", "consistent/data",
-    "consistent/integrations",
-    "consistent/dispatch/planning", "consistent/dispatch/running",
-    "consistent/dispatch/test_hook.py", "consistent/flow", "consistent/forms/random",
-    "consistent/forms/native", "consistent/movement", "consistent/nn", "consistent/overlap",
-    "consistent/programs", "consistent/rules/families", "consistent/rules/test_addends.py",
-    "consistent/rules/test_halves.py", "consistent/rules/test_rows.py",
-    "consistent/tensor/inspection", "consistent/torch_patches", "csrc",
-    "consistent/tensor/making/test_types.py", "docs/test_comparison.py",
-    "docs/test_make_faults.py", "docs/test_pages.py", "examples", "faults", "gpu", "mirrored",
-    "models",
+# The longest files, each of a minute or more. Paths below tests/.
+LONGEST = (
+    "examples/test_seed_programs.py", "gpu/test_checks.py", "consistent/pipeline/test_pipeline.py",
+    "csrc/test_builds.py", "csrc/test_peer.py", "examples/test_train_gpt.py",
 )  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    root = Path(__file__).parent
-    slow = {root / name for name in SLOW}
-    files = {item.path for item in items}
-    marked = {path for path in files if not slow.isdisjoint({path, *path.parents})}
-    for item in items:
-        if item.path in marked:
-            item.add_marker(pytest.mark.slow)
     # First, so that no worker is alone with a long file in the end.
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    longest = {Path(__file__).parent / name for name in LONGEST}
+    items.sort(key=lambda item: item.path not in longest)
     if torch.cuda.is_available():
         return
     for item in items:

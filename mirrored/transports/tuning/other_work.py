@@ -21,12 +21,10 @@ class Usage:
     process: float
 
     def __sub__(self, before: Usage) -> Usage:
-        told = self.host is not None and before.host is not None
-        return Usage(
-            self.clock - before.clock,
-            self.host - before.host if told else None,
-            self.process - before.process,
-        )
+        host = None
+        if self.host is not None and before.host is not None:
+            host = self.host - before.host
+        return Usage(self.clock - before.clock, host, self.process - before.process)
 
 
 def usage() -> Usage:

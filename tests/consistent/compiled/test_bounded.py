@@ -205,7 +205,6 @@ def test_with_layouts_chosen_together(rank: int) -> None:
     assert "  layouts: " in text
 
 
-@pytest.mark.slow
 @on_ranks(2, timeout=300)
 def test_inductor(rank: int) -> None:
     p = Placement.all("cpu")

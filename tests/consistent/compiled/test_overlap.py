@@ -120,7 +120,6 @@ def test_a_step_that_fails_leaves_nothing_on_its_way(rank: int) -> None:
     torch.testing.assert_close(made(x, index).full(), step(x, index).detach().full())
 
 
-@pytest.mark.slow
 @on_ranks(2, timeout=300)
 def test_inductor(rank: int) -> None:
     p = Placement.all("cpu")

@@ -301,7 +301,6 @@ def test_ranks_outside_the_placement_follow(rank: int) -> None:
     beside(make, batches(5, (p, S(0))))
 
 
-@pytest.mark.slow
 @on_ranks(2, timeout=300)  # a machine that has compiled nothing yet takes a minute
 def test_inductor(rank: int) -> None:
     made = trained("zero3", "AdamW", clip=True)
