@@ -121,7 +121,7 @@ def _dearest(step: SimulatedStep) -> str:
                 cell(f"<code>{escaped(name)}</code>"),
                 number(int(count), f"{int(count):,}"),
                 f'<td class=n data-n="{seconds}">{seconds_text(seconds)}</td>',
-                f'<td class=n data-n="{seconds}">{seconds / step.seconds:.1%}</td>',
+                f'<td class=n data-n="{seconds}">{escaped(_share(seconds / step.seconds))}</td>',
                 number(int(sent), bytes_text(sent) if sent else ""),
                 cell(f"<span title='{escaped(where)}'>{escaped(short_site(where))}</span>"),
             ]
@@ -177,6 +177,10 @@ def _event(span: Span) -> Drawn:
     if span.kind in _LANES:
         return made
     return (*made, _ACTIONS.get(span.kind, "--line"))
+
+
+def _share(share: float) -> str:
+    return f"{share:.1%}" if share >= 0.0005 else "<0.1%"
 
 
 def _short(name: str) -> str:
