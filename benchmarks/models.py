@@ -170,7 +170,9 @@ _HEAD = (
     "{first} ranks sends in a step that was right on all of them: loss, every gradient, and the "
     "loss after the step agree with one process. `-`: the model carries no plan. *Ran whole* are "
     "ops whose inputs were gathered on every rank, under any plan. At these sizes weights are as "
-    "large as activations, which makes plans cost alike; what they send grows differently.",
+    "large as activations, which makes plans cost alike; what they send grows differently. FSDP2 "
+    "keeps what its root module holds itself (embeddings, heads) from forward to backward, and "
+    "`zero3` gathers it again.",
     "Where a model has q, k and v, or a gate and what it multiplies, in one layer (GPT2, Phi3, "
     "Mpt, CodeGen, ModernBert), a rank computes some columns of the whole, and the op that takes "
     "them apart exchanges what belongs to other heads: of GPT2 a half of an activation each way "

@@ -1,64 +1,15 @@
-"""Ranks tell each other how a step went: if it failed on one, it fails on all with one message."""
+"""Steps of a checkpoint that fail on every rank with one message if they fail on one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import partial
 
-from mirrored.transports.default import current
-
-T = TypeVar("T")
+from mirrored import every_rank
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint could not be saved or read. Raised on every rank, with what each of them met."""
 
 
-class _Failed:
-    """What a rank met in place of a result; it is pickled and sent."""
-
-    def __init__(self, error: Exception) -> None:
-        self.text = str(error) if type(error) in _PLAIN else f"{type(error).__name__}: {error}"
-        self.is_missing = isinstance(error, FileNotFoundError)
-
-
-_PLAIN = (CheckpointError, FileNotFoundError, ValueError, TypeError)
-
-
-def on_every_rank(what: str, step: Callable[[], T]) -> list[T]:
-    """``step()`` of each rank of the world, in order of rank. A collective.
-
-    Raises:
-        CheckpointError: it raised on some rank.
-        FileNotFoundError: it raised this on every rank on which it failed.
-    """
-    told: Any
-    try:
-        told = step()
-    except Exception as error:
-        told, own = _Failed(error), error
-    else:
-        own = None
-    transport = current()
-    answers = transport.gather_objects(told, tuple(range(transport.size)))
-    failed = {r: a for r, a in enumerate(answers) if isinstance(a, _Failed)}
-    if failed:
-        kind = FileNotFoundError if all(a.is_missing for a in failed.values()) else CheckpointError
-        raise kind(_joined(what, failed, len(answers))) from own
-    return answers
-
-
-def _joined(what: str, failed: dict[int, _Failed], size: int) -> str:
-    """One message of what the ranks met: each text once, with the ranks that met it."""
-    by_text: dict[str, list[int]] = {}
-    for rank, each in failed.items():
-        by_text.setdefault(each.text, []).append(rank)
-    if size == 1 or (len(by_text) == 1 and len(failed) == size):
-        return f"{what}: {next(iter(by_text))}"
-    lines = [f"  on rank {', '.join(map(str, ranks))}: {text}" for text, ranks in by_text.items()]
-    return f"{what}: it failed, so every rank stops.\n" + "\n".join(lines)
-
-
-def from_first(what: str, step: Callable[[], T]) -> T:
-    """``step()`` of rank 0, on every rank. A collective."""
-    return on_every_rank(what, lambda: step() if current().rank == 0 else None)[0]  # type: ignore
+on_every_rank = partial(every_rank.on_every_rank, kind=CheckpointError)
+from_first = partial(every_rank.from_first, kind=CheckpointError)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mirrored.transports.default import current
+from mirrored.every_rank import from_first
 
 from .cut import Unit
 
@@ -19,13 +19,18 @@ def measured(
     model: torch.nn.Module, units: Sequence[Unit], sample: Any
 ) -> tuple[list[Unit], Callable[[Unit], float]]:
     """(the units in the order in which they are called, seconds of each: the least of some runs).
-    Rank 0 measures, and tells the others."""
-    transport = current()
-    told: dict[str, float] = {}
-    if transport.rank == 0:
+    Rank 0 measures, and tells the others. A collective.
+
+    Raises:
+        RuntimeError: the model does not take the sample.
+    """
+
+    def least() -> dict[str, float]:
         runs = [_once(model, units, sample) for _ in range(RUNS)]
-        told = {name: min(run[name] for run in runs) for name in runs[0]}
-    told = transport.gather_objects(told, tuple(range(transport.size)))[0]
+        return {name: min(run[name] for run in runs) for name in runs[0]}
+
+    # A simulated rank that is not the first hears nothing.
+    told = from_first("pipeline: rank 0 measures the model on the sample", least) or {}
     order = {name: k for k, name in enumerate(told)}
     ordered = sorted(units, key=lambda unit: order.get(unit.name, -1))
     return ordered, lambda unit: told.get(unit.name, 0.0)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from mirrored.transports.default import current
+from mirrored.every_rank import from_first
 
 from ...nn.nested import each_in
 from ...spec.bytes_text import bytes_text
@@ -74,9 +74,9 @@ class Trial:
         if len(set(every)) > 1:
             found: Solution | str = "ranks have recorded different ops"
         else:
-            assert _chooser is not None
-            found = _chooser(chain) if current().rank == 0 else ""
-            found = gathered(found)[0]
+            chooser = _chooser
+            assert chooser is not None
+            found = from_first("compile: layouts are chosen by rank 0", lambda: chooser(chain))
         if isinstance(found, str):
             program.notes.append(f"layouts: op by op, for {found}")
         else:

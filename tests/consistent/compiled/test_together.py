@@ -11,6 +11,7 @@ from torch import nn
 
 import consistent
 from consistent import B, Placement, S
+from consistent.compiled.together import trial
 from tests.consistent.compiled.steps import beside
 from tests.consistent.compiled.test_steps import batches as tokens
 from tests.consistent.compiled.test_steps import planned
@@ -236,3 +237,17 @@ def test_a_graph(rank: int) -> None:
 def test_bad_input() -> None:
     with pytest.raises(ValueError, match="layouts is 'best'"):
         consistent.compile(lambda x: x, layouts="best")
+
+
+@on_ranks(2)
+def test_what_the_chooser_meets_every_rank_raises(rank: int) -> None:
+    def broken(chain: Any) -> Any:
+        raise KeyError("no solver")
+
+    step, _ = chain(48, 60)()
+    made = consistent.compile(step, backend="ops", layouts="auto")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial, "_chooser", broken)
+        with pytest.raises(RuntimeError, match="(?s)layouts are chosen by rank 0.*no solver"):
+            for each in batches(72, 48):
+                made(*each)

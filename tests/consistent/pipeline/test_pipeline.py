@@ -164,6 +164,12 @@ def test_auto_measures_a_sample(rank: int) -> None:
     same(pipe, GPT())
 
 
+@on_ranks(2)
+def test_auto_says_on_every_rank_that_the_model_does_not_take_the_sample(rank: int) -> None:
+    with pytest.raises(RuntimeError, match="rank 0 measures the model on the sample"):
+        pipeline(GPT(), one_each(), loss=loss_of, micro_batches=2, sample="no batch")
+
+
 class Masked(GPT):
     """Writes into plain tensors, and decides by what follows from sizes, between its parts."""
 
