@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 import transformers
 from torch.utils.data import TensorDataset
@@ -51,6 +52,27 @@ def test_trainer_whose_ranks_read_their_parts(rank: int, tmp_path: Path) -> None
         read.clear()
         alone = it.train(transformers.Trainer, tmp_path / "alone")
         assert parts <= len(read) * 0.7  # 3 of 5 items, of the last batches 2 of 3 and 1 of 2
+        assert found == pytest.approx(alone, abs=1e-5)
+        assert resumed == pytest.approx(alone, abs=1e-5)
+
+
+@on_ranks(2, timeout=240)
+@pytest.mark.parametrize("plan", ["data", "zero1", "zero3", "tensor"])
+def test_trainer_whose_optimizer_was_made_before_it(rank: int, plan: str, tmp_path: Path) -> None:
+    it = example("hf_trainer")
+
+    def with_own(kind: Any) -> Any:
+        def make(model: Any, **options: Any) -> Any:
+            own = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+            return kind(model=model, optimizers=(own, None), **options)
+
+        return make
+
+    spread = {"placement": Placement.all("cpu"), "plan": plan}
+    found = it.train(with_own(Trainer), tmp_path / "all", **spread)
+    resumed = it.train(with_own(Trainer), tmp_path / "all", True, **spread)
+    if rank == 0:
+        alone = it.train(with_own(transformers.Trainer), tmp_path / "alone")
         assert found == pytest.approx(alone, abs=1e-5)
         assert resumed == pytest.approx(alone, abs=1e-5)
 
