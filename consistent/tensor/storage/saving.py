@@ -8,6 +8,10 @@ coordinate of the placement, in a world that has all its ranks; ``x.full()``, or
 from __future__ import annotations
 
 import copy
+import os
+import re
+import sys
+import warnings
 from typing import Any
 
 import numpy as np
@@ -54,12 +58,48 @@ def reduce(x: Any) -> tuple:
     # Only lists, numbers and strings beside the shard, so that torch.load(weights_only=True) takes
     # it.
     spec = x._spec
+    if not all(entry.is_broadcast for entry in spec.sbp):
+        _warn_of_one_path()
     at = my_coordinate(spec.placement)
     local = None if at is None else plain(x.detach()).cpu().contiguous()
     grid = (spec.placement.type, spec.placement.ranks.tolist(), spec.placement.axes)
     extra = {k: v for k, v in x.__dict__.items() if k not in _OWN}
     layout = (grid, str(spec.sbp), tuple(spec.shape), spec.dtype)
     return (_rebuild, (local, layout, at, x.requires_grad, extra))
+
+
+def _warn_of_one_path() -> None:
+    """Warn if ``torch.save`` of a shard is given a path that other ranks may be given, too: of
+    files that overwrite each other one is left. A rank cannot ask the others here, since it may be
+    the only one that saves."""
+    frame: Any = sys._getframe()
+    level = 1
+    while (
+        frame.f_globals.get("__name__") != "torch.serialization" or frame.f_code.co_name != "save"
+    ):
+        frame, level = frame.f_back, level + 1
+        if frame is None:
+            return  # pickle, which sends an object elsewhere
+    path, ranks = frame.f_locals.get("f"), current()
+    if not isinstance(path, (str, os.PathLike)) or ranks.size == 1:
+        return
+    if _names(os.fspath(path), ranks.rank):
+        return
+    warnings.warn(
+        f"torch.save to {os.fspath(path)!r} writes this rank's shards of global tensors, and the "
+        "path does not name the rank: what ranks write to one path overwrites what others wrote. "
+        "consistent.checkpoint.save writes what any number of ranks loads, checkpoint.save_full "
+        "one whole file; or give each rank a path with its number.",
+        stacklevel=level + 1,
+    )
+
+
+def _names(path: str, rank: int) -> bool:
+    """Whether the file or its folder has the number of the rank: model.1.pt, rank_01/model.pt."""
+    folder, name = os.path.split(path)
+    number = rf"0*{rank}(?!\d)"
+    in_name = re.search(rf"(?<!\d){number}", name)
+    return bool(in_name or re.fullmatch(rf"(rank|r)?[-_]?{number}", os.path.basename(folder)))
 
 
 def _carry(old: Any, new: Any) -> None:

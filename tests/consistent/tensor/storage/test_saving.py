@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import io
 import tempfile
+import warnings
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -104,7 +106,8 @@ def test_a_tensor_crosses_to_a_process_that_stands_where_this_one_does(rank: int
 def _save_shard(rank: int, path: str) -> None:
     model = consistent.parallelize(_module(), Placement("cpu", [0, 1]), {"0.weight": S(0)})
     if rank == 0:
-        torch.save(model.state_dict(), path)
+        with pytest.warns(UserWarning, match="does not name the rank"):
+            torch.save(model.state_dict(), path)
 
 
 def _load_shard(rank: int, path: str, text: str | None) -> None:
@@ -121,3 +124,25 @@ def test_a_file_of_one_rank_is_not_taken_for_the_whole_state(tmp_path: Path) -> 
     pool(1).run(_load_shard, path, r"in a world of 1\. Use x\.full\(\) to save .*full_state_dict")
     with pytest.raises(RankError, match=r"this rank is at \(1,\)"):
         pool(2).run(_load_shard, path, None)  # fits rank 0 alone
+
+
+@on_ranks(2)
+def test_one_path_for_the_shards_of_all_ranks_is_warned_of_once(rank: int) -> None:
+    place = Laid(Placement("cpu", [0, 1]))
+    many = [place(randn(5, n), S(0)) for n in (2, 3)] + [place(randn(5, 2), P)]
+    with tempfile.TemporaryDirectory() as folder:
+        with pytest.warns(UserWarning, match="checkpoint.save writes") as said:
+            torch.save(many, f"{folder}/model.pt")
+        assert {str(each.message) for each in said} == {str(said[0].message)}
+        assert Path(said[0].filename).name == "test_saving.py"
+
+
+@on_ranks(2)
+def test_a_path_for_each_rank_and_whole_tensors_are_not_warned_of(rank: int) -> None:
+    place = Laid(Placement("cpu", [0, 1]))
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
+        warnings.simplefilter("error")
+        torch.save(place(randn(5, 2), S(0)), f"{folder}/rank{rank}.pt")
+        torch.save(place(randn(5, 2), S(0)), Path(folder) / f"model-{rank}.pt")
+        torch.save(place(randn(5, 2), B), f"{folder}/model.pt")
+        torch.save(place(randn(5, 2), S(0)), io.BytesIO())
