@@ -101,9 +101,10 @@ def _ranks() -> list[str]:
     link = transport.link("cpu")
     if link is not None:
         kept = table.path(len(world), table.processors())
+        by = f"table in {kept}" if kept.exists() else "built-in table: none was measured yet"
         lines.append(
             f"plans count {link.latency_s * 1e6:.3g} us a message and "
-            f"{bytes_text(link.bytes_per_s)} a second, by the table in {kept}"
+            f"{bytes_text(link.bytes_per_s)} a second, by the {by}"
         )
     if torch.cuda.is_available():
         shared = transport.shares(world, "cuda")

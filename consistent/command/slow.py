@@ -8,13 +8,16 @@ import torch
 
 from mirrored.transports.default import current
 from mirrored.transports.shared_memory.segments import SWITCH
+from mirrored.transports.tuning import table
 
 from ..movement import check_mode
+
+SLOW_MESSAGE_S = 200e-6  # ranks that share processors with nobody else take 4 to 20 us
 
 
 def findings() -> list[str]:
     """Each thing that slows this process, and what to set instead; looks at this process alone."""
-    found = [*_threads(), *_settings()]
+    found = [*_threads(), *_settings(), *_table()]
     if torch.version.cuda and not torch.cuda.is_available():
         found.append(
             f"torch is built for CUDA {torch.version.cuda} and sees no GPU: everything runs on the "
@@ -41,6 +44,20 @@ def _threads() -> list[str]:
             f"OMP_NUM_THREADS={each}, or call torch.set_num_threads({each})."
         ]
     return []
+
+
+def _table() -> list[str]:
+    """A table of transports that was measured beside other work sends moves the slower way."""
+    ranks = current().size
+    kept = table.load(ranks, table.processors()) if ranks > 1 else None
+    if kept is None or kept.latency_s < SLOW_MESSAGE_S:
+        return []
+    return [
+        f"the table in {table.path(ranks, table.processors())} counts {kept.latency_s * 1e6:,.0f} "
+        f"us for a message between {ranks} ranks of one host, where 4 are usual: other programs "
+        f"ran while it was measured. Measure it again: torchrun --nproc_per_node {ranks} -m "
+        "mirrored.transports.tuning."
+    ]
 
 
 def _settings() -> list[str]:
