@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -65,7 +64,7 @@ def test_stages_send_what_they_send_and_hold_what_they_hold(schedule: str) -> No
 
 
 def test_what_is_simulated_takes_no_memory_and_no_values() -> None:
-    before, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.time()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with consistent.simulate(ranks=4096, machine="a100-8") as sim:
         placement = consistent.placement("cuda", range(4096))
         model = nn.Sequential(*(nn.Linear(40_000, 40_000) for _ in range(3)))  # 19 GB
@@ -77,7 +76,6 @@ def test_what_is_simulated_takes_no_memory_and_no_values() -> None:
         optimizer.step()
         assert loss.item() == 0
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000, "KiB"
-    assert time.time() - begin < 60
     made = sim.report()
     assert made.peaks[0].kinds["boxing"] >= 4 * 40_000**2  # gathered for use
     assert any("_local_scalar_dense" in line for line in made.read)
