@@ -91,6 +91,47 @@ def batches(plan: str, way: str) -> list[tuple]:
     return found
 
 
+CYCLES: dict[str, Any] = {
+    "OneCycleLR": lambda optim: torch.optim.lr_scheduler.OneCycleLR(optim, 0.1, 20),
+    "CyclicLR": lambda optim: torch.optim.lr_scheduler.CyclicLR(optim, 0.01, 0.1, 4),
+}
+
+
+@pytest.mark.parametrize("cycle", CYCLES)
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(("optimizer", "programs"), [("SGD, momentum", 1), ("AdamW", 2)])
+def test_programs_of_cycles(optimizer: str, programs: int, inside: bool, cycle: str) -> None:
+    """They change momentum, too. AdamW has it in its program, until it is seen to change."""
+
+    def make() -> Made:
+        model = net()
+        optim = OPTIMIZERS[optimizer](list(model.parameters()))
+        schedule = CYCLES[cycle](optim)
+
+        def step(x: Any) -> Any:
+            optim.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optim.step()
+            return loss
+
+        def both(x: Any) -> Any:
+            loss = step(x)
+            schedule.step()
+            return loss
+
+        return both if inside else step, [model, optim, schedule]
+
+    def after(changed: list[Any]) -> None:
+        if not inside:
+            changed[2].step()
+
+    given = [(randn(8, 6, seed=i),) for i in range(CALLS)]
+    found = beside(make, given, after=after)
+    # A recording that changes what it was recorded with is none.
+    assert len(found.programs) == (1 if inside else programs), found.show()
+
+
 def check(plan: str, optimizer: str, way: str, backend: str = "ops") -> None:
     """Values are those of the eager step, and there are no more programs than it needs."""
 
