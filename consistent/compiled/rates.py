@@ -8,18 +8,19 @@ the step: group["lr"] = 0.1             no program: it would not set it
 
 An optimizer that is called as it is written reads all its numbers anew. One that is recorded so
 reads its rate alone; the others are in its ops. Once these change from call to call, as momentum
-does under OneCycleLR, it is called as it is written, too.
+does under OneCycleLR, it is called as it is written, too. What schedules count matters where the
+step asks for it: it may well reach one, as ``self.schedule``, that is stepped outside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from .state import Fact, is_number
+from .state import Fact, State, is_number
 
 Optimizer = torch.optim.Optimizer
 
@@ -71,9 +72,10 @@ class Rates:
     schedules may use them in their own steps; where the step itself does, a program is for that
     number alone."""
 
-    def __init__(self, optimizers: list[Optimizer]) -> None:
-        self._optimizers = optimizers
+    def __init__(self, state: State) -> None:
+        self._state, self._optimizers = state, state.optimizers
         self._asked: set[tuple[int, Any]] = set()
+        self._asked_schedules: set[int] = set()
         self._before = self._now()
         self._on = False
         self._changed: set[Any] = set()
@@ -88,12 +90,21 @@ class Rates:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Inside, groups note who asks."""
+        """Inside, groups and schedules note who asks."""
+        classes = [type(schedule) for schedule in self._state.schedules]
+        for schedule, cls in zip(self._state.schedules, classes, strict=True):
+            schedule.__class__ = _watching(cls, self._asked_of)
         self._put(True)
         try:
             yield
         finally:
             self._put(False)
+            for schedule, cls in zip(self._state.schedules, classes, strict=True):
+                schedule.__class__ = cls
+
+    def _asked_of(self, schedule: Any, kept: dict[str, Any], name: str) -> None:
+        if self._on and name not in _NO_NUMBERS and (name in kept or name in _ALL):
+            self._asked_schedules.add(id(schedule))
 
     @contextmanager
     def let(self) -> Iterator[None]:
@@ -121,12 +132,16 @@ class Rates:
             keys = before.keys() | now.keys()
             self._changed |= {key for key in keys if before.get(key) != now.get(key)}
 
-    def facts(self, known: dict[int, list[Fact]], live: set[int]) -> list[Fact]:
-        """Those of the facts of optimizers that a program is for: what the step asked for, and all
-        but the rates of those that are not among the ``live``."""
-        return [
+    def facts(self, live: set[int]) -> list[Fact]:
+        """Those of the facts of optimizers and schedules that a program is for: what the step asked
+        for, and all but the rates of optimizers that are not among the ``live``."""
+        of_schedules = self._state.of_schedules
+        asked = [
+            f for key in of_schedules if key in self._asked_schedules for f in of_schedules[key]
+        ]
+        return asked + [
             fact
-            for optimizer, facts in known.items()
+            for optimizer, facts in self._state.of_optimizers.items()
             for fact in facts
             if (id(fact.store), fact.key) in self._asked
             or (optimizer not in live and fact.key != "lr")
@@ -139,6 +154,28 @@ class Rates:
             "a learning rate" if key == "lr" else f"{key} of an optimizer"
             for key in sorted(self._changed)
         ]
+
+
+# Attributes of a schedule that are none of what it counts: ``step`` is put there for the recording.
+_NO_NUMBERS = ("optimizer", "step")
+_ALL = ("__dict__", "__getstate__")  # the latter for copies
+
+
+def _watching(cls: Any, asked: Callable[[Any, dict[str, Any], str], None]) -> type:
+    """A class like ``cls`` that tells ``asked`` which attributes its objects are asked for, or
+    given."""
+    kept_by, read, write = object.__getattribute__, cls.__getattribute__, cls.__setattr__
+
+    def get(self: Any, name: str) -> Any:
+        asked(self, kept_by(self, "__dict__"), name)
+        return read(self, name)
+
+    def put(self: Any, name: str, value: Any) -> None:
+        asked(self, kept_by(self, "__dict__"), name)
+        write(self, name, value)
+
+    own = {"__getattribute__": get, "__setattr__": put, "__module__": cls.__module__}
+    return type(cls.__name__, (cls,), own)
 
 
 class Varying:

@@ -176,13 +176,13 @@ def record(
         recorder.know(Source("argument", i, x), x)
     places.know()
     drawn = _drawn_by_python()
-    rates, around = Rates(state.optimizers), around or Around()
+    rates, around = Rates(state), around or Around()
     varying = how.varying or Varying()
     varying.note(state.optimizers)
     try:
         with (
-            rates.watched(),
             listening(recorder, state, rates, places.changes, places.know, varying),
+            rates.watched(),
             recorder.recording(),
             compiling(how.compiling),
             around.inside(lambda: recorder.is_paused),
@@ -198,9 +198,7 @@ def record(
             )
         raise
     around.ended([result, *(slot.read() for slot in state.slots)])
-    live = recorder.live_objects
-    more = [f for key, facts in state.of_schedules.items() for f in facts if key not in live]
-    more += rates.facts(state.of_optimizers, live)
+    more = rates.facts(recorder.live_objects)
     before.add(more)
     changed = [fact.path for fact in [*state.facts, *more] if not fact.holds()] + rates.written()
     if drawn != _drawn_by_python():

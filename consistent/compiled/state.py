@@ -143,7 +143,7 @@ class State:
     """All that was found.
 
     Args:
-        of_schedules: schedule -> its own facts, which count where the step does not step it.
+        of_schedules: schedule -> its own facts, which count where the step asks for them.
         of_optimizers: optimizer -> the numbers of its groups. Rates count where the step asks for
             them; the others also where the optimizer is recorded: called as it is written, it
             reads them anew.

@@ -222,6 +222,42 @@ def rate_that_is_read_before_a_schedule_in_the_step(c: Any) -> list[Any]:
     return called(c, step)
 
 
+def schedule_read_by(read: Callable[[Any], float], inside: bool) -> Case:
+    """The step asks for what a schedule counts; the step, or others, step it."""
+
+    def case(c: Any) -> list[Any]:
+        o = torch.optim.SGD(linear().parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(o, 0.5)
+
+        def step(x: Any) -> Any:
+            if inside:
+                schedule.step()
+            return x * read(schedule)
+
+        def between(i: int) -> None:
+            if not inside:
+                schedule.step()
+
+        return called(c, step, between)
+
+    return case
+
+
+SCHEDULES: dict[str, Callable[[Any], float]] = {
+    "by_its_method": lambda s: s.get_last_lr()[0],
+    "by_its_count": lambda s: float(s.last_epoch),
+    "by_its_dict": lambda s: vars(s)["last_epoch"],
+    "by_its_state": lambda s: s.state_dict()["last_epoch"],
+    "by_getattr": lambda s: getattr(s, "_last_lr")[0],  # noqa: B009
+    "of_its_groups": lambda s: s.optimizer.param_groups[0]["lr"],
+    "in_a_copy": lambda s: copy.copy(s).last_epoch,
+}
+for _name, _read in SCHEDULES.items():
+    for _inside in (False, True):
+        case = alone(schedule_read_by(_read, _inside))
+        case.__name__ = f"schedule_that_is_read_{_name}_{'inside' if _inside else 'outside'}"
+
+
 def momentum_read_by(read: Callable[[Any], float]) -> Case:
     """The step reads a number of a group; others than the step change it."""
 

@@ -113,14 +113,11 @@ def test_programs_of_cycles(optimizer: str, programs: int, inside: bool, cycle: 
             loss = model(x).square().mean()
             loss.backward()
             optim.step()
+            if inside:
+                schedule.step()
             return loss
 
-        def both(x: Any) -> Any:
-            loss = step(x)
-            schedule.step()
-            return loss
-
-        return both if inside else step, [model, optim, schedule]
+        return step, [model, optim, schedule]
 
     def after(changed: list[Any]) -> None:
         if not inside:
