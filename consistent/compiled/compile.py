@@ -20,6 +20,7 @@ from .agree import fit_together, gathered, sent, told
 from .backend import BACKENDS
 from .errors import CannotRecord
 from .key import key_of
+from .rates import Varying
 from .recording import Around, How, Recorded, record
 from .show import save_page
 from .together import Trial
@@ -70,7 +71,7 @@ class CompiledStep:
         self._step, self._most = step, most
         self._fullgraph, self.layouts, self.memory = fullgraph, layouts, memory
         self.overlap, self._trial = overlap, Trial()
-        self._how = How(self.name, tell_compiling, BACKENDS[backend], memory, overlap)
+        self._how = How(self.name, tell_compiling, BACKENDS[backend], memory, overlap, Varying())
         self._entries: OrderedDict[int, tuple[Any, Recorded]] = OrderedDict()
         self._number = 0
         self._tries: OrderedDict[Any, int] = OrderedDict()

@@ -16,7 +16,7 @@ from mirrored.transports.base.unseen import unseen
 
 from ..nn.nested import tensors_in
 from .program import Source
-from .rates import Rates
+from .rates import Rates, Varying
 from .recorder import Recorder
 from .state import State
 
@@ -31,9 +31,11 @@ def listening(
     rates: Rates,
     changes: Callable[[], list[Any]],
     know: Callable[[], None],
+    varying: Varying,
 ) -> Iterator[None]:
     """Inside, such calls come here. ``changes`` gives what the step has put into places so far, and
-    ``know`` takes note of what is there after a call."""
+    ``know`` takes note of what is there after a call. Optimizers that are ``varying`` are not
+    recorded."""
 
     def live(owner: Any, method: str, text: str) -> Callable[..., Any]:
         original = getattr(owner, method)
@@ -45,10 +47,10 @@ def listening(
                         f"{text} is given a tensor, and it is called as it is written, beside the "
                         "program.\n  Call it outside the step."
                     )
-                if recorder.is_paused:
+                recorder.live_objects.add(id(owner))
+                if recorder.is_paused:  # in another such call, as that of a scaler
                     return original(*args, **kwargs)
                 recorder.check_seeds()
-                recorder.live_objects.add(id(owner))
                 writes = changes()
                 out = recorder.live(lambda: original(*args, **kwargs), text, writes)
                 know()
@@ -74,7 +76,7 @@ def listening(
     with ExitStack() as stack:
         for optimizer in state.optimizers:
             name = f"{type(optimizer).__name__}.step"
-            by_tensors = _is_by_tensors(optimizer)
+            by_tensors = _is_by_tensors(optimizer) and optimizer not in varying
             made = traced(optimizer) if by_tensors else live(optimizer, "step", name)
             stack.enter_context(_put(optimizer, "step", made))
         for schedule in state.schedules:

@@ -1,39 +1,62 @@
-"""Learning rates that are numbers, and who asks for them or sets them while a step is recorded.
+"""Numbers in the groups of optimizers, and who asks for them or sets them while a step is recorded.
 
 ```
 optimizer.step(), schedule.step()       may: a program reads the rate anew in each run
 the step: x * group["lr"]               a program is for that number
 the step: group["lr"] = 0.1             no program: it would not set it
 ```
+
+An optimizer that is called as it is written reads all its numbers anew. One that is recorded so
+reads its rate alone; the others are in its ops. Once these change from call to call, as momentum
+does under OneCycleLR, it is called as it is written, too. What schedules count matters where the
+step asks for it: it may well reach one, as ``self.schedule``, that is stepped outside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from .state import Fact
+from .state import Fact, State, is_number
+
+Optimizer = torch.optim.Optimizer
 
 
 class _Group(dict):
-    """A group of an optimizer that notes who asks for its learning rate, or sets it."""
+    """A group of an optimizer that notes who asks for a number in it, or sets it."""
 
     def __init__(self, group: dict[str, Any], rates: Rates) -> None:
         super().__init__(group)
         self.group, self._rates = group, rates
 
     def __getitem__(self, key: Any) -> Any:
-        if key == "lr":
-            self._rates.asked(self.group)
+        self._rates.asked(self.group, key)
         return super().__getitem__(key)
 
     def get(self, key: Any, default: Any = None) -> Any:
-        if key == "lr":
-            self._rates.asked(self.group)
+        self._rates.asked(self.group, key)
         return super().get(key, default)
+
+    def __iter__(self) -> Iterator[Any]:  # so dict(group) and {**group} ask for each key
+        return super().__iter__()
+
+    def items(self) -> Any:
+        self._all_asked()
+        return super().items()
+
+    def values(self) -> Any:
+        self._all_asked()
+        return super().values()
+
+    def copy(self) -> Any:
+        return dict(self.items())
+
+    def _all_asked(self) -> None:
+        for key in self:
+            self._rates.asked(self.group, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         super().__setitem__(key, value)
@@ -45,34 +68,43 @@ class _Group(dict):
 
 
 class Rates:
-    """The learning rates of optimizers, where they are numbers. Optimizers and schedules may use
-    them in their own steps; where the step itself does, a program is for that number alone."""
+    """The learning rates of optimizers and the other numbers of their groups. Optimizers and
+    schedules may use them in their own steps; where the step itself does, a program is for that
+    number alone."""
 
-    def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
-        self._optimizers = optimizers
-        self._asked: dict[int, dict] = {}
+    def __init__(self, state: State) -> None:
+        self._state, self._optimizers = state, state.optimizers
+        self._asked: set[tuple[int, Any]] = set()
+        self._asked_schedules: set[int] = set()
         self._before = self._now()
-        self._on = self._changed = False
+        self._on = False
+        self._changed: set[Any] = set()
 
-    def _now(self) -> list[Any]:
-        return [g.get("lr") for o in self._optimizers for g in self._groups(o)]
+    def _now(self) -> list[dict[str, Any]]:
+        return [numbers(group) for o in self._optimizers for group in _groups(o)]
 
-    def _groups(self, optimizer: torch.optim.Optimizer) -> list[dict]:
-        return [getattr(group, "group", group) for group in optimizer.param_groups]
-
-    def asked(self, group: dict) -> None:
-        """The step asks for the rate of ``group``."""
+    def asked(self, group: dict, key: Any) -> None:
+        """The step asks for what ``group`` has at ``key``."""
         if self._on:
-            self._asked[id(group)] = group
+            self._asked.add((id(group), key))
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Inside, groups note who asks."""
+        """Inside, groups and schedules note who asks."""
+        classes = [type(schedule) for schedule in self._state.schedules]
+        for schedule, cls in zip(self._state.schedules, classes, strict=True):
+            schedule.__class__ = _watching(cls, self._asked_of)
         self._put(True)
         try:
             yield
         finally:
             self._put(False)
+            for schedule, cls in zip(self._state.schedules, classes, strict=True):
+                schedule.__class__ = cls
+
+    def _asked_of(self, schedule: Any, kept: dict[str, Any], name: str) -> None:
+        if self._on and name not in _NO_NUMBERS and (name in kept or name in _ALL):
+            self._asked_schedules.add(id(schedule))
 
     @contextmanager
     def let(self) -> Iterator[None]:
@@ -81,7 +113,7 @@ class Rates:
         on = self._on
         if on:
             self._put(False)
-            self._changed = self._changed or self._now() != self._before
+            self._note_changes()
         try:
             yield
         finally:
@@ -92,19 +124,87 @@ class Rates:
     def _put(self, on: bool) -> None:
         self._on = on
         for optimizer in self._optimizers:
-            groups = self._groups(optimizer)
+            groups = _groups(optimizer)
             optimizer.param_groups[:] = [_Group(g, self) for g in groups] if on else groups
 
-    @property
-    def read(self) -> list[Fact]:
-        """A fact for each rate that the step asked for."""
-        return [
-            Fact(g, "lr", "a learning rate", g["lr"])
-            for g in self._asked.values()
-            if not isinstance(g["lr"], torch.Tensor)
+    def _note_changes(self) -> None:
+        for before, now in zip(self._before, self._now(), strict=False):
+            keys = before.keys() | now.keys()
+            self._changed |= {key for key in keys if before.get(key) != now.get(key)}
+
+    def facts(self, live: set[int]) -> list[Fact]:
+        """Those of the facts of optimizers and schedules that a program is for: what the step asked
+        for, and all but the rates of optimizers that are not among the ``live``."""
+        of_schedules = self._state.of_schedules
+        asked = [
+            f for key in of_schedules if key in self._asked_schedules for f in of_schedules[key]
+        ]
+        return asked + [
+            fact
+            for optimizer, facts in self._state.of_optimizers.items()
+            for fact in facts
+            if (id(fact.store), fact.key) in self._asked
+            or (optimizer not in live and fact.key != "lr")
         ]
 
     def written(self) -> list[str]:
-        """That the step set a rate."""
-        same = self._now() == self._before and not self._changed
-        return [] if same else ["a learning rate"]
+        """What the step set."""
+        self._note_changes()
+        return [
+            "a learning rate" if key == "lr" else f"{key} of an optimizer"
+            for key in sorted(self._changed)
+        ]
+
+
+# Attributes of a schedule that are none of what it counts: ``step`` is put there for the recording.
+_NO_NUMBERS = ("optimizer", "step")
+_ALL = ("__dict__", "__getstate__")  # the latter for copies
+
+
+def _watching(cls: Any, asked: Callable[[Any, dict[str, Any], str], None]) -> type:
+    """A class like ``cls`` that tells ``asked`` which attributes its objects are asked for, or
+    given."""
+    kept_by, read, write = object.__getattribute__, cls.__getattribute__, cls.__setattr__
+
+    def get(self: Any, name: str) -> Any:
+        asked(self, kept_by(self, "__dict__"), name)
+        return read(self, name)
+
+    def put(self: Any, name: str, value: Any) -> None:
+        asked(self, kept_by(self, "__dict__"), name)
+        write(self, name, value)
+
+    own = {"__getattribute__": get, "__setattr__": put, "__module__": cls.__module__}
+    return type(cls.__name__, (cls,), own)
+
+
+class Varying:
+    """The optimizers whose numbers, but for the rates, were others when a step was recorded
+    before."""
+
+    def __init__(self) -> None:
+        self._recorded: dict[int, tuple[Optimizer, Any]] = {}
+        self._found: set[int] = set()
+
+    def note(self, optimizers: list[Optimizer]) -> None:
+        """A step is recorded that has these."""
+        for optimizer in optimizers:
+            now = [
+                {key: x for key, x in numbers(group).items() if key != "lr"}
+                for group in _groups(optimizer)
+            ]
+            known = self._recorded.setdefault(id(optimizer), (optimizer, now))
+            if known[1] != now:
+                self._found.add(id(optimizer))
+
+    def __contains__(self, optimizer: Optimizer) -> bool:
+        return id(optimizer) in self._found
+
+
+def numbers(group: dict[str, Any]) -> dict[str, Any]:
+    """What is a number or a word in a group."""
+    return {key: x for key, x in group.items() if is_number(x)}
+
+
+def _groups(optimizer: Optimizer) -> list[dict]:
+    return [getattr(group, "group", group) for group in optimizer.param_groups]

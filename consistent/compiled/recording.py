@@ -22,7 +22,7 @@ from .opaque import Call
 from .passes import PASSES
 from .places import Places
 from .program import Program, Source
-from .rates import Rates
+from .rates import Rates, Varying
 from .recorder import NodePlace, Recorder, compiling
 from .segments import cut
 from .show import text
@@ -132,6 +132,7 @@ class How(NamedTuple):
         backend: makes a callable of a segment.
         memory: bytes that a program may hold at a time.
         overlap: whether messages run beside ops; "auto": where all ranks have cores to spare.
+        varying: optimizers that are called as they are written, because their numbers vary.
     """
 
     name: str
@@ -139,6 +140,7 @@ class How(NamedTuple):
     backend: Callable[..., Any]
     memory: int | None = None
     overlap: bool | str = False
+    varying: Varying | None = None
 
 
 class Around:
@@ -174,11 +176,13 @@ def record(
         recorder.know(Source("argument", i, x), x)
     places.know()
     drawn = _drawn_by_python()
-    rates, around = Rates(state.optimizers), around or Around()
+    rates, around = Rates(state), around or Around()
+    varying = how.varying or Varying()
+    varying.note(state.optimizers)
     try:
         with (
+            listening(recorder, state, rates, places.changes, places.know, varying),
             rates.watched(),
-            listening(recorder, state, rates, places.changes, places.know),
             recorder.recording(),
             compiling(how.compiling),
             around.inside(lambda: recorder.is_paused),
@@ -194,13 +198,7 @@ def record(
             )
         raise
     around.ended([result, *(slot.read() for slot in state.slots)])
-    more = [
-        fact
-        for key, facts in state.of_schedules.items()
-        for fact in facts
-        if key not in recorder.live_objects
-    ]
-    more += rates.read
+    more = rates.facts(recorder.live_objects)
     before.add(more)
     changed = [fact.path for fact in [*state.facts, *more] if not fact.holds()] + rates.written()
     if drawn != _drawn_by_python():

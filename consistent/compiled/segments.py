@@ -130,6 +130,7 @@ def _graph(
     graph, copies = Graph(), {}
     for n in given:
         copies[n] = graph.placeholder(n.name)
+        copies[n].meta.update(n.meta)
     for n in piece:
         copies[n] = graph.node_copy(n, copies.__getitem__)
     graph.output(tuple(copies[n] for n in own))

@@ -87,9 +87,17 @@ class Fact(NamedTuple):
 
 
 def same_value(now: Any, before: Any, by_value: bool = False) -> bool:
-    """Whether both are the same number or word; other objects only ``by_value``."""
+    """Whether both are the same number or word, or tuples of the same; other objects only
+    ``by_value``."""
+    if type(before) is tuple and type(now) is tuple and is_number(before):
+        return len(now) == len(before) and all(map(same_value, now, before))
     by_value = by_value or isinstance(before, _SIMPLE)
     return by_value and type(now) is type(before) and bool(now == before)
+
+
+def is_number(x: Any) -> bool:
+    """Whether ``x`` is a number or a word, or a tuple of them."""
+    return all(map(is_number, x)) if type(x) is tuple else isinstance(x, _SIMPLE)
 
 
 class _Asked:
@@ -135,7 +143,10 @@ class State:
     """All that was found.
 
     Args:
-        of_schedules: schedule -> its own facts, which count where the step does not step it.
+        of_schedules: schedule -> its own facts, which count where the step asks for them.
+        of_optimizers: optimizer -> the numbers of its groups. Rates count where the step asks for
+            them; the others also where the optimizer is recorded: called as it is written, it
+            reads them anew.
         refused: paths of what cannot be compared, and why.
     """
 
@@ -145,6 +156,7 @@ class State:
     schedules: list[Any] = field(default_factory=list)
     scalers: list[Any] = field(default_factory=list)
     of_schedules: dict[int, list[Fact]] = field(default_factory=dict)
+    of_optimizers: dict[int, list[Fact]] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
 
 
@@ -299,11 +311,15 @@ class _Walk:
         for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
             yield f"{path}.{name}", kept[name], _LENGTH, len(kept[name])
         yield f"{path}.param_groups", groups, _LENGTH, len(groups)
+        own = self.state.of_optimizers.setdefault(id(optimizer), [])
         for i, group in enumerate(groups):
             self.state.facts.append(Fact(groups, i, f"{path}.param_groups[{i}]", group))
             for name, x in group.items():
-                if name != "lr" or isinstance(x, torch.Tensor):
-                    yield f"{path}.param_groups[{i}][{name!r}]", group, name, x
+                where = f"{path}.param_groups[{i}][{name!r}]"
+                if not is_number(x):
+                    yield where, group, name, x
+                else:
+                    own.append(Fact(group, name, where, x))
         yield f"{path}.state", state, _LENGTH, len(state)
         for i, (param, of_one) in enumerate(list(state.items())):
             yield f"{path}.state of parameter {i}", state, param, of_one

@@ -12,8 +12,16 @@ import consistent
 Made = tuple[Callable[..., Any], list[Any]]  # a step, and what it changes
 
 
-def beside(make: Callable[[], Made], batches: list[tuple], backend: str = "ops", **how: Any) -> Any:
-    """Call the step that ``make`` gives with each batch, eagerly and as a program.
+def beside(
+    make: Callable[[], Made],
+    batches: list[tuple],
+    backend: str = "ops",
+    after: Callable[[list[Any]], None] = lambda changed: None,
+    **how: Any,
+) -> Any:
+    """Call the step that ``make`` gives with each batch, eagerly and as a program; after each call,
+    ``after`` is given what the step changes.
+
     Raises:
         AssertionError: results, or what the step changes, are not the same after a call.
     """
@@ -23,6 +31,7 @@ def beside(make: Callable[[], Made], batches: list[tuple], backend: str = "ops",
     for batch in batches:
         result = eager(*batch)
         wanted.append((_values(result), [_values(x) for x in changed]))
+        after(changed)
     random = torch.get_rng_state()
     torch.manual_seed(3)
     step, changed = make()
@@ -33,6 +42,7 @@ def beside(make: Callable[[], Made], batches: list[tuple], backend: str = "ops",
             torch.testing.assert_close(
                 ours, theirs, rtol=1e-8, atol=1e-9, msg=lambda m, i=i: f"call {i}: {m}"
             )
+        after(changed)
     assert torch.equal(random, torch.get_rng_state()), "another count of random numbers"
     return program
 
@@ -47,6 +57,8 @@ def _values(x: Any) -> Any:
         return [(_values(p), _values(p.grad)) for p in x.parameters()], _values(list(x.buffers()))
     if isinstance(x, torch.optim.Optimizer):
         return _values(x.state_dict()["state"])
+    if isinstance(x, torch.optim.lr_scheduler.LRScheduler):
+        return x.get_last_lr()
     if isinstance(x, dict):
         return [_values(v) for v in x.values()]
     if isinstance(x, list | tuple):

@@ -210,6 +210,113 @@ def rate_that_is_read(c: Any) -> list[Any]:
 
 
 @alone
+def rate_that_is_read_before_a_schedule_in_the_step(c: Any) -> list[Any]:
+    o = torch.optim.SGD(linear().parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(o, 0.5)
+
+    def step(x: Any) -> Any:
+        y = x * o.param_groups[0]["lr"]
+        schedule.step()
+        return y
+
+    return called(c, step)
+
+
+def schedule_read_by(read: Callable[[Any], float], inside: bool) -> Case:
+    """The step asks for what a schedule counts; the step, or others, step it."""
+
+    def case(c: Any) -> list[Any]:
+        o = torch.optim.SGD(linear().parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(o, 0.5)
+
+        def step(x: Any) -> Any:
+            if inside:
+                schedule.step()
+            return x * read(schedule)
+
+        def between(i: int) -> None:
+            if not inside:
+                schedule.step()
+
+        return called(c, step, between)
+
+    return case
+
+
+SCHEDULES: dict[str, Callable[[Any], float]] = {
+    "by_its_method": lambda s: s.get_last_lr()[0],
+    "by_its_count": lambda s: float(s.last_epoch),
+    "by_its_dict": lambda s: vars(s)["last_epoch"],
+    "by_its_state": lambda s: s.state_dict()["last_epoch"],
+    "by_getattr": lambda s: getattr(s, "_last_lr")[0],  # noqa: B009
+    "of_its_groups": lambda s: s.optimizer.param_groups[0]["lr"],
+    "in_a_copy": lambda s: copy.copy(s).last_epoch,
+}
+for _name, _read in SCHEDULES.items():
+    for _inside in (False, True):
+        case = alone(schedule_read_by(_read, _inside))
+        case.__name__ = f"schedule_that_is_read_{_name}_{'inside' if _inside else 'outside'}"
+
+
+def momentum_read_by(read: Callable[[Any], float]) -> Case:
+    """The step reads a number of a group; others than the step change it."""
+
+    def case(c: Any) -> list[Any]:
+        def inside(m: Any, o: Any) -> None:
+            for p in m.parameters():
+                p.grad.mul_(read(o.param_groups[0]))
+
+        return trained(
+            c,
+            lambda i, m, o: o.param_groups[0].update(momentum=0.9 / (i + 1)),
+            lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9),
+            inside,
+        )
+
+    return case
+
+
+READS: dict[str, Callable[[Any], float]] = {
+    "at_a_key": lambda g: g["momentum"],
+    "get": lambda g: g.get("momentum"),
+    "items": lambda g: next(x for key, x in g.items() if key == "momentum"),
+    "values": lambda g: sum(x for x in g.values() if type(x) is float),
+    "copy": lambda g: g.copy()["momentum"],
+    "dict": lambda g: dict(g)["momentum"],
+    "unpacked": lambda g: {**g, "more": 1}["momentum"],
+}
+for _name, _read in READS.items():
+    alone(momentum_read_by(_read)).__name__ = f"momentum_that_is_read_{_name}"
+
+
+@alone
+def momentum_set_inside(c: Any) -> list[Any]:
+    def inside(m: Any, o: Any) -> None:
+        o.param_groups[0]["momentum"] *= 0.8
+
+    def optimizer(p: Any, lr: float) -> Any:
+        return torch.optim.SGD(p, lr=lr, momentum=0.9)
+
+    return trained(c, lambda i, m, o: None, optimizer, inside)
+
+
+@alone
+def betas_that_change_and_go_back(c: Any) -> list[Any]:
+    def between(i: int, m: Any, o: Any) -> None:
+        o.param_groups[0]["betas"] = (0.5, 0.9) if i in (3, 5) else (0.9, 0.99)
+
+    return trained(c, between)
+
+
+@alone
+def momentum_that_begins(c: Any) -> list[Any]:
+    def between(i: int, m: Any, o: Any) -> None:
+        o.param_groups[0]["momentum"] = 0.9 if i >= 3 else 0.0
+
+    return trained(c, between, torch.optim.SGD)
+
+
+@alone
 def schedule_between_two_steps(c: Any) -> list[Any]:
     m = linear()
     o = torch.optim.AdamW(m.parameters(), lr=0.1)
