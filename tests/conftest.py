@@ -36,6 +36,7 @@ _FOLDER = pytest.StashKey[str]()
 LONGEST = (
     "examples/test_seed_programs.py", "gpu/test_checks.py", "consistent/pipeline/test_pipeline.py",
     "csrc/test_builds.py", "csrc/test_peer.py", "examples/test_train_gpt.py",
+    "consistent/torch_patches/test_plain_programs.py",
 )  # fmt: skip
 
 
