@@ -29,7 +29,8 @@ def tensor_drawing(spec: TensorSpec) -> Drawing:
     columns = shown(grid[-1], _MOST_COLUMNS)
     left = _EDGE + (92.0 if named else 0.0)
     head, _, where = repr(spec).partition(" on ")
-    longest = max(map(len, (f"on {where}", *sentences(spec))))
+    told = sentences(spec)
+    longest = max(map(len, (f"on {where}", *told)))
     width = max(
         left + len(columns) * _CELL + _EDGE,
         min(2 * _EDGE + longest * _LETTER, _MOST_WIDE),
@@ -66,7 +67,7 @@ def tensor_drawing(spec: TensorSpec) -> Drawing:
             else:
                 shapes += _cell(spec, holding(spec, (*outer, index)), left + j * _CELL, y)
         y += _row_height(spec)
-    for text in sentences(spec):
+    for text in told:
         for line in textwrap.wrap(text, room, subsequent_indent="   "):
             shapes.append(Words(_EDGE, y + 12, line, 12))
             y += 18
