@@ -65,15 +65,6 @@ _LATER = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        package, inside = _LATER[name]
-        found = import_module(f".{package}", __name__)
-        return found if inside is None else getattr(found, inside)
-    hint = elsewhere.hint(name, elsewhere.OF_PACKAGE)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}", name=name)
-
-
 __all__ = [
     "B",
     "CannotRecord",
@@ -126,3 +117,12 @@ __all__ = [
     "visualize",
     "zeros",
 ]
+
+if not TYPE_CHECKING:  # a checker is to find names that are not there
+
+    def __getattr__(name: str) -> Any:
+        if name in _LATER:
+            package, inside = _LATER[name]
+            found = import_module(f".{package}", __name__)
+            return found if inside is None else getattr(found, inside)
+        raise elsewhere.missing(__name__, name, elsewhere.OF_PACKAGE, __all__)

@@ -1,5 +1,8 @@
 """Checkpoints: whole or not there, loaded under any layout, number of ranks, and plan."""
 
+from typing import TYPE_CHECKING
+
+from ..spec.elsewhere import OF_PARTS, unknown
 from .agreement import CheckpointError
 from .dtensor import from_dtensor, to_dtensor
 from .files.opened import opened
@@ -21,3 +24,6 @@ __all__ = [
     "to_dtensor",
     "wait",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = unknown(__name__, OF_PARTS, __all__)

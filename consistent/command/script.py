@@ -21,7 +21,8 @@ def main(words: list[str]) -> int:
     parser.add_argument("--html", metavar="PATH", help="write the report as a page too")
     parser.add_argument("--trace", metavar="PATH", help="take times, and write them for Perfetto")
     parser.add_argument("file", metavar="FILE", help="the script")
-    parser.add_argument("arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER)
+    rest = parser.add_argument("arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER)
+    rest.required = False
     given = parser.parse_args(words)
     if not Path(given.file).is_file():
         parser.error(

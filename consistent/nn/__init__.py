@@ -1,7 +1,8 @@
 """Modules: a plan for a whole module, and the module spread as it says."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ..spec.elsewhere import OF_PARTS, unknown
 from .master_weights import master_weights
 from .moving import move
 from .parallelize import parallelize, plan_of
@@ -29,3 +30,6 @@ __all__ = [
     "pipeline",
     "plan_of",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = unknown(__name__, OF_PARTS, __all__)

@@ -144,7 +144,7 @@ class Run:
 def _boxed(params: Any, targets: Any, arrived: Any) -> list[Any]:
     """``params`` as global tensors with the specs ``targets``, of which ``arrived`` may be the
     values."""
-    check_mode.calling("the use of a gathered parameter")
+    check_mode.calling("gathered parameter")
     routes = [(param._spec, target) for param, target in zip(params, targets, strict=True)]
     if torch.is_inference_mode_enabled():  # a tensor made there does not count writes into it
         with torch.inference_mode(False), torch.no_grad(), HookOff():

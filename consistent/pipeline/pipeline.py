@@ -80,6 +80,11 @@ def pipeline(
         ValueError: a name is no module, stages and placements do not fit the schedule, or a rank is
             in no stage.
     """
+    if isinstance(placements, Placement | int):
+        raise TypeError(
+            f"pipeline: placements is {placements!r}, and each stage, or line of the schedule, has "
+            'one of its own. Write [placement("cpu", [0]), placement("cpu", [1])].'
+        )
     for placement in placements:
         check_placement("pipeline", placement)
     mark(model, checkpoint)

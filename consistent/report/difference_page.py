@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..drawing.pages.html import cell, escaped, frame, labelled, number, search, table
+from ..drawing.pages.html import cell, escaped, frame, moved, number, search, table
 from ..spec.bytes_text import bytes_text
 
 _Row = tuple[str, str, str, int, str]  # kind, op, where, bytes more, the differences in lines
@@ -34,4 +34,16 @@ def difference_page(summary: str, rows: Sequence[_Row]) -> str:
 
 
 def _marked(line: str) -> str:
-    return labelled(line).replace("=&gt;", "<b>&rArr;</b>")
+    """Kinds of layouts that are separated by a semicolon stand below each other, and what is now
+    below what was."""
+    word, _, told = line.partition(": ")
+    was, arrow, now = told.partition("  =>  ")
+    if not arrow:
+        return _arrows(line)
+    kinds = "<br>".join(map(_arrows, was.split("; ")))
+    kinds += "".join(f"<br><b>&rArr;</b> {_arrows(kind)}" for kind in now.split("; "))
+    return f"{word}: {kinds}"
+
+
+def _arrows(text: str) -> str:
+    return moved(text).replace("-&gt;", "&rarr;")

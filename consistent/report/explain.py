@@ -94,6 +94,10 @@ def explain(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanati
     Raises:
         TypeError: no argument is a global tensor.
     """
+    if not callable(func):
+        raise TypeError(
+            f"explain: func is {func!r}, and not a function. Write explain(torch.matmul, x, w)."
+        )
     given: list[Any] = []
     collect((args, kwargs), given)
     if not any(map(is_global, given)):

@@ -24,7 +24,7 @@ from ..drawing.words import short_site, source_line, times
 from ..spec.bytes_text import bytes_text
 from .advice import Advice
 from .lines import Line
-from .text import summary
+from .text import EMPTY, summary
 from .timeline import Timeline
 
 _LANES = {
@@ -38,7 +38,10 @@ _MOST_ADVICE = 20
 
 def page(lines: Sequence[Line], advice: Sequence[Advice], timeline: Timeline | None) -> str:
     """The page."""
-    parts = [_numbers(lines), _advice(advice), _bars(lines), _program(lines), _times(timeline)]
+    if lines:
+        parts = [_numbers(lines), _advice(advice), _bars(lines), _program(lines), _times(timeline)]
+    else:
+        parts = [f"<p>{_marked(EMPTY)}</p>"]
     return frame("What ran", summary(lines, timeline), "\n".join(parts))
 
 

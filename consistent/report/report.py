@@ -100,7 +100,8 @@ class Report:
         # An op whose inputs are all B anyway loses nothing by running whole.
         moved = any(any(not e.is_broadcast for e in spec.sbp) for spec in ins)
         line.whole = line.whole or (plan.is_whole and moved)
-        line.layouts[f"{sbps(ins)} -> {sbps(outs)}"] += 1
+        # An op that gives an operand back, such as contiguous() of what is contiguous, has no outs.
+        line.layouts[f"{sbps(ins)} -> {sbps(outs)}" if outs else sbps(ins)] += 1
         key = plan.name, site, sbps(ins)
         if key not in self._advice:
             self._advice[key] = advise(plan, ins, site)

@@ -11,6 +11,11 @@ from .lines import Line, most_common
 from .timeline import Timeline
 
 _HEAD = ("op", "count", "layout", "boxings", "bytes", "whole", "where")
+_NOTHING = "No op on a global tensor ran."
+EMPTY = (
+    "A report lists what ops on global tensors do inside its block, `with consistent.report():`; "
+    "ops on plain tensors are not among them."
+)
 _LIMITS = (32, 6, 44, 60, 14, 5)
 
 
@@ -21,7 +26,7 @@ def summary(lines: Sequence[Line], timeline: Timeline | None = None) -> str:
     boxings = sum(sum(line.boxings.values()) for line in lines)
     nbytes = sum(line.nbytes for line in lines)
     if not ops and not boxings and not steps:
-        return "No op on a global tensor ran."
+        return _NOTHING
     places = len({line.site for line in lines if line.site and not line.compiled})
     ran = [f"{_number(ops, 'op')} ran at {_number(places, 'place')}"] if ops or not steps else []
     ran += [f"{_number(steps, 'compiled step')} ran"] if steps else []
@@ -50,6 +55,8 @@ def summary(lines: Sequence[Line], timeline: Timeline | None = None) -> str:
 
 def table(lines: Sequence[Line], advice: Sequence[Advice] = ()) -> str:
     """The lines as a table, those that send most first; then the sums, and the advice."""
+    if not lines:
+        return f"{_NOTHING}\n{EMPTY}"
     rows = [_HEAD, *map(_cells, sorted(lines, key=lambda line: -line.nbytes))]
     rows = [(*(_fit(c, n) for c, n in zip(row, _LIMITS)), _fit_end(row[-1], 40)) for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]

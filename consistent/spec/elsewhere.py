@@ -1,16 +1,29 @@
 """Names that other libraries have for what is called otherwise here, for messages that say so.
 
 Nothing answers to these names: code that asks ``hasattr(x, "full_tensor")`` to find a DTensor gets
-no, as before.
+no, as before. A name with nobody before it is one that people try, and that several libraries have.
 """
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+from typing import Any
+
+from .nearest import suggestion
 
 _SBPS = "with S(d) for Shard(d), B for Replicate() and P for Partial()"
 _MESH = 'consistent.placement("cpu", ranks=[[0, 1], [2, 3]], axes=("dp", "tp"))'
 _PLAN = 'consistent.parallelize(model, placement, "tensor"), or patterns of names -> SBP'
 _SHARDED = 'consistent.parallelize(model, placement, "zero3")'
 _HERE = "mirrored's view: x.to_mirrored(), ops on its elements, and .to_global(sbp) back"
+_SHARD = "x.to_local(), this rank's shard"
+_BOXING = "x.to_global(sbp=...), a boxing"
+_COLLECTIVE = "x.to_global(sbp=...), a boxing; of plain tensors mirrored's function of this name"
+_RANK, _SIZE = "mirrored.current().rank", "mirrored.current().size"
+_STARTED = "nothing: the first global tensor joins the ranks, as the launcher says"
+_LOADER = "consistent.data.loader(DataLoader(...), placement)"
 
 # Attribute of a tensor -> (whose name it is, what to call here).
 OF_TENSORS: dict[str, tuple[str, str]] = {
@@ -21,9 +34,10 @@ OF_TENSORS: dict[str, tuple[str, str]] = {
     "from_local": ("DTensor", "consistent.from_local(shard, placement, sbp)"),
     "_local_tensor": ("DTensor", "x.to_local()"),
     "sharding": ("JAX", "x.placement and x.sbp"),
-    "addressable_shards": ("JAX", "x.to_local(), this rank's shard, or x.to_mirrored()"),
+    "addressable_shards": ("JAX", f"{_SHARD}, or x.to_mirrored()"),
     "addressable_data": ("JAX", "x.to_local()"),
     "global_shards": ("JAX", "x.to_local() on each rank"),
+    "block_until_ready": ("JAX", "nothing on CPU ranks, and torch.cuda.synchronize() on GPUs"),
     "is_fully_addressable": ("JAX", "x.placement.size == 1"),
     "is_fully_replicated": ("JAX", "all(entry.is_broadcast for entry in x.sbp)"),
     "to_consistent": ("OneFlow", "x.to_global(placement, sbp)"),
@@ -31,6 +45,23 @@ OF_TENSORS: dict[str, tuple[str, str]] = {
     "global_to_global": ("OneFlow", "x.to_global(placement, sbp)"),
     "is_consistent": ("OneFlow", "x.is_global"),
     "is_local": ("OneFlow", "not x.is_global"),
+    "local": ("", _SHARD),
+    "local_tensor": ("", _SHARD),
+    "local_shard": ("", _SHARD),
+    "local_shards": ("", _SHARD),
+    "shard": ("", f"{_SHARD}; x.to_global(sbp=S(0)) cuts it anew"),
+    "shards": ("", _SHARD),
+    "mesh": ("", "x.placement"),
+    "ranks": ("", "x.placement.ranks"),
+    "spec": ("", "x.placement and x.sbp"),
+    "is_replicated": ("", "all(entry.is_broadcast for entry in x.sbp)"),
+    "is_sharded": ("", "any(entry.is_split for entry in x.sbp)"),
+    "replicate": ("", "x.to_global(sbp=B)"),
+    "reshard": ("", _BOXING),
+    "all_gather": ("", "x.to_global(sbp=B), a boxing"),
+    "all_reduce": ("", "x.to_global(sbp=B), a boxing"),
+    "all_to_all": ("", "x.to_global(sbp=S(1)), a boxing"),
+    "reduce_scatter": ("", "x.to_global(sbp=S(0)), a boxing"),
 }
 
 # Name in the package -> the same.
@@ -52,6 +83,33 @@ OF_PACKAGE: dict[str, tuple[str, str]] = {
     "local_map": ("DTensor", _HERE),
     "fully_shard": ("FSDP2", _SHARDED),
     "FullyShardedDataParallel": ("FSDP", _SHARDED),
+    "FSDP": ("FSDP", _SHARDED),
+    "MixedPrecisionPolicy": ("FSDP2", "model.bfloat16() and consistent.master_weights(optimizer)"),
+    "summon_full_params": (
+        "FSDP",
+        "parameter.full(), or consistent.checkpoint.full_state_dict(model), on every rank",
+    ),
+    "DDP": ("DDP", 'consistent.parallelize(model, placement, "data")'),
+    "DataParallel": ("DDP", 'consistent.parallelize(model, placement, "data")'),
+    "DistributedSampler": ("DDP", _LOADER),
+    "DataLoader": ("torch", _LOADER),
+    "loader": ("", _LOADER),
+    "save": ("", "consistent.checkpoint.save"),
+    "load": ("", "consistent.checkpoint.load"),
+    "full_state_dict": ("", "consistent.checkpoint.full_state_dict"),
+    "Graph": ("OneFlow", "consistent.nn.Graph"),
+    "rank": ("", _RANK),
+    "get_rank": ("", _RANK),
+    "world_size": ("", _SIZE),
+    "get_world_size": ("", _SIZE),
+    "init": ("", _STARTED),
+    "initialize": ("", _STARTED),
+    "init_process_group": ("", _STARTED),
+    "all_reduce": ("", _COLLECTIVE),
+    "all_gather": ("", _COLLECTIVE),
+    "all_to_all": ("", _COLLECTIVE),
+    "reduce_scatter": ("", _COLLECTIVE),
+    "replicate": ("", "consistent.B"),
     "DistributedDataParallel": ("DDP", 'consistent.parallelize(model, placement, "data")'),
     "device_put": ("JAX", "consistent.distribute(tensor, placement, sbp), or x.to_global(...)"),
     "device_get": ("JAX", "x.full(), on every rank"),
@@ -77,9 +135,88 @@ OF_PACKAGE: dict[str, tuple[str, str]] = {
 }
 
 
+# Name in a part of the package, and in ``consistent.sbp`` -> the same.
+OF_PARTS: dict[str, tuple[str, str]] = {
+    "DistributedSampler": ("DDP", _LOADER),
+    "save_checkpoint": ("", "consistent.checkpoint.save"),
+    "load_checkpoint": ("", "consistent.checkpoint.load"),
+    "save_state_dict": ("", "consistent.checkpoint.save"),
+    "load_state_dict": ("", "consistent.checkpoint.load"),
+    "async_save": ("DTensor", "consistent.checkpoint.save(..., wait=False)"),
+    "shard": ("", "consistent.sbp.split(dim), or S(dim)"),
+    "Shard": ("DTensor", "consistent.S"),
+    "replicate": ("", "consistent.sbp.broadcast, or B"),
+    "Replicate": ("DTensor", "consistent.B"),
+}
+
+# Plan, in small letters and without "parallel" -> what to write here.
+OF_PLANS: dict[str, str] = {
+    "ddp": '"data"',
+    "dp": '"data"',
+    "replicate": '"data"',
+    "distributeddata": '"data"',
+    "fsdp": '"zero3"',
+    "fsdp2": '"zero3"',
+    "fullyshard": '"zero3"',
+    "fullysharded": '"zero3"',
+    "fullyshardeddata": '"zero3"',
+    "hsdp": '{"dp": "data", "fsdp": "zero3"}, on a placement with these axes,',
+    "tp": '"tensor"',
+    "model": '"tensor"',
+    "megatron": '"tensor"',
+    "sp": '"tensor+sequence"',
+    "sequence": '"tensor+sequence"',
+    "tp+sp": '"tensor+sequence"',
+    "ep": '"expert"',
+    "moe": '"expert"',
+    "transformers": '"hf"',
+    "huggingface": '"hf"',
+    "pp": "consistent.nn.pipeline(model, placements)",
+    "pipeline": "consistent.nn.pipeline(model, placements)",
+}
+
+
 def hint(name: str, names: dict[str, tuple[str, str]]) -> str:
     """What to append to "there is no such name": whose it is and what to write here, if known."""
     if name not in names:
         return ""
     whose, instead = names[name]
-    return f". It is a name of {whose}'s; here it is {instead}."
+    here = f"It is a name of {whose}'s; here" if whose else "Here"
+    return f". {here} it is {instead}."
+
+
+def unknown(
+    module: str, names: dict[str, tuple[str, str]], known: Iterable[str]
+) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a module all of whose names are there from the beginning."""
+
+    def __getattr__(name: str) -> Any:
+        raise missing(module, name, names, known)
+
+    return __getattr__
+
+
+def missing(
+    module: str, name: str, names: dict[str, tuple[str, str]], known: Iterable[str]
+) -> AttributeError | ImportError:
+    """What the ``__getattr__`` of ``module`` raises of a name that it does not have.
+
+    An ImportError where ``from module import name`` asks: there Python puts words of its own, which
+    know no hint, in the place of an AttributeError.
+    """
+    said = hint(name, names) or _near(module, name, known)
+    importing = sys._getframe(2).f_code.co_name == "_handle_fromlist"
+    if said and importing and find_spec(f"{module}.{name}") is None:
+        return ImportError(f"cannot import name {name!r} from {module!r}{said}", name=module)
+    return AttributeError(f"module {module!r} has no attribute {name!r}{said}", name=name)
+
+
+def _near(module: str, name: str, known: Iterable[str]) -> str:
+    if name.startswith("_"):  # Python and tools ask for such names, and expect none
+        return ""
+    near = suggestion(name, known, 0.75)
+    if near:
+        return f".{near}"
+    twin = "torch" + module.removeprefix("consistent")
+    own = callable(getattr(sys.modules.get(twin), name, None))
+    return f". It is torch's own: {twin}.{name}." if own else ""

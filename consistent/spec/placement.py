@@ -204,6 +204,11 @@ class Placement:
                 f"placement: rank {outside} in ranks={short(ranks)} lies outside the world: "
                 f"{size or 'ranks count from 0'}. "
                 "Use ranks of the world, or launch more processes (torchrun --nproc_per_node N)."
+                + (
+                    f" The first {ranks} ranks are range({ranks})."
+                    if isinstance(ranks, int) and ranks > 0
+                    else ""
+                )
             )
 
     def _repeated_rank(self) -> int | None:
@@ -268,6 +273,8 @@ def check_placement(what: str, given: object) -> None:
 def _check_axes(axes: Sequence[str] | None, shape: tuple[int, ...]) -> tuple[str, ...] | None:
     if axes is None:
         return None
+    if isinstance(axes, str):
+        raise ValueError(f"placement: axes={axes!r} is one text; give names: axes=({axes!r},).")
     names = tuple(axes)
     if len(names) != len(shape) or len(set(names)) != len(names):
         raise ValueError(

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 import torch
 
+from .elsewhere import OF_PARTS, unknown
 from .nearest import nearest_sbp
 
 
@@ -311,3 +312,7 @@ def _one(entry: Any) -> Sbp:
             "axes a tuple with one for each."
         )
     return parsed
+
+
+if not TYPE_CHECKING:
+    __getattr__ = unknown("consistent.sbp", OF_PARTS, ("split", "broadcast", "partial_sum"))

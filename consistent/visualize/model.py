@@ -32,8 +32,10 @@ class ModelPicture(Picture):
         cells = [_cells(row) for row in found]
         head = ("", "", "layout", "rank holds", "of")
         widths = [max(len(head[i]), *(len(row[i]) for row in cells)) for i in range(5)]
+        shapes = max((len(row.shape) for row in found if row.entry is not None), default=0)
         over = sum(widths) + 2 * 4 - width
-        for column, least in ((2, 22), (1, 12), (2, 12), (0, 16)):  # the widest columns give way
+        # Columns give way in this order: kinds of modules before layouts, and these before names.
+        for column, least in ((1, max(shapes, 12)), (2, 22), (0, 24), (1, 12), (2, 12), (0, 16)):
             cut = max(0, min(over, widths[column] - least))
             widths[column] -= cut
             over -= cut

@@ -218,27 +218,29 @@ class Row:
 
 def rows(branch: Branch, depth: int = 0, several: bool | None = None) -> Iterator[Row]:
     """The lines of the tree, the module first. A layer that occurs several times is counted as
-    often in its line; the lines below it are of one of them. Where the tensors of the whole are on
-    ``several`` placements, each line names its own."""
-    name = branch.name or branch.kind
-    yield Row(
-        depth,
-        name,
-        branch.times,
-        branch.kind if branch.name else "",
-        "",
-        branch.held,
-        branch.nbytes,
-        None,
-    )
+    often in its line; the lines below it are of one of them. A module that has one tensor and
+    nothing else is one line with it. Where the tensors of the whole are on ``several`` placements,
+    each line names its own."""
+    name, kind = branch.name or branch.kind, branch.kind if branch.name else ""
     several = len(branch.placements) > 1 if several is None else several
+    sums = branch.held, branch.nbytes
+    if branch.name and len(branch.entries) == 1 and not branch.branches:
+        (e,) = branch.entries
+        layout = _layout(e, several)
+        yield Row(depth, f"{name}.{e.name}", branch.times, e.shape, layout, *sums, e)
+        return
+    yield Row(depth, name, branch.times, kind, "", *sums, None)
     for e in branch.entries:
-        layout = f"tied to {e.tied}" if e.tied else e.layout
-        if several and e.spec is not None:
-            layout += f" on {_ranks(e.spec.placement)}"
-        yield Row(depth + 1, e.name, 1, e.shape, layout, e.held, e.nbytes, e)
+        yield Row(depth + 1, e.name, 1, e.shape, _layout(e, several), e.held, e.nbytes, e)
     for child in branch.branches:
         yield from rows(child, depth + 1, several)
+
+
+def _layout(entry: Entry, several: bool) -> str:
+    layout = f"tied to {entry.tied}" if entry.tied else entry.layout
+    if several and entry.spec is not None:
+        layout += f" on {_ranks(entry.spec.placement)}"
+    return layout
 
 
 def _ranks(placement: Placement) -> str:

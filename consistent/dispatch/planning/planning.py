@@ -22,7 +22,7 @@ from ...rules.signature import Call, Operand
 from ...spec import Layout, TensorSpec
 from ..plans.arguments import tensors_of, with_tensors
 from ..plans.plan import Answer, ByFacts, OtherCall, OutLayout, Plan, deciders, list_ops, watchers
-from ..plans.shards import common_placement, is_global, refuse_mirrored
+from ..plans.shards import common_placement, is_global, refuse_other_views
 from ..running import outside_ranks
 from ..running.empty_shards import same_graph
 from ..running.on_shards import ByForm, InPlaceOnCopy, OnShards
@@ -55,7 +55,7 @@ def make_plan(
     """
     tensors = tensors_of(args, kwargs)
     for x in tensors:
-        refuse_mirrored(x, function.name)
+        refuse_other_views(x, function.name)
     plan = _without_row(function, args, kwargs)
     if plan is None:
         planning = _Planning(function, args, kwargs, tensors, for_any_size)

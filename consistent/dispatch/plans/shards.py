@@ -5,6 +5,7 @@ A global tensor is its local shard with another Python class and a spec.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -87,7 +88,7 @@ def adopt(x: torch.Tensor, placement: Placement, what: str) -> Any:
     whole gradient."""
     if x.__class__ is _class:
         return x
-    refuse_mirrored(x, what)
+    refuse_other_views(x, what)
     if torch._C._functorch.is_functorch_wrapped_tensor(x):  # pyright: ignore
         raise RuntimeError(  # operators make another message of a TypeError
             f"{what}: a global tensor on {placement} meets a tensor that a torch.func or vmap "
@@ -115,8 +116,8 @@ def compare(x: torch.Tensor, placement: Placement, what: str) -> None:
         plain_values.compare(what, [x], placement, (what, x.dtype, x.ndim))
 
 
-def refuse_mirrored(x: Any, what: str) -> None:
-    """Raise if ``x``, met among global tensors, is an element of a mirrored one."""
+def refuse_other_views(x: Any, what: str) -> None:
+    """Raise if ``x``, met among global tensors, is an element of a mirrored one, or a DTensor."""
     if x.__class__ is MirroredTensor:
         raise RuntimeError(  # operators make another message of a TypeError
             f"{what}: a mirrored tensor meets a global one. The mirrored one is a list with one "
@@ -125,6 +126,13 @@ def refuse_mirrored(x: Any, what: str) -> None:
             "one logical tensor.\n"
             "  Say it with mirrored.to_global(sbp) (split(0) joins them), or use the global "
             "tensor's pieces: x.to_mirrored()."
+        )
+    loaded = sys.modules.get("torch.distributed.tensor")  # there is none before
+    if loaded is not None and isinstance(x, loaded.DTensor):
+        raise RuntimeError(
+            f"{what}: a DTensor is given, {tuple(x.placements)} on {x.device_mesh}, and of the "
+            "two kinds neither knows the other. Convert it first: "
+            "consistent.checkpoint.from_dtensor(x)."
         )
 
 

@@ -13,6 +13,8 @@ document.getElementById("theme").onclick = () => {
 
 for (const table of document.querySelectorAll("table")) {
   const body = table.tBodies[0], heads = [...table.tHead.rows[0].cells];
+  for (const row of body.rows)
+    [...row.cells].forEach((cell, i) => { cell.dataset.head = heads[i].textContent; });
   heads.forEach((head, column) => {
     head.firstElementChild.onclick = () => {
       const number = head.classList.contains("n");
@@ -73,7 +75,8 @@ function draw() {
   const step = [1, 2, 5, 10].map(k => k * power).find(k => k >= rough);
   for (let t = Math.ceil(from / step) * step; t <= to; t += step) {
     g.beginPath(); g.moveTo(x(t), TOP - 6); g.lineTo(x(t), height); g.stroke();
-    g.fillText(time(t), x(t) + 3, 11);
+    const text = time(t), end = x(t) + 3 + g.measureText(text).width;
+    g.fillText(text, x(t) + 3 - Math.max(0, end - width + 6), 11);
   }
   lanes.forEach(([name], k) => {
     g.fillStyle = colour("--faint"); g.fillText(name, 10, TOP + k * LANE + TALL / 2);

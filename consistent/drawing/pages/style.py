@@ -129,6 +129,22 @@ summary{cursor:pointer;font-weight:600}
   border-radius:8px;cursor:grab;touch-action:none}
 #told{min-height:1.5em}
 @media(max-width:640px){main{padding:18px 12px}header{flex-direction:column-reverse}}
+/* On a narrow screen the cells of a line flow, and its numbers say what they count. */
+@media(max-width:760px){
+  #lines,#lines tbody,#lines td{display:block}
+  #lines tr{display:flex;flex-wrap:wrap;align-items:baseline;column-gap:14px;
+    border-bottom:1px solid var(--line)}
+  #lines th{border:0}
+  #lines tbody tr{padding:7px 11px}
+  #lines td{border:0;padding:1px 0;width:auto;max-width:none;white-space:normal;text-align:left}
+  #lines td.n{color:var(--faint);font-size:13px}
+  #lines td.n::before{content:attr(data-head) " "}
+  #lines td.site{flex-basis:100%}
+  #lines td:empty,#lines td.site code,#lines tr[hidden]{display:none}
+  .bars{grid-template-columns:minmax(0,max-content) minmax(40px,1fr) max-content max-content;
+    gap:7px 8px}
+  .bars code{overflow-wrap:anywhere}
+}
 @media print{button,.tools{display:none}}
 """
 )

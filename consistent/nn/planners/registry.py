@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ...spec import Placement, Sbp, as_nd_sbp
+from ...spec import Placement, Sbp, as_nd_sbp, elsewhere
 from ...spec.nearest import suggestion
 from ..plan import Plan
 from ..plan.names import is_pattern
@@ -79,7 +80,9 @@ def _one_name(name: str, placement: Placement) -> dict[str, str]:
     _planner(name)
     if placement.ndim > 1 and name != "data":
         axes = placement.axes or ("dp", "tp", *(f"axis{a}" for a in range(2, placement.ndim)))
-        example = {axis: "data" if i else name for i, axis in enumerate(axes[: placement.ndim])}
+        axes = axes[: placement.ndim]
+        mine = axes[0] if name.startswith("zero") else axes[-1]
+        example = {axis: name if axis == mine else "data" for axis in axes}
         raise ValueError(
             f"parallelize: plan {name!r} is for one axis, and {placement} has {placement.ndim}. "
             f"Say what each axis does, such as {example}."
@@ -163,8 +166,14 @@ def _sbp_for_all(given: Any) -> TypeError:
 def _planner(name: str) -> Callable[[Asked], Plan]:
     if name not in PLANNERS:
         raise ValueError(
-            f"parallelize: there is no plan {name!r}.{suggestion(name, PLANNERS)} Plans are "
-            f"{', '.join(PLANNERS)}; or give patterns -> SBP, or a Plan (Plan.load(path) reads a "
-            "file)."
+            f"parallelize: there is no plan {name!r}.{_meant(name)} Plans are "
+            f"{', '.join(PLANNERS)}, and auto; or give patterns -> SBP, or a Plan "
+            "(Plan.load(path) reads a file)."
         )
     return PLANNERS[name]
+
+
+def _meant(name: str) -> str:
+    word = re.sub(r"[-_ ]|parallel(ism)?", "", name.lower())
+    instead = elsewhere.OF_PLANS.get(word)
+    return f" It is {instead} here." if instead else suggestion(word, PLANNERS)

@@ -12,7 +12,7 @@ import torch
 
 from mirrored.transports.default import current
 
-from ...dispatch.plans.shards import attach, check_partial, is_global, refuse_mirrored
+from ...dispatch.plans.shards import attach, check_partial, is_global, refuse_other_views
 from ...movement import check_mode as checking
 from ...movement.differentiable import spread
 from ...movement.world import device_of, my_coordinate
@@ -58,12 +58,7 @@ def from_local(
         ValueError: a piece is not what the SBP says (the message names the rank), or sits on
             another device type. Where nothing is sent, it is raised on the ranks concerned only.
     """
-    refuse_mirrored(shard, "from_local")
-    if is_global(shard):
-        raise TypeError(
-            f"from_local: shard is a global tensor already, {shard._spec}. "  # type: ignore[attr-defined]
-            "Use shard.to_global(sbp=...), or give shard.to_local()."
-        )
+    _check_plain(shard, "from_local", "shard")
     check_world("from_local", placement)
     check = check or checking.enabled
     at = my_coordinate(placement)
@@ -111,12 +106,7 @@ def distribute(
     Raises:
         ValueError: with ``check``, the values differ.
     """
-    refuse_mirrored(tensor, "distribute")
-    if is_global(tensor):
-        raise TypeError(
-            f"distribute: tensor is a global tensor already, {tensor._spec}. "  # type: ignore[attr-defined]
-            "Use tensor.to_global(sbp=...)."
-        )
+    _check_plain(tensor, "distribute", "tensor")
     placement, sbp = chosen("distribute", placement, sbp)
     check_world("distribute", placement)
     spec = TensorSpec.of(placement, sbp, tensor.shape, tensor.dtype)
@@ -127,6 +117,20 @@ def distribute(
         tensor = tensor.to(device_of(placement))
     checking.calling("distribute")
     return attach(spread(tensor, spec), spec)
+
+
+def _check_plain(x: Any, what: str, name: str) -> None:
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(
+            f"{what}: {name} is of type {type(x).__name__}, and not a tensor. Write "
+            f"{what}(torch.as_tensor({name}), placement, sbp)."
+        )
+    refuse_other_views(x, what)
+    if is_global(x):
+        raise TypeError(
+            f"{what}: {name} is a global tensor already, {x._spec}. "  # type: ignore[attr-defined]
+            f"Use {name}.to_global(sbp=...), or give {name}.to_local()."
+        )
 
 
 # -- what the ranks tell each other ----------------------------------------------------------------
@@ -241,12 +245,16 @@ def check_world(what: str, placement: Placement) -> None:
     size = current().size
     if placement.size > size or (size == 1 and placement.first_rank != 0):
         raise RuntimeError(
-            f"{what}: {placement} holds {placement.size} ranks, and the world has {size}: "
-            "torch.distributed is not "
-            "initialised, or with fewer processes.\n"
-            "  Start the program with torchrun --nproc_per_node N, and call "
-            "torch.distributed.init_process_group first."
+            f"{what}: {placement} is of {_count(placement.size)}, and the world has "
+            f"{_count(size)}: the program was started by python and not by torchrun, or with "
+            "fewer processes, or torch.distributed is not initialised.\n"
+            f"  Start it with torchrun --standalone --nproc_per_node {placement.ranks.max() + 1} "
+            "PROGRAM: the first global tensor then joins the ranks."
         )
+
+
+def _count(ranks: int) -> str:
+    return f"{ranks} rank" if ranks == 1 else f"{ranks} ranks"
 
 
 def _check_device(what: str, shard: torch.Tensor, placement: Placement) -> None:

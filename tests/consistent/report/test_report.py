@@ -140,6 +140,8 @@ def test_the_summary_says_what_ran_and_what_was_sent(rank: int) -> None:
     with consistent.report() as r:
         pass
     assert r.summary() == "No op on a global tensor ran."
+    assert "inside its block" in str(r) and "inside its block" in r.html()
+    assert "<table" not in r.html()
     with consistent.report() as r:
         x = consistent.distribute(torch.randn(4, 4), p, S(0))
         x + x
@@ -150,6 +152,15 @@ def test_the_summary_says_what_ran_and_what_was_sent(rank: int) -> None:
         f"`to_global` at test_report.py:{here}. No op ran whole on every rank."
     )
     assert r.bytes_by_op() == {"to_global": 32}
+
+
+@on_ranks(2)
+def test_an_op_that_gives_its_operand_back_has_no_arrow(rank: int) -> None:
+    x = consistent.ones(4, 4, placement=consistent.placement("cpu", [0, 1]), sbp=S(0))
+    with consistent.report() as r:
+        x.contiguous()
+        x + x
+    assert [list(line.layouts) for line in r.lines] == [["S(0)"], ["S(0), S(0) -> S(0)"]]
 
 
 @on_ranks(2)

@@ -170,6 +170,11 @@ def test_cuda_without_a_gpu_is_an_error():
         Placement("cuda", [0])
 
 
+def test_the_name_of_an_axis_is_no_list_of_letters():
+    with pytest.raises(ValueError, match=r"give names: axes=\('dp',\)"):
+        Placement("cpu", [[0, 1], [2, 3]], axes="dp")
+
+
 @pytest.mark.parametrize("axes", [["dp"], ["dp", "dp"], ["a", "b", "c"]], ids=str)
 def test_axis_names_must_fit_the_grid(axes):
     with pytest.raises(ValueError, match="one name per axis, each once"):

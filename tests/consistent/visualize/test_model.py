@@ -65,6 +65,29 @@ def test_all_layers_alike_are_one_line_with_their_list() -> None:
     assert "0.0-1 (x2)" in text
 
 
+class _Norm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1000))
+
+
+def _long_names(rank: int) -> str:
+    layers = nn.ModuleDict({"post_attention_layernorm_of_it": _Norm(), "lm_head": nn.Linear(4, 2)})
+    model = nn.ModuleDict({"decoder": layers, "a_module_with_a_longer_name": _Norm()})
+    model = consistent.parallelize(model, consistent.placement("cpu", [0, 1]), "zero3")
+    return consistent.visualize(model).text()
+
+
+def test_a_module_with_one_tensor_is_one_line_whose_layout_is_whole() -> None:
+    text = pool(2).run(_long_names)[0]
+    lines = [line.split() for line in text.splitlines()]
+    assert max(map(len, text.splitlines())) <= 80
+    ones = [line for line in lines if line and "f32[1000]" in line]
+    assert len(ones) == 2 and all(line[2:6] == ["S(0),", "used", "as", "B"] for line in ones)
+    assert ["lm_head", "Linear", "20", "B", "40", "B"] in lines  # of two: a line for each
+    assert not [line for line in lines if "_Norm" in line]
+
+
 def test_a_module_of_plain_tensors_says_so() -> None:
     text = consistent.visualize(nn.Linear(4, 2)).text()
     assert "plain tensors, whole on every rank" in text.splitlines()[0]

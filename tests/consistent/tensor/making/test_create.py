@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import consistent
 from consistent import B, P, Placement, S
@@ -211,8 +213,34 @@ def test_a_bool_cannot_be_partial() -> None:
 
 
 def test_a_placement_of_several_ranks_needs_torch_distributed() -> None:
-    with pytest.raises(RuntimeError, match="holds 2 ranks, and the world has 1"):
+    with pytest.raises(RuntimeError, match="is of 2 ranks, and the world has 1 rank"):
         consistent.distribute(torch.zeros(2), _world(2), B)
+
+
+@pytest.mark.parametrize("make", [consistent.distribute, consistent.from_local])
+def test_what_is_no_tensor_is_refused(make: Any) -> None:
+    with pytest.raises(TypeError, match="is of type list, and not a tensor. Write"):
+        make([1.0, 2.0], _world(1), B)
+
+
+def _with_a_dtensor(rank: int) -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    x = distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)])
+    y = consistent.ones(4, 2, placement=_world(2), sbp=S(0))
+    for call in (
+        lambda: consistent.from_local(x, _world(2), S(0)),
+        lambda: consistent.distribute(x, _world(2), S(0)),
+        lambda: y + x,
+        lambda: x + y,
+        lambda: torch.cat([y, x]),
+        lambda: torch.nn.functional.linear(y, x),
+    ):
+        with pytest.raises(RuntimeError, match="a DTensor is given.*checkpoint.from_dtensor"):
+            call()
+
+
+def test_a_dtensor_is_to_be_converted() -> None:
+    pool(2).run(_with_a_dtensor)
 
 
 def test_the_number_of_sbps_is_the_number_of_axes() -> None:
