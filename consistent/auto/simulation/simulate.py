@@ -29,6 +29,7 @@ from . import stages
 from .devices import OnCpu, simulated_world
 from .imagined import Imagined
 from .log import Log, Mark, Message
+from .recency import Recency
 from .report import SimulatedStep, report
 from .transport import Simulated
 from .values import Reading, Values
@@ -124,6 +125,7 @@ def simulate(
             values,
             lambda p: transport.rank if p is None else _in(p),
             views=not found.host_overlaps,
+            recency=Recency(found.cache_bytes) if found.cache_bytes else None,
         )
         _in, made.imagined = transport.rank_in, imagined
         inside.enter_context(simulated_world(ranks, found.device_type == "cuda"))
