@@ -221,7 +221,7 @@ def simulated(name: str, plan: str) -> SimulatedStep:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--rounds", type=int, default=20)
     args = parser.parse_args()
@@ -250,8 +250,8 @@ def main() -> None:
             found = answers.get(timeout=600)
             quiet = min(quiet, *(min(real.fixed) for real in found.values()))
             for plan, step in steps.items():
+                tell(name, plan, found[plan], step, quiet)
                 pairs.append((name, plan, found[plan], step))
-                tell(*pairs[-1], quiet)
         for queue in asked:
             queue.put(None)
         for rank in ranks:

@@ -128,7 +128,8 @@ def helper() -> None:
         while link.poll(IDLE_S):
             asked = link.recv()
             if asked is not None:
-                _keep_on(*asked, link)
+                call, cold = asked
+                _keep_on(call, cold, link)
 
 
 def _keep_on(call: Described, cold: bool, link: Connection) -> None:
