@@ -7,14 +7,15 @@ Two ranks, one thread each, AdamW. Of each model the four plans are simulated, t
 lasts as long as on its slowest rank; the median of the rounds counts, and beside it stands the
 least. Bytes are those that rank 0 sends in a step, memory is that of its tensors, noted op by op.
 Ops are timed when they are first met and kept in a file, so a second run simulates faster. The
-simulation knows nothing of the real steps. Before each round both ranks time a few fixed ops:
-"host" says how many times as long as at their fastest they took, that is how disturbed it was.
+simulation knows nothing of the real steps. Before each round both ranks time a few fixed calls:
+"host" says how many times as long they took in the mean as the kept figures say, that is how much
+slower the host is during these steps than when figures were measured, because of other programs or
+its clock. "/ real" is the simulated time, "now" that times "host", both beside the real one.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import statistics
 import sys
@@ -39,6 +40,8 @@ import consistent
 from benchmarks.gpt import VOCAB
 from benchmarks.graph import TOKENS, LeNet, SmallGpt
 from consistent import B, P, S
+from consistent.auto.machines import Machine
+from consistent.auto.machines.counted import works
 from consistent.auto.simulation.holding import Holding
 from consistent.auto.simulation.report import SimulatedStep
 from mirrored.transports.counting import counting
@@ -177,7 +180,7 @@ def measured(step: Callable[[], None], rounds: int) -> Real:
     times, fixed = [], []
     for _ in range(rounds):
         dist.barrier()
-        fixed.append(fixed_ops())
+        fixed.append(fixed_seconds())
         dist.barrier()
         start = time.perf_counter()
         step()
@@ -195,20 +198,26 @@ def slowest(ranks: Sequence[Real]) -> Real:
 _FIXED = torch.ones(256, 1024), torch.ones(1024, 256), torch.ones(1 << 16)
 
 
-def fixed_ops() -> float:
-    """Seconds of a few ops and a little Python, which tell how fast the host is just now."""
+def fixed_calls() -> None:
+    """A few calls that tell how fast the host is just now."""
     a, b, c = _FIXED
+    for _ in range(5):
+        torch.mm(a, b)
+        for _ in range(20):
+            torch.add(c, c)
 
-    def run() -> float:
-        start = time.perf_counter()
-        for _ in range(3):
-            torch.mm(a, b)
-            for _ in range(10):
-                torch.add(c, c)
-        return time.perf_counter() - start
 
-    run()
-    return run()
+def fixed_seconds() -> float:
+    """What they take."""
+    fixed_calls()
+    start = time.perf_counter()
+    fixed_calls()
+    return time.perf_counter() - start
+
+
+def fixed_kept(this: Machine) -> float:
+    """What they take by the figures that are kept."""
+    return sum(map(this.op_seconds, works(fixed_calls)))
 
 
 def simulated(name: str, plan: str) -> SimulatedStep:
@@ -229,7 +238,10 @@ def main() -> None:
     torch.set_num_threads(1)
     context = get_context("spawn")
     answers, pairs = context.Queue(), []
-    print(f"{'':18}{'ms, real':>10}{'least':>9}{'simulated':>11}{'/ real':>8}{'host':>6}", end="")
+    print(
+        f"{'':18}{'ms, real':>10}{'least':>9}{'simulated':>11}{'/ real':>8}{'host':>6}{'now':>6}",
+        end="",
+    )
     print(f"{'bytes, real':>14}{'simulated':>12}{'MiB, real':>11}{'simulated':>11}{'/ real':>8}")
     with tempfile.TemporaryDirectory() as folder:
         asked = [context.Queue() for _ in range(RANKS)]
@@ -242,15 +254,13 @@ def main() -> None:
             rank.start()
         for _ in ranks:
             answers.get(timeout=600)
-        quiet = math.inf
         for name in args.models:
             steps = {plan: simulated(name, plan) for plan in PLANS}
             for queue in asked:
                 queue.put(name)
             found = answers.get(timeout=600)
-            quiet = min(quiet, *(min(real.fixed) for real in found.values()))
             for plan, step in steps.items():
-                tell(name, plan, found[plan], step, quiet)
+                tell(name, plan, found[plan], step)
                 pairs.append((name, plan, found[plan], step))
         for queue in asked:
             queue.put(None)
@@ -260,14 +270,18 @@ def main() -> None:
     conclude(pairs)
 
 
-def tell(name: str, plan: str, real: Real, step: SimulatedStep, quiet: float) -> None:
-    """A row of the table. Under "host" stands how many times as long as at their fastest the fixed
-    ops took between the steps of this pair."""
-    took, peak = statistics.median(real.times), step.peaks[0].bytes
+def host_of(real: Real, step: SimulatedStep) -> float:
+    """How many times as long as the figures say calls took between these steps."""
+    return statistics.mean(real.fixed) / fixed_kept(step.machine)
+
+
+def tell(name: str, plan: str, real: Real, step: SimulatedStep) -> None:
+    """A row of the table."""
+    took, peak, host = statistics.median(real.times), step.peaks[0].bytes, host_of(real, step)
     print(
         f"{name + ', ' + plan:18}{took * 1e3:10.2f}{min(real.times) * 1e3:9.2f}"
         f"{step.seconds * 1e3:11.2f}{step.seconds / took:8.2f}"
-        f"{statistics.median(real.fixed) / quiet:6.2f}"
+        f"{host:6.2f}{step.seconds * host / took:6.2f}"
         f"{real.sent:14,}{step.bytes_of.get(0, 0):12,}"
         f"{real.held / 2**20:11.1f}{peak / 2**20:11.1f}{peak / real.held:8.2f}",
         flush=True,
@@ -282,8 +296,11 @@ def conclude(pairs: Sequence[tuple[str, str, Real, SimulatedStep]]) -> None:
     took = {(name, plan): statistics.median(real.times) for name, plan, real, _ in pairs}
     made = {(name, plan): step.seconds for name, plan, _, step in pairs}
     off = [abs(made[pair] / took[pair] - 1) for pair in took]
-    near = sum(x <= 0.15 for x in off)
-    print(f"time: {near} of {len(off)} within 15 %, the furthest {max(off):.0%}")
+    hosts = [host_of(real, step) for _, _, real, step in pairs]
+    now = [abs(made[pair] * host / took[pair] - 1) for pair, host in zip(took, hosts, strict=True)]
+    for what, found in (("time", off), ("time, times host", now)):
+        near = sum(x <= 0.15 for x in found)
+        print(f"{what}: {near} of {len(found)} within 15 %, the furthest {max(found):.0%}")
     exact = sum(step.bytes_of.get(0, 0) == real.sent for _, _, real, step in pairs)
     held = [abs(step.peaks[0].bytes / real.held - 1) for _, _, real, step in pairs]
     print(f"bytes: {exact} of {len(off)} exact; memory: the furthest {max(held):.1%}")

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from mirrored.comm import Link
+
 from . import files, messages
 from .checked import check_machine
 from .messages import Wire
@@ -165,6 +167,10 @@ class Machine:
         `messages.py` says how it is computed.
         """
         return messages.seconds(self, name, nbytes, ranks)
+
+    def link(self, ranks: int) -> Link:
+        """By what eager boxing chooses layouts in a world of so many ranks."""
+        return Link(self.message_start_s + self.inside.latency_s, self.inside.bytes_per_s)
 
     def links(self, ranks: Ranks) -> tuple[str, ...]:
         """Those that a message between these ranks takes: "inside" hosts, "between" them, both."""

@@ -120,6 +120,10 @@ class ThisMachine(Machine):
             return False
         return super().op_seconds(work) <= again.MOST_SECONDS
 
+    def link(self, ranks: int) -> Link:
+        """That of the ranks' own transport, with what it knows of local copies."""
+        return _link(ranks) if ranks > 1 else super().link(ranks)
+
     def message_seconds(self, name: str, nbytes: int, ranks: Ranks) -> float:
         """Seconds of one communication between so many ranks of this host, however many cores it
         has; the figures are those by which eager boxing is planned."""
