@@ -17,7 +17,7 @@ import torch
 from ..nn.nested import tensors_in
 from ..spec.nearest import suggestion
 from .agree import fit_together, gathered, sent, told
-from .backend import BACKENDS
+from .backends import BACKENDS
 from .errors import CannotRecord
 from .key import key_of
 from .rates import Varying
@@ -71,7 +71,7 @@ class CompiledStep:
         self._step, self._most = step, most
         self._fullgraph, self.layouts, self.memory = fullgraph, layouts, memory
         self.overlap, self._trial = overlap, Trial()
-        self._how = How(self.name, tell_compiling, BACKENDS[backend], memory, overlap, Varying())
+        self._how = How(self.name, tell_compiling, BACKENDS[backend](), memory, overlap, Varying())
         self._entries: OrderedDict[int, tuple[Any, Recorded]] = OrderedDict()
         self._number = 0
         self._tries: OrderedDict[Any, int] = OrderedDict()
