@@ -142,7 +142,10 @@ def _made(number: int, sizes: Sequence[int] | None, kinds: str) -> list[Tensor]:
 
 @torch.library.custom_op("consistent::message", mutates_args=())
 def message(
-    xs: Sequence[Tensor], number: int, sizes: Sequence[int] | None = None, kinds: str = ""
+    xs: Sequence[Tensor],
+    number: int,
+    sizes: Sequence[int] | None = None,
+    kinds: str = "",
 ) -> list[Tensor]:
     """Send and receive; see ``mirrored.comm.Transport``."""
     call = _call(number)
@@ -153,7 +156,10 @@ def message(
 
 @message.register_fake
 def _(
-    xs: Sequence[Tensor], number: int, sizes: Sequence[int] | None = None, kinds: str = ""
+    xs: Sequence[Tensor],
+    number: int,
+    sizes: Sequence[int] | None = None,
+    kinds: str = "",
 ) -> list[Tensor]:
     return _made(number, sizes, kinds)
 
@@ -177,7 +183,11 @@ def _(xs: Sequence[Tensor], number: int, ticket: int) -> None:
 
 @torch.library.custom_op("consistent::wait_message", mutates_args=())
 def wait_message(
-    xs: Sequence[Tensor], number: int, ticket: int, sizes: Sequence[int] | None = None, kinds: str = ""
+    xs: Sequence[Tensor],
+    number: int,
+    ticket: int,
+    sizes: Sequence[int] | None = None,
+    kinds: str = "",
 ) -> list[Tensor]:
     """The results of what was started with ``ticket``. ``xs`` are held until then."""
     recorded_at = _call(number).where  # noqa: F841 - as above
@@ -187,7 +197,11 @@ def wait_message(
 
 @wait_message.register_fake
 def _(
-    xs: Sequence[Tensor], number: int, ticket: int, sizes: Sequence[int] | None = None, kinds: str = ""
+    xs: Sequence[Tensor],
+    number: int,
+    ticket: int,
+    sizes: Sequence[int] | None = None,
+    kinds: str = "",
 ) -> list[Tensor]:
     return _made(number, sizes, kinds)
 
@@ -227,7 +241,11 @@ def put(made: Tensor, x: Tensor) -> None:
 
 @torch.library.custom_op("consistent::drawn", mutates_args=())
 def drawn(
-    xs: Sequence[Tensor], key: Tensor, number: int, sizes: Sequence[int] | None = None, kinds: str = ""
+    xs: Sequence[Tensor],
+    key: Tensor,
+    number: int,
+    sizes: Sequence[int] | None = None,
+    kinds: str = "",
 ) -> list[Tensor]:
     """Draw random numbers as a step does that is ``key[1]`` draws after the seed ``key[0]``."""
     seed, counter = key.tolist()
@@ -236,7 +254,11 @@ def drawn(
 
 @drawn.register_fake
 def _(
-    xs: Sequence[Tensor], key: Tensor, number: int, sizes: Sequence[int] | None = None, kinds: str = ""
+    xs: Sequence[Tensor],
+    key: Tensor,
+    number: int,
+    sizes: Sequence[int] | None = None,
+    kinds: str = "",
 ) -> list[Tensor]:
     return _made(number, sizes, kinds)
 

@@ -54,7 +54,7 @@ def form_of(graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Form | None:
     numbers: list[Number] = []
     places = {node: i for i, node in enumerate(nodes)}
 
-    def noted(number: Number) -> type:
+    def noted(number: Any) -> type:
         numbers.append(number)
         return type(number)
 
@@ -95,14 +95,14 @@ def fill(
     return tuple(map(filled, args)), {name: filled(x) for name, x in kwargs.items()}
 
 
-def lies(x: torch.Tensor, number: Callable[[Number], Any]) -> tuple[list, list | None, Any]:
+def lies(x: torch.Tensor, number: Callable[[int], Any]) -> tuple[list, list | None, Any]:
     """(sizes, the dims from the outermost to the innermost, offset) of a tensor without gaps; of
     another, strides stand in place of the order. ``number`` of each number in them."""
-    sizes, strides = list(x.size()), list(x.stride())
+    sizes, strides, offset = list(x.size()), list(x.stride()), int(x.storage_offset())
     for order in (list(range(x.dim())), sorted(range(x.dim()), key=lambda d: -strides[d])):
         if strides_of(sizes, order) == strides:
-            return [number(size) for size in sizes], order, number(x.storage_offset())
-    where = [number(stride) for stride in strides], number(x.storage_offset())
+            return [number(size) for size in sizes], order, number(offset)
+    where = [number(stride) for stride in strides], number(offset)
     return [number(size) for size in sizes], None, where
 
 
@@ -128,7 +128,8 @@ def _target(node: Node) -> Any:
 
 def _together(nodes: list[Node]) -> list[int]:
     """Of each input and result, the first that is a part of the same memory."""
-    ends = [n for n in nodes if n.op == "placeholder"] + list(nodes[-1].args[0])
+    results: Any = nodes[-1].args[0]
+    ends = [*(n for n in nodes if n.op == "placeholder"), *results]
     memories = [node.meta.get("memory", node) for node in ends]
     return [memories.index(memory) for memory in memories]
 

@@ -127,7 +127,7 @@ class _Lifted:
     ) -> None:
         self._form, self._floats = form, floats
         self._graph = Graph()
-        self._at, self._now = count(), Node
+        self._at = count()
         self._symbols: dict[int, torch.SymInt] = {}
         self._inputs: dict[int, Node] = {}
         self._given: list[Any] = list(symbols)
@@ -139,9 +139,7 @@ class _Lifted:
         for i in floats:
             self._inputs[i] = self._graph.placeholder(f"number_{i}")
 
-    def compiled(
-        self, graph: GraphModule, inputs: Sequence[torch.Tensor], shapes: ShapeEnv
-    ) -> Run:
+    def compiled(self, graph: GraphModule, inputs: Sequence[torch.Tensor], shapes: ShapeEnv) -> Run:
         """The code of ``graph``."""
         from torch._inductor.compile_fx import compile_fx
 
@@ -185,11 +183,16 @@ class _Lifted:
         def input_of(number: Number) -> Any:
             i = next(self._at)
             if i in self._inputs and type(number) is float:
-                dtype = node.meta.get("dtype")
-                may = node.target in _BY_NUMBER and not node.kwargs and dtype in _EXACT
-                if not may or node.args[1] is not number:
-                    raise NotSymbolic
-                self.dtypes[i] = dtype
+                self.dtypes[i] = _dtype_of(node, number)
             return self._inputs.get(i, number)
 
         return input_of
+
+
+def _dtype_of(node: Node, number: float) -> torch.dtype:
+    """That of a tensor that may stand in place of ``number`` in ``node``."""
+    dtype: Any = node.meta.get("dtype")
+    may = node.target in _BY_NUMBER and not node.kwargs and dtype in _EXACT
+    if not may or node.args[1] is not number:
+        raise NotSymbolic
+    return dtype
