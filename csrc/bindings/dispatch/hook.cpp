@@ -21,6 +21,7 @@
 namespace consistent::dispatch {
 
 Python python;
+PyTypeObject* getter_type = nullptr;
 Tables* tables = nullptr;
 
 namespace {
@@ -440,7 +441,7 @@ PyObject* call_freshened(PyObject* func, const Arguments& given) {
 
 PyObject* call_with(PyObject* func, const Arguments& given, bool fresh) {
   // The getter of a property is a new object each time.
-  const bool lasting = Py_TYPE(func) != &_PyMethodWrapper_Type;
+  const bool lasting = Py_TYPE(func) != getter_type;
   Function* function = function_of(func, lasting);
   if (function == nullptr) return nullptr;
   const Held<Function> held(function);

@@ -22,6 +22,10 @@ struct Python {
 };
 extern Python python;
 
+// The type of the getters of properties, such as torch.Tensor.shape.__get__; set when the module is
+// loaded, because the headers of Python 3.13 do not name it.
+extern PyTypeObject* getter_type;
+
 // The tables in which the hook looks plans up: one by exact keys, one by general keys.
 struct Tables {
   explicit Tables(size_t most) : exact(most), any_size(most) {}

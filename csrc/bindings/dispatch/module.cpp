@@ -286,6 +286,10 @@ PyMODINIT_FUNC PyInit__C(void) {
   handle_method.ml_meth = fast(handle);
   PyTypeObject* method = method_type();
   if (PyType_Ready(&table_type) != 0 || method == nullptr) return nullptr;
+  PyObject* getter = PyObject_GetAttrString(Py_None, "__repr__");  // bound as getters are
+  if (getter == nullptr) return nullptr;
+  getter_type = Py_TYPE(getter);
+  Py_DECREF(getter);
   static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_C", "The dispatch hook.", -1, methods};
   PyObject* module = PyModule_Create(&definition);
   if (module == nullptr || !add_leaf_functions(module) ||
