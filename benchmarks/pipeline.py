@@ -97,7 +97,8 @@ def bubbles(rank: int, rounds: int) -> list[tuple]:
 
 # -- a GPT -----------------------------------------------------------------------------------------
 
-WIDTH, LENGTH, WORDS, BLOCKS = 384, 128, 2000, 6
+# Bytes as words: with a large vocabulary the last stage would have more to do than the first.
+WIDTH, LENGTH, WORDS, BLOCKS = 384, 128, 256, 6
 
 
 class Embed(nn.Module):

@@ -3,11 +3,14 @@
     python benchmarks/simulated.py
     python benchmarks/simulated.py --models mlp llama --rounds 30
 
-Two ranks, one thread each, AdamW. Memory is that of tensors, noted op by op; bytes are those that
-rank 0 sends in a step. Ops are timed when they are first met and kept in a file, so a second run
-simulates faster. On a busy machine the real steps are slower than the simulated ones: beside the
-median of their time stands the least processor time of a rank, without what it waits for; in stages
-a rank waits for the other, so it is left out there.
+Two ranks, one thread each, AdamW. Of each model the four plans are simulated, then run. A step
+lasts as long as on its slowest rank; the median of the rounds counts, and beside it stands the
+least. Bytes are those that rank 0 sends in a step, memory is that of its tensors, noted op by op.
+Ops are timed when they are first met and kept in a file, so a second run simulates faster. The
+simulation knows nothing of the real steps. Before each round both ranks time a few fixed calls:
+"host" says how many times as long they took in the mean as the kept figures say, that is how much
+slower the host is during these steps than when figures were measured, because of other programs or
+its clock. "/ real" is the simulated time, "now" that times "host", both beside the real one.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -34,8 +39,11 @@ from torch import nn
 import consistent
 from benchmarks.gpt import VOCAB
 from benchmarks.graph import TOKENS, LeNet, SmallGpt
-from consistent import B, S
+from consistent import B, P, S
+from consistent.auto.machines import Machine
+from consistent.auto.machines.counted import works
 from consistent.auto.simulation.holding import Holding
+from consistent.auto.simulation.report import SimulatedStep
 from mirrored.transports.counting import counting
 
 RANKS, ROWS = 2, 32
@@ -131,82 +139,183 @@ def begin(name: str, plan: str) -> Callable[[], None]:
     return step
 
 
-def be_rank(rank: int, path: str, names: list[str], rounds: int, answers: Any) -> None:
+def be_rank(rank: int, path: str, asked: Any, rounds: int, answers: Any) -> None:
+    """Runs the plans of each model that it is asked for."""
     warnings.filterwarnings("ignore")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=RANKS)
-    for name in names:
-        for plan in PLANS:
-            with Holding() as held:
-                step = begin(name, plan)
-                for _ in range(4):  # in which ranks still compare plain values that ops meet
-                    step()
-                held.forget()
-                with counting() as log:
-                    step()
-            times, busy = [], []
-            for _ in range(rounds):
-                dist.barrier()
-                start, own = time.perf_counter(), time.thread_time()
-                step()
-                times.append(time.perf_counter() - start)
-                busy.append(time.thread_time() - own)
-            if rank == 0:
-                answers.put((name, plan, times, min(busy), log.bytes, held.peak))
+    place = consistent.placement.all("cpu")
+    consistent.ones(2, placement=place, sbp=P).to_global(sbp=B)  # what messages cost is measured
+    answers.put(None)
+    while (name := asked.get()) is not None:
+        found = {plan: measured(begin(name, plan), rounds) for plan in PLANS}
+        everyone: list[Any] = [None] * RANKS
+        dist.all_gather_object(everyone, found)
+        if rank == 0:
+            answers.put({p: slowest([each[p] for each in everyone]) for p in PLANS})
     dist.barrier()
     os._exit(0)
 
 
+@dataclass(frozen=True)
+class Real:
+    """What steps of a rank took: seconds of each, and of the fixed ops before each; the bytes that
+    it sent in one, and the most that it held."""
+
+    times: list[float]
+    fixed: list[float]
+    sent: int
+    held: int
+
+
+def measured(step: Callable[[], None], rounds: int) -> Real:
+    """The steps of one pair, on a rank."""
+    with Holding() as held:
+        for _ in range(5):  # in the first ones ranks still compare plain values that ops meet
+            step()
+        held.forget()
+        with counting() as log:
+            step()
+    times, fixed = [], []
+    for _ in range(rounds):
+        dist.barrier()
+        fixed.append(fixed_seconds())
+        dist.barrier()
+        start = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start)
+    return Real(times, fixed, log.bytes, held.peak)
+
+
+def slowest(ranks: Sequence[Real]) -> Real:
+    """Of each round the slowest rank; bytes and memory are those of the first one."""
+    times = [max(each) for each in zip(*(rank.times for rank in ranks), strict=True)]
+    fixed = [x for rank in ranks for x in rank.fixed]
+    return Real(times, fixed, ranks[0].sent, ranks[0].held)
+
+
+_FIXED = torch.ones(256, 1024), torch.ones(1024, 256), torch.ones(1 << 16)
+
+
+def fixed_calls() -> None:
+    """A few calls that tell how fast the host is just now."""
+    a, b, c = _FIXED
+    for _ in range(5):
+        torch.mm(a, b)
+        for _ in range(20):
+            torch.add(c, c)
+
+
+def fixed_seconds() -> float:
+    """What they take."""
+    fixed_calls()
+    start = time.perf_counter()
+    fixed_calls()
+    return time.perf_counter() - start
+
+
+def fixed_kept(this: Machine) -> float:
+    """What they take by the figures that are kept."""
+    return sum(map(this.op_seconds, works(fixed_calls)))
+
+
+def simulated(name: str, plan: str) -> SimulatedStep:
+    """The step as it is simulated for this machine."""
+    with consistent.simulate(ranks=RANKS, machine="this") as sim:
+        step = begin(name, plan)
+        for _ in range(3):
+            step()
+    return sim.report()
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--rounds", type=int, default=20)
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     context = get_context("spawn")
-    answers = context.Queue()
-    real = {}
+    answers, pairs = context.Queue(), []
+    print(
+        f"{'':18}{'ms, real':>10}{'least':>9}{'simulated':>11}{'/ real':>8}{'host':>6}{'now':>6}",
+        end="",
+    )
+    print(f"{'bytes, real':>14}{'simulated':>12}{'MiB, real':>11}{'simulated':>11}{'/ real':>8}")
     with tempfile.TemporaryDirectory() as folder:
-        given = (f"{folder}/store", args.models, args.rounds, answers)
-        ranks = [context.Process(target=be_rank, args=(r, *given)) for r in range(RANKS)]
+        asked = [context.Queue() for _ in range(RANKS)]
+        given = (f"{folder}/store", args.rounds, answers)
+        ranks = [
+            context.Process(target=be_rank, args=(r, given[0], asked[r], *given[1:]))
+            for r in range(RANKS)
+        ]
         for rank in ranks:
             rank.start()
-        for _ in range(len(args.models) * len(PLANS)):
-            name, plan, *found = answers.get(timeout=600)
-            real[name, plan] = found
+        for _ in ranks:
+            answers.get(timeout=600)
+        for name in args.models:
+            steps = {plan: simulated(name, plan) for plan in PLANS}
+            for queue in asked:
+                queue.put(name)
+            found = answers.get(timeout=600)
+            for plan, step in steps.items():
+                tell(name, plan, found[plan], step)
+                pairs.append((name, plan, found[plan], step))
+        for queue in asked:
+            queue.put(None)
         for rank in ranks:
             rank.join(30)
             rank.kill()
-    print(f"{'':20}{'ms, real':>10}{'simulated':>11}{'/ real':>8}", end="")
-    print(f"{'ms, busy':>10}{'/ busy':>8}{'bytes, real':>14}", end="")
-    print(f"{'simulated':>12}{'MiB, real':>11}{'simulated':>11}{'/ real':>8}")
-    ratios, against_busy = [], []
-    for (name, plan), (times, busy, sent, held) in real.items():
-        with consistent.simulate(ranks=RANKS, machine="this") as sim:
-            step = begin(name, plan)
-            for _ in range(3):
-                step()
-        made = sim.report()
-        took = statistics.median(times)
-        ratios.append(made.seconds / took)
-        peak = made.peaks[0].bytes
-        beside = ""
-        if plan != "two stages":
-            against_busy.append(made.seconds / busy)
-            beside = f"{against_busy[-1]:8.2f}"
-        print(
-            f"{name + ', ' + plan:20}{took * 1e3:10.2f}{made.seconds * 1e3:11.2f}{ratios[-1]:8.2f}"
-            f"{busy * 1e3:10.2f}{beside:>8}"
-            f"{sent:14,}{made.bytes_of.get(0, 0):12,}{held / 2**20:11.1f}{peak / 2**20:11.1f}"
-            f"{peak / held:8.2f}",
-            flush=True,
-        )
-    for what, found in (("time", ratios), ("processor time", against_busy)):
-        near = sum(abs(ratio - 1) <= 0.15 for ratio in found)
-        far = max(abs(r - 1) for r in found)
-        print(f"{what}: {near} of {len(found)} within 15 %, the furthest {far:.0%}")
+    conclude(pairs)
+
+
+def host_of(real: Real, step: SimulatedStep) -> float:
+    """How many times as long as the figures say calls took between these steps."""
+    return statistics.mean(real.fixed) / fixed_kept(step.machine)
+
+
+def tell(name: str, plan: str, real: Real, step: SimulatedStep) -> None:
+    """A row of the table."""
+    took, peak, host = statistics.median(real.times), step.peaks[0].bytes, host_of(real, step)
+    print(
+        f"{name + ', ' + plan:18}{took * 1e3:10.2f}{min(real.times) * 1e3:9.2f}"
+        f"{step.seconds * 1e3:11.2f}{step.seconds / took:8.2f}"
+        f"{host:6.2f}{step.seconds * host / took:6.2f}"
+        f"{real.sent:14,}{step.bytes_of.get(0, 0):12,}"
+        f"{real.held / 2**20:11.1f}{peak / 2**20:11.1f}{peak / real.held:8.2f}",
+        flush=True,
+    )
+
+
+NEAR = 0.05  # plans whose real times differ by less are as fast as each other
+
+
+def conclude(pairs: Sequence[tuple[str, str, Real, SimulatedStep]]) -> None:
+    """How near all of them are, and whether plans are ranked right."""
+    took = {(name, plan): statistics.median(real.times) for name, plan, real, _ in pairs}
+    made = {(name, plan): step.seconds for name, plan, _, step in pairs}
+    off = [abs(made[pair] / took[pair] - 1) for pair in took]
+    hosts = [host_of(real, step) for _, _, real, step in pairs]
+    now = [abs(made[pair] * host / took[pair] - 1) for pair, host in zip(took, hosts, strict=True)]
+    for what, found in (("time", off), ("time, times host", now)):
+        near = sum(x <= 0.15 for x in found)
+        print(f"{what}: {near} of {len(found)} within 15 %, the furthest {max(found):.0%}")
+    exact = sum(step.bytes_of.get(0, 0) == real.sent for _, _, real, step in pairs)
+    held = [abs(step.peaks[0].bytes / real.held - 1) for _, _, real, step in pairs]
+    print(f"bytes: {exact} of {len(off)} exact; memory: the furthest {max(held):.1%}")
+    right, wrong = 0, []
+    for a, b in combinations(took, 2):
+        if a[0] != b[0] or abs(took[a] / took[b] - 1) <= NEAR:
+            continue
+        if (took[a] < took[b]) == (made[a] < made[b]):
+            right += 1
+        else:
+            wrong.append(f"{a[0]}: {a[1]} and {b[1]}")
+    print(
+        f"order of two plans of a model that differ by more than {NEAR:.0%}: {right} right", end=""
+    )
+    print(f", {len(wrong)} wrong {'; '.join(wrong)}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -174,6 +174,14 @@ class Transport(ABC):
         """Make every other rank raise, because this one cannot go on in what they do together.
         False where there is nobody to tell: simulated ranks end with the first that raises."""
         return False
+
+    def as_one(
+        self, run: Callable[[list[Tensor]], list[Tensor]], xs: list[Tensor], ranks: Ranks
+    ) -> list[Tensor]:
+        """`run(xs)`, which sends by this interface among `ranks` as much as the values of `xs` say,
+        while shapes of its results depend on those of `xs` alone. A transport that notes what a
+        program sends takes it for one message. `repr(run)` says all else that it depends on."""
+        return run(xs)
 
     # ---- built on those above; a transport may do them faster -----------------------------------
 

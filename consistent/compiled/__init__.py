@@ -8,19 +8,13 @@ step --2nd call--> recorder     ops on shards, messages, random numbers, in orde
                        |
                    passes/      equal messages merged, ...
                        v
-                   backend      Inductor, or op by op
+                   backends/    Inductor, whose code may serve several sizes, or op by op
 --later calls-->   read state, run, put results back
 ```
 """
 
-from .compile import (
-    CompiledStep,
-    check_backend,
-    check_layouts,
-    check_memory,
-    check_overlap,
-    compile_step,
-)
+from .checks import check_backend, check_layouts, check_memory, check_overlap
+from .compile import CompiledStep, compile_step
 from .errors import CannotRecord
 
 __all__ = [

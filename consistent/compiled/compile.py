@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import types
 import warnings
 import weakref
@@ -15,11 +14,11 @@ from typing import Any
 import torch
 
 from ..nn.nested import tensors_in
-from ..spec.nearest import suggestion
 from .agree import fit_together, gathered, sent, told
-from .backend import BACKENDS
+from .backends import BACKENDS
+from .checks import check_backend, check_layouts, check_memory, check_overlap
 from .errors import CannotRecord
-from .key import key_of
+from .key import key_of, kind_of
 from .rates import Varying
 from .recording import Around, How, Recorded, record
 from .show import save_page
@@ -59,7 +58,7 @@ class CompiledStep:
         layouts: str | None = None,
         memory: int | None = None,
         overlap: bool | str = False,
-        most: int = 16,
+        most: int = 64,
     ) -> None:
         check_backend("consistent.compile", backend)
         check_layouts("consistent.compile", layouts)
@@ -71,10 +70,11 @@ class CompiledStep:
         self._step, self._most = step, most
         self._fullgraph, self.layouts, self.memory = fullgraph, layouts, memory
         self.overlap, self._trial = overlap, Trial()
-        self._how = How(self.name, tell_compiling, BACKENDS[backend], memory, overlap, Varying())
+        self._how = How(self.name, tell_compiling, BACKENDS[backend](), memory, overlap, Varying())
         self._entries: OrderedDict[int, tuple[Any, Recorded]] = OrderedDict()
         self._number = 0
         self._tries: OrderedDict[Any, int] = OrderedDict()
+        self._kinds: OrderedDict[Any, None] = OrderedDict()  # those of programs, without sizes
         self._of_objects: Any = weakref.WeakKeyDictionary()
 
     @property
@@ -109,12 +109,11 @@ class CompiledStep:
         if torch._C._current_graph_task_id() != -1:
             return self._step(*args, **kwargs)
         key = key_of(args, kwargs)
-        number = self._agree(self._find(key, tensors_in((args, kwargs))))
+        number = self._agree(self._find(key, args, kwargs))
         if number == _EAGER:
             if key is not None:
                 self._tries.setdefault(key, 0)
-                while len(self._tries) > MOST_KEYS:
-                    self._tries.popitem(last=False)
+                _shorten(self._tries)
             return self._step(*args, **kwargs)
         if number == _RECORD:
             return self._record(key, args, kwargs)
@@ -141,14 +140,16 @@ class CompiledStep:
 
     # -- which program -----------------------------------------------------------------------------
 
-    def _find(self, key: Any, given: list[Any]) -> int:
+    def _find(self, key: Any, args: tuple, kwargs: dict[str, Any]) -> int:
         if key is None:  # arguments that cannot be compared
             return _EAGER
+        given = tensors_in((args, kwargs))
         for number in reversed(self._entries):
             known, program = self._entries[number]
             if known == key and program.fits(given):
                 return number
-        return _RECORD if key in self._tries else _EAGER
+        known = key in self._tries or kind_of(key, args, kwargs) in self._kinds
+        return _RECORD if known else _EAGER
 
     def _agree(self, number: int) -> int:
         """What all ranks do. They differ where shapes of plain tensors do: then all run the step as
@@ -181,6 +182,9 @@ class CompiledStep:
         assert isinstance(made, Recorded)
         self._number += 1
         self._entries[self._number] = key, made
+        if made.why is None:
+            self._kinds[kind_of(key, args, kwargs)] = None
+            _shorten(self._kinds)
         if len(self._entries) > self._most:
             self._trial.pending.pop(self._entries.popitem(last=False)[0], None)
         if isinstance(around, Listening) and made.program is not None:
@@ -200,6 +204,11 @@ class CompiledStep:
         result, made = record(self._how, self._step, args, kwargs, around)
         self._entries[number] = key, self._trial.better(number, alone, made, around)
         return result
+
+
+def _shorten(known: OrderedDict[Any, Any]) -> None:
+    while len(known) > MOST_KEYS:
+        known.popitem(last=False)
 
 
 def compile_step(
@@ -264,33 +273,3 @@ def compile_step(
         overlap=overlap,
     )
     return made if step is None else made(step)
-
-
-def check_backend(what: str, backend: str) -> None:
-    """Raises ValueError if no backend is called so."""
-    if backend not in BACKENDS:
-        near, known = suggestion(backend, BACKENDS), ", ".join(BACKENDS)
-        raise ValueError(f"{what}: backend is {backend!r}.{near} Give one of {known}.")
-
-
-def check_overlap(what: str, overlap: Any) -> None:
-    """Raises ValueError if it is none of True, False and "auto"."""
-    if overlap not in (True, False, "auto"):
-        raise ValueError(f'{what}: overlap is {overlap!r}. Give True, False or "auto".')
-
-
-def check_memory(what: str, memory: Any) -> None:
-    """Raises ValueError if it is no number of bytes."""
-    if memory is not None and (type(memory) is not int or memory < 0):
-        raise ValueError(f"{what}: memory is {memory!r}. Give a whole number of bytes, or None.")
-
-
-def check_layouts(what: str, layouts: Any) -> None:
-    """Raises ValueError if it is neither "auto" nor None, ImportError without scipy."""
-    if layouts not in (None, "auto"):
-        raise ValueError(f'{what}: layouts is {layouts!r}. Give "auto" or None.')
-    if layouts == "auto" and importlib.util.find_spec("scipy") is None:
-        raise ImportError(
-            f'{what}: layouts="auto" is solved by scipy, and scipy is not installed.\n'
-            "  pip install scipy, or pip install consistent[auto]; or leave layouts= out."
-        )

@@ -37,6 +37,20 @@ def key_of(args: tuple, kwargs: dict[str, Any]) -> Any:
         return None
 
 
+def kind_of(key: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """``key`` without the sizes of what is given: calls of a step that differ in sizes are of one
+    kind."""
+    _, *others = key
+    return _frozen(map_tensors((args, kwargs), _unsized)), *others
+
+
+def _unsized(x: Any) -> Any:
+    if is_global(x):
+        spec = x._spec
+        return spec.placement, spec.sbp, x.dtype, x.dim(), x.requires_grad
+    return x.dim(), x.layout, x.dtype, x.device, x.requires_grad
+
+
 def _shown(x: Any) -> Any:
     if is_global(x):
         return x._spec, x.requires_grad

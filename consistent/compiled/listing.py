@@ -20,7 +20,6 @@ from .opaque import (
     START_MESSAGE,
     WAIT,
     WAIT_MESSAGE,
-    shape_of,
 )
 
 Program = Segment = Any  # those of program.py, which imports this file
@@ -89,7 +88,7 @@ def _rows(program: Program, part: Segment, fresh: Iterator[int]) -> Iterator[Row
         names[node] = f"%{number}"
     for number, source in part.reads:
         text = f"%{number} = {_source(source)}"
-        yield Row("read", text, _kind(source.x), held=_bytes_of(source.x))
+        yield _read(text, source.x)
     numbers = iter(part.outputs)
     returned: Any = next(n for n in nodes if n.op == "output").args[0]
     outs = {node: f"%{next(numbers)}" for node in returned}
@@ -200,12 +199,9 @@ def _held(node: Node) -> int:
     return math.prod(node.meta["shape"]) * node.meta["dtype"].itemsize
 
 
-def _kind(x: Any) -> str:
-    return "" if x is None else layout_text(getattr(x, "_spec", None), x.dtype, x.shape)
-
-
-def _bytes_of(x: Any) -> int:
+def _read(text: str, x: Any) -> Row:
+    """The line of what is read. ``x`` says what it was like: a Like, or the tensor of a rate."""
     if x is None:
-        return 0
-    sizes, dtype, _ = shape_of(x)
-    return math.prod(sizes) * dtype.itemsize
+        return Row("read", text)
+    held = x.bytes if hasattr(x, "bytes") else x.nbytes
+    return Row("read", text, layout_text(getattr(x, "spec", None), x.dtype, x.shape), held=held)

@@ -11,7 +11,7 @@ from torch import Tensor
 from mirrored.comm import Done, Handle, Ranks, Transport
 from mirrored.transports.base.unseen import unseen
 from mirrored.transports.base.wrapper import Wrapper
-from mirrored.transports.counting import call_of, given_to
+from mirrored.transports.counting import call_of, counting, given_to
 from mirrored.transports.default import current
 
 from ..nn.nested import map_tensors, tensors_in
@@ -102,6 +102,16 @@ class Noting(Wrapper):
             under_way = self.inner.all_reduce_async(x.detach(), ranks, op)
         self._start(call, x)
         return _Noted(call, x, under_way, self._wait)
+
+    def as_one(
+        self, run: Callable[[list[Tensor]], list[Tensor]], xs: list[Tensor], ranks: Ranks
+    ) -> list[Tensor]:
+        with unseen(), counting(self.inner) as sent:
+            results = [x.contiguous() for x in run(xs)]
+        outs = tuple(map(shape_of, results))
+        call = Call(repr(run), run, outs, "as_one", "", tuple(ranks), sent.bytes)
+        self._note(call, xs, results)
+        return results
 
     # What lets a rank read the others' memory is done by messages.
     peers = Transport.peers

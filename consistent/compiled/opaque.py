@@ -12,10 +12,16 @@ consistent::start_reduce_(Tensor(a!) x, int number) -> ()     the same; begins t
 consistent::wait_reduce_(Tensor(a!) x, int number) -> ()      and x is reduced; ops run in between
 consistent::drawn(Tensor[] xs, Tensor key, int number) -> Tensor[]     key: seed, and draws so far
 ```
+
+Code that serves several sizes is given numbers when it runs, and compiled before they are known. So
+those that give tensors are told the sizes of these by two arguments more: all sizes in a row, which
+may be symbols, and the kinds of the results, such as ``float32 2 cpu; int64 1 cpu`` (dtype, number
+of dims, device).
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import threading
 from collections import deque
@@ -110,12 +116,37 @@ def _call(number: int) -> Call:
     return _thread.calls[number]
 
 
-def _made(call: Call) -> list[Tensor]:
-    return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in call.outs]
+def told(number: int) -> tuple[list[int], str]:
+    """(sizes, kinds) of the results of what ``number`` stands for."""
+    outs = _call(number).outs
+    kinds = [f"{str(dtype)[6:]} {len(shape)} {device}" for shape, dtype, device in outs]
+    return [size for shape, _, _ in outs for size in shape], "; ".join(kinds)
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(kinds: str) -> list[tuple[torch.dtype, int, str]]:
+    parts = [kind.split(" ") for kind in kinds.split("; ") if kind]
+    return [(getattr(torch, dtype), int(dims), device) for dtype, dims, device in parts]
+
+
+def _made(number: int, sizes: Sequence[int] | None, kinds: str) -> list[Tensor]:
+    if sizes is None:
+        outs = _call(number).outs
+        return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in outs]
+    left = iter(sizes)
+    return [
+        torch.empty([next(left) for _ in range(dims)], dtype=dtype, device=device)
+        for dtype, dims, device in _parsed(kinds)
+    ]
 
 
 @torch.library.custom_op("consistent::message", mutates_args=())
-def message(xs: Sequence[Tensor], number: int) -> list[Tensor]:
+def message(
+    xs: Sequence[Tensor],
+    number: int,
+    sizes: Sequence[int] | None = None,
+    kinds: str = "",
+) -> list[Tensor]:
     """Send and receive; see ``mirrored.comm.Transport``."""
     call = _call(number)
     recorded_at = call.where  # noqa: F841 - a rank that waits here says so
@@ -124,8 +155,13 @@ def message(xs: Sequence[Tensor], number: int) -> list[Tensor]:
 
 
 @message.register_fake
-def _(xs: Sequence[Tensor], number: int) -> list[Tensor]:
-    return _made(_call(number))
+def _(
+    xs: Sequence[Tensor],
+    number: int,
+    sizes: Sequence[int] | None = None,
+    kinds: str = "",
+) -> list[Tensor]:
+    return _made(number, sizes, kinds)
 
 
 @torch.library.custom_op("consistent::start_message", mutates_args=())
@@ -146,7 +182,13 @@ def _(xs: Sequence[Tensor], number: int, ticket: int) -> None:
 
 
 @torch.library.custom_op("consistent::wait_message", mutates_args=())
-def wait_message(xs: Sequence[Tensor], number: int, ticket: int) -> list[Tensor]:
+def wait_message(
+    xs: Sequence[Tensor],
+    number: int,
+    ticket: int,
+    sizes: Sequence[int] | None = None,
+    kinds: str = "",
+) -> list[Tensor]:
     """The results of what was started with ``ticket``. ``xs`` are held until then."""
     recorded_at = _call(number).where  # noqa: F841 - as above
     with _watched(number):
@@ -154,8 +196,14 @@ def wait_message(xs: Sequence[Tensor], number: int, ticket: int) -> list[Tensor]
 
 
 @wait_message.register_fake
-def _(xs: Sequence[Tensor], number: int, ticket: int) -> list[Tensor]:
-    return _made(_call(number))
+def _(
+    xs: Sequence[Tensor],
+    number: int,
+    ticket: int,
+    sizes: Sequence[int] | None = None,
+    kinds: str = "",
+) -> list[Tensor]:
+    return _made(number, sizes, kinds)
 
 
 @torch.library.custom_op("consistent::start_reduce_", mutates_args=("x",))
@@ -192,15 +240,27 @@ def put(made: Tensor, x: Tensor) -> None:
 
 
 @torch.library.custom_op("consistent::drawn", mutates_args=())
-def drawn(xs: Sequence[Tensor], key: Tensor, number: int) -> list[Tensor]:
+def drawn(
+    xs: Sequence[Tensor],
+    key: Tensor,
+    number: int,
+    sizes: Sequence[int] | None = None,
+    kinds: str = "",
+) -> list[Tensor]:
     """Draw random numbers as a step does that is ``key[1]`` draws after the seed ``key[0]``."""
     seed, counter = key.tolist()
     return list(_call(number).run(seed, counter, list(xs)))
 
 
 @drawn.register_fake
-def _(xs: Sequence[Tensor], key: Tensor, number: int) -> list[Tensor]:
-    return _made(_call(number))
+def _(
+    xs: Sequence[Tensor],
+    key: Tensor,
+    number: int,
+    sizes: Sequence[int] | None = None,
+    kinds: str = "",
+) -> list[Tensor]:
+    return _made(number, sizes, kinds)
 
 
 MESSAGE = torch.ops.consistent.message.default

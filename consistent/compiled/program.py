@@ -11,9 +11,10 @@ segment 1:  what comes after it
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -25,7 +26,7 @@ from ..forms.random import generator
 from ..nn.moving.carry import forgetting
 from ..nn.nested import map_each
 from .drawing import signed
-from .opaque import SENDING, Call, known
+from .opaque import SENDING, Call, known, shape_of
 from .watching import Pieces, Watching, watchers
 
 _Off = torch._C.DisableTorchFunction
@@ -36,6 +37,15 @@ def LIVE(number: int) -> None:  # noqa: N802 - a marker among the ops of a graph
     """Where a call stands that runs as it is written."""
 
 
+class Like(NamedTuple):
+    """What is said of a tensor that is not kept: shape of the whole, bytes of this rank's part."""
+
+    spec: Any
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    bytes: int
+
+
 class Source:
     """Where a program reads a value from.
 
@@ -43,12 +53,22 @@ class Source:
         kind: "argument", "slot", "rate" (a learning rate that is a number), or "key" (seed and
             draws so far).
         at: the argument's position, the Slot, or the group of the optimizer.
-        x: the tensor that was there when the step was recorded.
+        x: the tensor that was there when the step was recorded; once it was, what it was like. Of
+            a rate, the tensor that it is put into.
         segment: of a key.
     """
 
     def __init__(self, kind: str, at: Any = None, x: Any = None, segment: int = 0) -> None:
         self.kind, self.at, self.x, self.segment = kind, at, x, segment
+
+    def recorded(self) -> Source:
+        """The same for a program, which keeps none of the tensors that it was recorded with."""
+        if self.kind not in ("argument", "slot"):
+            return self
+        sizes, dtype, _ = shape_of(self.x)
+        held = math.prod(sizes) * dtype.itemsize
+        spec = self.x._spec if is_global(self.x) else None
+        return Source(self.kind, self.at, Like(spec, dtype, tuple(self.x.shape), held))
 
     def read(self, arguments: Sequence[torch.Tensor]) -> torch.Tensor:
         """The tensor that is there now."""

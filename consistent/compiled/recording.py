@@ -66,10 +66,10 @@ class Before:
 
     def __init__(self, state: State, given: Sequence[torch.Tensor]) -> None:
         self._slots = state.slots
-        self._tensors, self._likes = self._now(), []
+        tensors = self._now()
         with _Off():
-            self._likes = [_like(x) for x in self._tensors]
-            self._shared = _sharing([*self._tensors, *given])
+            self._likes = [_like(x) for x in tensors]
+            self._shared = _sharing([*tensors, *given])
         self._in_dicts: list[tuple[dict, Any, Any]] = []
         self._others: list[Fact] = []
         self.add(state.facts)

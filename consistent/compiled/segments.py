@@ -89,7 +89,7 @@ def cut(
         for n in dict.fromkeys([*given, *ending]):
             if n.op == "placeholder" and n not in read:
                 read.add(n)
-                reads.append((number(n), recorder.sources[n]))
+                reads.append((number(n), recorder.sources[n].recorded()))
         live = lives[i] if i < len(lives) else None
         segments.append(
             Segment(

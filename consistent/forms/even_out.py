@@ -42,11 +42,11 @@ def evened(
     are (start, size) of each. Differentiable."""
     if list(held) == [size for _, size in pieces]:
         return x
-    ranks, me = shard.ranks, slot(shard)[0]
     firsts = [sum(held[:k]) for k in range(len(held))]
-    going = [_shared(firsts[me], held[me], *piece) for piece in pieces]
-    coming = [_shared(first, n, *pieces[me]) for first, n in zip(firsts, held, strict=True)]
-    return swap(x, going, coming, ranks)
+    counts = [
+        [_shared(*rows, *piece) for piece in pieces] for rows in zip(firsts, held, strict=True)
+    ]
+    return swap(x, torch.tensor(counts), slot(shard)[0], shard.ranks)
 
 
 def _shared(a: int, count: int, b: int, size: int) -> int:

@@ -11,6 +11,7 @@ tensors.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -167,27 +168,40 @@ def min_over(local: Tensor, placement: Placement, axes: Sequence[int]) -> Tensor
     return local if my_coordinate(placement) is None else _reduce(local, placement, axes, "min")
 
 
-def swap(x: Tensor, going: Sequence[int], coming: Sequence[int], ranks: Sequence[int]) -> Tensor:
-    """Rows change hands: ``going[k]`` of ``x``, in order, go to ``ranks[k]``; from there come
-    ``coming[k]``. Differentiable.
+def swap(x: Tensor, counts: Tensor, me: int, ranks: Sequence[int]) -> Tensor:
+    """Rows change hands: ``counts[a, b]`` of those of ``ranks[a]``, in order, go to ``ranks[b]``;
+    this is ``ranks[me]``. Differentiable.
 
     ```
-    forward    a b | c      d | e f     --->    a b d      c e f        going 2, 1  and  1, 2
+    forward    a b | c      d | e f     --->    a b d      c e f        counts [2, 1], [1, 2]
     backward   rows go back the way they came
     ```
+
+    A step that is recorded may have other counts in each run, if as many rows come to each rank.
     """
     with _HookOff():
         if _tracks(x):
-            return _apply(_Swap, x, tuple(going), tuple(coming), tuple(ranks))
-        return _swapped(x, going, coming, ranks)
+            return _apply(_Swap, x, counts, me, tuple(ranks))
+        return _swapped(x, counts, me, tuple(ranks))
 
 
-def _swapped(
-    x: Tensor, going: Sequence[int], coming: Sequence[int], ranks: Sequence[int]
-) -> Tensor:
-    pieces = [piece.contiguous() for piece in torch.Tensor.detach(x).split(list(going))]
-    shapes = [(n, *x.shape[1:]) for n in coming]
-    return torch.cat(current().all_to_all(pieces, shapes, tuple(ranks)))
+def _swapped(x: Tensor, counts: Tensor, me: int, ranks: tuple[int, ...]) -> Tensor:
+    return current().as_one(_Rows(me, ranks), [torch.Tensor.detach(x), counts], ranks)[0]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """(rows, counts) -> the rows that come."""
+
+    me: int
+    ranks: tuple[int, ...]
+
+    def __call__(self, xs: list[Tensor]) -> list[Tensor]:
+        x, counts = xs
+        going, coming = counts[self.me].tolist(), counts[:, self.me].tolist()
+        pieces = [piece.contiguous() for piece in x.split(going)]
+        shapes = [(n, *x.shape[1:]) for n in coming]
+        return [torch.cat(current().all_to_all(pieces, shapes, self.ranks))]
 
 
 class _Box(torch.autograd.Function):
@@ -274,14 +288,14 @@ class _Land(torch.autograd.Function):
 
 class _Swap(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *route: tuple[int, ...]) -> Tensor:
-        ctx.route = route
-        return _swapped(x, *route)
+    def forward(ctx: Any, x: Tensor, counts: Tensor, me: int, ranks: tuple[int, ...]) -> Tensor:
+        ctx.route = counts, me, ranks
+        return _swapped(x, counts, me, ranks)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        going, coming, ranks = ctx.route
-        return swap(grad, coming, going, ranks), None, None, None
+        counts, me, ranks = ctx.route
+        return swap(grad, counts.T, me, ranks), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:

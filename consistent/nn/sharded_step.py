@@ -188,7 +188,7 @@ class _InStep:
         with HookOff():
             local = Tensor.detach(grad)
         seen = _part(local, grad._spec, laid).to(self.target.dtype)
-        seen = attach(seen.view_as(seen), self.target)
+        seen = attach(seen.detach() if seen.is_sparse else seen.view_as(seen), self.target)
         gradients.set_raw_grad(param, seen)
         self.version = seen._version
         return seen
@@ -235,7 +235,8 @@ def _part(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
     """The shard under ``dst``: a view of ``local`` where ranks only cut, else boxed."""
     if src is dst:
         return local
-    if not all(isinstance(m, Move) and m.kind == "slice" for m in plan_boxing(src, dst)):
+    cut = all(isinstance(m, Move) and m.kind == "slice" for m in plan_boxing(src, dst))
+    if local.is_sparse or not cut:  # entries have no memory that a view could share
         return run(local, src, dst)
     at = my_coordinate(src.placement)
     (starts, _), (firsts, sizes) = src.region(at), dst.region(at)

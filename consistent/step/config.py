@@ -19,8 +19,9 @@ class GraphConfig:
         amp: run ``build`` under autocast to this dtype; None: as it is written.
         micro_batches: cut the batch into so many parts along dim 0, and add up their gradients. The
             loss counts as a mean over rows: that of a part weighs as much as its share of rows.
-        zero: 1 or 2: optimizers keep their state, with 2 gradients too, split over the ranks
-            that hold a parameter alike.
+        zero: 1, 2 or 3: optimizers keep their state, with 2 gradients too, split over the ranks
+            that hold a parameter alike; with 3 parameters lie split as well, and are gathered for
+            use.
         schedule: the order in which stages run micro-batches; see ``consistent.nn.pipeline``.
         backend: run the whole step as one recorded program, by "inductor" or by "ops"; see
             ``consistent.compile``. None: as it is written.
@@ -57,15 +58,17 @@ class GraphConfig:
         self.micro_batches = value
 
     def enable_zero(self, mode: bool = True, *, stage: int = 2) -> None:
-        """Split what optimizers keep over the ranks that hold a parameter alike.
+        """Split what optimizers keep over the ranks that hold a parameter alike; with ``stage`` 2
+        gradients too, with 3 also the parameters of modules that were given to ``parallelize``,
+        which is its plan ``"zero3"``.
 
         Raises:
-            ValueError: ``stage`` is neither 1 nor 2.
+            ValueError: ``stage`` is none of 1, 2 and 3.
         """
-        if stage not in (1, 2):
+        if stage not in (1, 2, 3):
             raise ValueError(
-                f"enable_zero: stage is {stage!r}. Give 1 (optimizer state) or 2 (gradients too); "
-                'parameters are split by consistent.parallelize(module, placement, "zero3").'
+                f"enable_zero: stage is {stage!r}. Give 1 (optimizer state), 2 (gradients too) or "
+                "3 (parameters too)."
             )
         self.zero = stage if mode else 0
 

@@ -98,6 +98,10 @@ class Graph:
         """Whether an optimizer was added."""
         return bool(self._optimizers)
 
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those that were added, in order."""
+        return self._optimizers.list()
+
     # -- its modules -------------------------------------------------------------------------------
 
     def modules(self) -> Iterator[torch.nn.Module]:

@@ -26,6 +26,10 @@ class Optimizers:
             )
         self._pairs.append((optimizer, schedule))
 
+    def list(self) -> list[torch.optim.Optimizer]:
+        """The optimizers, in the order in which they were added."""
+        return [optimizer for optimizer, _ in self._pairs]
+
     def begin(self) -> None:
         """Let go of the gradients of the last step."""
         for optimizer, _ in self._pairs:

@@ -1,20 +1,34 @@
-"""``config.enable_zero``: optimizers step on shares of the parameters that ranks hold alike."""
+"""``config.enable_zero``: optimizers step on shares of the parameters that ranks hold alike, and
+with stage 3 the parameters themselves lie in shares between their uses."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from torch import nn
+
 from ..dispatch.plans.shards import is_global
+from ..nn.installed import installed_plan
+from ..nn.moving import move
 from ..nn.plan import Layouts, Plan
 from ..nn.sharded_step import install_step
-from ..spec import B, S
+from ..spec import B, NdSbp, S
 
 _DONE = "_consistent_zero"
 
 
 def settle(graph: Any, stage: int) -> None:
     """Once for each module: parameters that are B on an axis, and whose dim 0 is not split, step as
-    S(0) along it; from stage 2 on their gradients lie so, too."""
+    S(0) along it; from stage 2 on their gradients lie so, too, and with stage 3 they themselves.
+
+    Raises:
+        ValueError: with stage 3, a parameter that is global lies in a module that was not given to
+            ``parallelize``.
+    """
+    if stage == 3:
+        _split(graph)
+        return
     if not stage:
         return
     for module in graph.modules():
@@ -25,7 +39,55 @@ def settle(graph: Any, stage: int) -> None:
         for name, param in module.named_parameters(recurse=False):
             if is_global(param) and param.ndim and S(0) not in param.sbp:  # type: ignore[attr-defined]
                 own = tuple(param.sbp)  # type: ignore[attr-defined]
-                shared = tuple(S(0) if entry is B else entry for entry in own)
+                shared = _shared(own)
                 found[name] = Layouts(own, grad=shared if stage > 1 else own, step=shared)
         if found:
             install_step(module, Plan(found))
+
+
+def _shared(own: NdSbp) -> NdSbp:
+    return tuple(S(0) if entry is B else entry for entry in own)
+
+
+def _split(graph: Any) -> None:
+    """Lay the parameters of every module that was parallelized in shares, with their gradients and
+    what optimizers keep of them already."""
+    modules = list(_outermost(graph, [m for m in vars(graph).values() if isinstance(m, nn.Module)]))
+    for module in modules:
+        if module.__dict__.get(_DONE) == 3:
+            continue
+        held = installed_plan(module)
+        assert held is not None
+        tensors = dict(held.tensors)
+        for name, param in module.named_parameters(remove_duplicate=False):
+            layouts = tensors.get(name)
+            if layouts is not None and param.ndim and S(0) not in layouts.sbp:
+                tensors[name] = Layouts(_shared(layouts.sbp), use=layouts.use)
+        own = {id(param) for param in module.parameters()}
+        optimizers = [o for o in graph.optimizers() if all(id(p) in own for p in _params(o))]
+        split = Plan(tensors, held.modules, axes=held.axes, notes=held.notes)
+        move(module, optimizers, None, split)
+        module.__dict__[_DONE] = 3
+
+
+def _outermost(graph: Any, modules: list[nn.Module]) -> Iterator[nn.Module]:
+    """The outermost modules that were parallelized."""
+    for module in modules:
+        if installed_plan(module) is not None:
+            yield module
+            continue
+        for name, param in module.named_parameters(recurse=False):
+            if is_global(param):
+                raise ValueError(
+                    f"{type(graph).__name__}: enable_zero(stage=3) splits the parameters of "
+                    f"modules that were given to consistent.parallelize, and {name!r} of a "
+                    f"{type(module).__name__} was made global otherwise.\n  Call "
+                    "consistent.parallelize(module, placement) before the graph is made, or make "
+                    "the parameter with sbp=S(0)."
+                )
+        yield from _outermost(graph, list(module.children()))
+
+
+def _params(optimizer: Any) -> Iterator[Any]:
+    for group in optimizer.param_groups:
+        yield from group["params"]

@@ -14,6 +14,7 @@ import torch
 
 from ..dispatch.hook import torch_function
 from ..dispatch.plans.plan import handlers
+from ..dispatch.plans.shards import take_in
 from ..movement.world import device_of
 from .global_tensor import GlobalTensor
 from .inspection import (
@@ -25,7 +26,11 @@ from .storage import memory  # noqa: F401  (it enters its answers)
 
 def _to(self: GlobalTensor, *args: Any, **kwargs: Any) -> Any:
     """``Tensor.to``: a change of dtype is an op; of a device only the type counts, since the
-    placement says which device it is."""
+    placement says which device it is. A plain tensor goes where the global one that it is given
+    lies, and is B there."""
+    if self.__class__ is not GlobalTensor:
+        args, kwargs, other = _without_other(args, kwargs)
+        return take_in(self, other.placement, "to").to(other.dtype, *args, **kwargs)
     if len(args) == 1 and not kwargs and isinstance(args[0], torch.dtype):
         # As models ask it in every norm, mostly for the dtype that is there.
         dtype = args[0]
@@ -35,8 +40,8 @@ def _to(self: GlobalTensor, *args: Any, **kwargs: Any) -> Any:
     copy = kwargs.pop("copy", False)
     if len(args) > 2 and isinstance(args[-1], bool) and isinstance(args[-2], bool):
         args, copy = args[:-1], args[-1]  # (..., non_blocking, copy)
-    if "other" in kwargs:
-        other = kwargs.pop("other")
+    if "tensor" in kwargs:
+        other = kwargs.pop("tensor")
         kwargs.update(device=other.device, dtype=other.dtype)
     device, dtype, _, memory_format = torch._C._nn._parse_to(  # pyright: ignore[reportAttributeAccessIssue]
         *args, **kwargs
@@ -49,6 +54,14 @@ def _to(self: GlobalTensor, *args: Any, **kwargs: Any) -> Any:
             else self.contiguous(memory_format=memory_format)
         )
     return _copy_to(self, dtype or self.dtype)
+
+
+def _without_other(args: tuple, kwargs: dict) -> tuple[tuple, dict, Any]:
+    """The arguments of ``to``, and the tensor among them."""
+    if args:
+        return args[1:], kwargs, args[0]
+    kwargs = dict(kwargs)
+    return args, kwargs, kwargs.pop("tensor")
 
 
 _TO_COPY = torch.ops.aten._to_copy.default

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -11,11 +15,13 @@ from torch import Tensor
 
 from ...dispatch.planning.without_modes import without_modes
 from .described import Described, Like, Many, Plain, Same, is_known, tensors
-from .stopwatch import least_seconds
+from .stopwatch import typical_seconds
 from .work import Work, work_of
 
 MOST_BYTES = 1 << 28  # of one trial; longer ones are made smaller
 MOST_SECONDS = 0.3  # of one call
+CACHE_BYTES = 1 << 25  # of a host that does not say what its caches hold
+MOST_COPIES = 512  # of the tensors of a call
 _BOUNDS = {"embedding": 0, "index_select": 0, "index": 0, "nll_loss_forward": 1}
 
 
@@ -127,17 +133,42 @@ def _resized(x: Like, shape: tuple[int, ...]) -> Like:
     return Like(x.dtype, shape, tuple(strides))
 
 
-def timed(call: Described) -> float:
-    """Seconds of the call on one thread's turn: the least of a few runs, the first one left out.
+def repeated(call: Described, cold: bool = False, device: str = "cpu") -> Callable[[], object]:
+    """What makes the call once more: on the same tensors, or, if they are to be ``cold``, each time
+    on others, so many that no cache holds the first ones when their turn comes again.
+
+    Raises:
+        CannotAgain: it cannot be made.
+    """
+    func, needed = op_named(call.op), max(bytes_needed(call), 1)
+    count = max(1, min(MOST_COPIES, -(-cache_bytes() // needed))) + 1 if cold else 1
+    turns = cycle([arguments(call, device) for _ in range(count)])
+
+    def run() -> object:
+        args, kwargs = next(turns)
+        return func(*args, **kwargs)
+
+    return run
+
+
+@lru_cache
+def cache_bytes() -> int:
+    """Bytes that the largest cache of this host holds."""
+    with contextlib.suppress(OSError, ValueError):
+        return os.sysconf("SC_LEVEL3_CACHE_SIZE") or CACHE_BYTES
+    return CACHE_BYTES
+
+
+def timed(call: Described, cold: bool = False, device: str = "cpu") -> float:
+    """Seconds of the call on one thread's turn, as it takes most often; ``repeated`` says on what.
 
     Raises:
         CannotAgain: it cannot be made, or it raises.
     """
-    with _alone():
-        func = op_named(call.op)
-        args, kwargs = arguments(call)
+    with alone():
+        run = repeated(call, cold, device)
         try:
-            return least_seconds(lambda: func(*args, **kwargs))
+            return typical_seconds(run)
         except Exception as error:  # values may be illegal for an op that none of us knows
             raise CannotAgain(f"{call.op}: {error}") from None
 
@@ -148,7 +179,7 @@ def work(call: Described) -> Work:
     Raises:
         CannotAgain: it cannot be made, or torch does not know the shapes of its results.
     """
-    with _alone():
+    with alone():
         func = op_named(call.op)
         args, kwargs = arguments(call, "meta")
         try:
@@ -170,7 +201,7 @@ def _span(x: Like) -> int:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def alone() -> Iterator[None]:
     """Inside, nobody sees what runs: no mode, no autocast, no gradient, and random numbers of the
     program stay as they are."""
     with (

@@ -88,6 +88,7 @@ _OWN: dict[str, Callable[[tuple, dict, Any], float]] = {
     **dict.fromkeys(_FORWARD, _attention),
     **dict.fromkeys(_BACKWARD, _attention_backward),
     "_grouped_mm": _grouped,
+    "grouped_mm": _grouped,
     "_scaled_grouped_mm": _grouped,
     "addmv": _added_vectors,
     "addr": _outer,

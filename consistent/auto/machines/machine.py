@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from mirrored.comm import Link
+
 from . import files, messages
 from .checked import check_machine
 from .messages import Wire
@@ -106,11 +108,26 @@ class Machine:
         each = 0.0 if self.host_overlaps else self.host_seconds
         return STEP_OPS * each, ACTION_OPS * each
 
-    def op_seconds(self, work: Work) -> float:
-        """Seconds that the device takes for one op; 0 for a view."""
+    @property
+    def cache_bytes(self) -> float:
+        """What a rank may keep in the largest cache; 0 if ops cost the same in and out of it."""
+        return 0.0
+
+    def op_seconds(self, work: Work, cold: float = 0.0) -> float:
+        """Seconds that the device takes for one op; 0 for a view.
+
+        Args:
+            cold: the share of what it is given that is in no cache. By bytes and flops it makes no
+                difference: they count in full.
+        """
         if not work.runs:
             return 0.0
         return self.launch_seconds + max(self.product_seconds(work), self.touch_seconds(work))
+
+    def follow_seconds(self, work: Work) -> float:
+        """Seconds that a rank outside the placement of an op's tensors takes to follow it on
+        `meta`: of the process, not of its device."""
+        return self.host_seconds
 
     def product_seconds(self, work: Work) -> float:
         """Seconds of an op's products alone."""
@@ -150,6 +167,10 @@ class Machine:
         `messages.py` says how it is computed.
         """
         return messages.seconds(self, name, nbytes, ranks)
+
+    def link(self, ranks: int) -> Link:
+        """By what eager boxing chooses layouts in a world of so many ranks."""
+        return Link(self.message_start_s + self.inside.latency_s, self.inside.bytes_per_s)
 
     def links(self, ranks: Ranks) -> tuple[str, ...]:
         """Those that a message between these ranks takes: "inside" hosts, "between" them, both."""

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-import math
+import statistics
 import time
 from collections.abc import Callable
 
 import torch
 
 TIMED_S = 0.02  # for which a call is repeated
+RUN_S = 1e-4  # of one run at least: a shorter call is made several times in each
 MOST_RUNS = 50
 FEWEST_RUNS = 3
 LONG_S = 0.3  # a call that takes longer is made twice
 
 
-def least_seconds(run: Callable[[], object], count: int = 1) -> float:
-    """Seconds of one call: the least of a few runs of `count` calls, the first one left out.
+def typical_seconds(run: Callable[[], object]) -> float:
+    """Seconds of one call: the median of a few runs, the first call left out.
 
-    A run counts with its processor time if that is less and the thread does all the work by
-    itself: then other programs had the processor for the rest.
+    Not the least of them: a step is made of many calls, so it takes what they take mostly. A run
+    counts with its processor time if that is less and the thread does all the work by itself: then
+    other programs had the processor for the rest.
     """
-    best, spent, runs = math.inf, 0.0, 0
-    alone = torch.get_num_threads() == 1
-    first = _once(run, count, alone)[0]
-    while runs < (1 if first > LONG_S else FEWEST_RUNS) or (spent < TIMED_S and runs < MOST_RUNS):
+    found: list[float] = []
+    spent, alone = 0.0, torch.get_num_threads() == 1
+    first = _once(run, 1, alone)[0]
+    count = max(1, round(RUN_S / max(first, 1e-6)))
+    fewest = 1 if first > LONG_S else FEWEST_RUNS
+    while len(found) < fewest or (spent < TIMED_S and len(found) < MOST_RUNS):
         seconds, passed = _once(run, count, alone)
-        best, spent, runs = min(best, seconds), spent + passed, runs + 1
-    return best / count
+        found.append(seconds)
+        spent += passed
+    return statistics.median(found) / count
 
 
 def _once(run: Callable[[], object], count: int, alone: bool) -> tuple[float, float]:

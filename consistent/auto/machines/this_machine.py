@@ -28,11 +28,12 @@ from mirrored.transports.tuning.link import kept_link
 
 from ...dispatch.planning.without_modes import without_modes
 from . import again
+from .company import Company
 from .described import Described
 from .kept import Kept, folder
 from .machine import Machine, Ranks
 from .messages import Wire
-from .stopwatch import least_seconds
+from .stopwatch import typical_seconds
 from .work import Work
 
 _FLAT = ((1e-9, 1.0),)  # the rate measured is the one that is reached
@@ -45,6 +46,9 @@ class ThisMachine(Machine):
     """A machine whose ops are timed by making the call again."""
 
     kept: Kept = field(default_factory=lambda: Kept(kept_path()), compare=False, repr=False)
+    company: Company = field(
+        default_factory=lambda: Company(_cores() - 1), compare=False, repr=False
+    )
     sharing: float = 1.0  # ranks to a core
 
     def of(self, ranks: int) -> ThisMachine:
@@ -60,27 +64,54 @@ class ThisMachine(Machine):
         """Where ranks outnumber cores a message also waits until each of its ranks had one."""
         return super().message_host_seconds * self.sharing
 
-    def op_seconds(self, work: Work) -> float:
+    @property
+    def cache_bytes(self) -> float:
+        return again.cache_bytes() / self.company.ranks
+
+    def op_seconds(self, work: Work, cold: float = 0.0) -> float:
         """Seconds that the call takes here. One that cannot be made again costs what its bytes and
         flops say; one that would take too much memory or time is made with a smaller leading dim,
         and the time grows with what bytes and flops say."""
         if not isinstance(work.key, Described) or work.key.op == "view":  # views of a simulation
             return super().op_seconds(work) * self.sharing
-        found = self.kept.get(_short(work.key), partial(self._measured, work, work.key))
-        return (super().op_seconds(work) if found is None else found) * self.sharing
+        found = self._kept(work, work.key, False)
+        if found is None:
+            return super().op_seconds(work) * self.sharing
+        if cold:
+            found += cold * max(0.0, (self._kept(work, work.key, True) or found) - found)
+        return found * self.sharing
 
-    def _measured(self, work: Work, call: Described) -> float | None:
+    def _kept(self, work: Work, call: Described, cold: bool) -> float | None:
+        name = _short(call)
+        if cold:
+            name = f"cold: {name}"
+        return self.kept.get(name, partial(self._measured, work, call, cold))
+
+    def follow_seconds(self, work: Work) -> float:
+        """Some ops are made of many in Python there."""
+        seconds = 0.0
+        if isinstance(work.key, Described) and work.key.op != "view":
+            name = f"on meta: {_short(work.key)}"
+            seconds = self.kept.get(name, partial(_on_meta, work.key)) or 0.0
+        return self.host_seconds + seconds * self.sharing
+
+    def _measured(self, work: Work, call: Described, cold: bool) -> float | None:
         try:
             if self._fits(work):
-                return again.timed(call)
+                return self._timed(call, cold)
             for times in (2**k for k in range(1, 20)):
                 less = again.work(again.shrunk(call, times))
                 if self._fits(less):
                     growth = super().op_seconds(work) / super().op_seconds(less)
-                    return again.timed(again.shrunk(call, times)) * growth
+                    return self._timed(again.shrunk(call, times), cold) * growth
         except again.CannotAgain:
             pass
         return None
+
+    def _timed(self, call: Described, cold: bool) -> float:
+        """While the other cores make it too, as in a job that has all of them."""
+        with self.company.beside(call, cold):
+            return again.timed(call, cold)
 
     def _fits(self, work: Work) -> bool:
         """Whether the call may be made on this host."""
@@ -88,6 +119,10 @@ class ThisMachine(Machine):
         if again.bytes_needed(work.key) > again.MOST_BYTES:
             return False
         return super().op_seconds(work) <= again.MOST_SECONDS
+
+    def link(self, ranks: int) -> Link:
+        """That of the ranks' own transport, with what it knows of local copies."""
+        return _link(ranks) if ranks > 1 else super().link(ranks)
 
     def message_seconds(self, name: str, nbytes: int, ranks: Ranks) -> float:
         """Seconds of one communication between so many ranks of this host, however many cores it
@@ -112,9 +147,8 @@ def _short(call: Described) -> str:
 
 def kept_path() -> Path:
     """The file of this host's figures."""
-    name = (
-        f"machine {cpu_model()} torch {torch.__version__} {torch.get_num_threads()} threads.jsonl"
-    )
+    threads = f"{torch.get_num_threads()} threads"
+    name = f"machine {cpu_model()} torch {torch.__version__} {threads} typical.jsonl"
     return folder() / "-".join(name.replace("/", " ").split())
 
 
@@ -160,30 +194,43 @@ def this_machine() -> ThisMachine:
         )
 
 
+def _cores() -> int:
+    """Ranks that have as many cores as threads."""
+    return max(1, (os.cpu_count() or 1) // torch.get_num_threads())
+
+
+def _on_meta(call: Described) -> float | None:
+    try:
+        return again.timed(call, device="meta")
+    except again.CannotAgain:
+        return None
+
+
 # ---- figures ------------------------------------------------------------------------------------
 
 
 def _flops_per_s(dtype: torch.dtype) -> float:
     n = 256 if dtype is torch.bfloat16 else 512
     x = torch.ones(n, n, dtype=dtype)
-    return 2 * n**3 / least_seconds(lambda: torch.mm(x, x))
+    return 2 * n**3 / typical_seconds(lambda: torch.mm(x, x))
 
 
 def _bytes_per_s() -> float:
     x = torch.ones(1 << 23)  # 32 MiB, and as much again: more than caches hold
     y = torch.empty_like(x)
-    return 2 * x.nbytes / least_seconds(lambda: y.copy_(x))
+    return 2 * x.nbytes / typical_seconds(lambda: y.copy_(x))
 
 
 def _launch_s() -> float:
     x = torch.ones(1)
     add = torch.ops.aten.add_.Tensor
-    return least_seconds(lambda: add(x, x), 200)
+    return typical_seconds(lambda: add(x, x))
 
 
 def _host_s() -> float:
     """What Python, modules, autograd and dispatch of global tensors add to an op: forward and
-    backward of a tiny model, without the ops themselves."""
+    backward of a small model, without the ops themselves. Its tensors are large enough that after
+    each op the code of the next one has to be fetched again, as in a program that computes."""
     from ...dispatch.plans.shards import attach
     from ...spec import B, Placement, TensorSpec
     from .counted import works
@@ -194,15 +241,15 @@ def _host_s() -> float:
         placement = Placement("cpu", [rank])
         return attach(x.detach(), TensorSpec.of(placement, (B,), x.shape, x.dtype))
 
-    width = 16
+    rows, width = 512, 256
     with torch.random.fork_rng(devices=[]):
         parts = [f() for _ in range(2) for f in (partial(nn.LayerNorm, width), nn.GELU)]
-        model = nn.Sequential(*parts, nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+        model = nn.Sequential(*parts, nn.Linear(width, 8), nn.ReLU(), nn.Linear(8, width))
     for module in model.modules():
         for name, p in list(module._parameters.items()):
             if p is not None:
                 module._parameters[name] = nn.Parameter(on_me(p))
-    x = on_me(torch.ones(8, width))
+    x = on_me(torch.ones(rows, width))
 
     def step() -> None:
         (model(x) * 2.0 + x).square().mean().backward()
@@ -210,7 +257,7 @@ def _host_s() -> float:
     with torch.enable_grad():
         step()
         made = works(step)
-        whole = least_seconds(step)
+        whole = typical_seconds(step)
     timed = lru_cache(None)(again.timed)
     ops = sum(timed(work.key) for work in made if work.runs and isinstance(work.key, Described))
     return max(whole - ops, 0.0) / len(made)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import mmap
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from ..machines.described import Described
 from ..machines.work import Work, work_of
 from .log import Log, Op
 from .memory import Memory
+from .recency import Recency
 from .shapes import Made, Shapes, each
 from .values import Values
 
@@ -58,12 +59,19 @@ class Imagined(TorchDispatchMode):
     Args:
         rank_of: placement or None -> the rank that does an op on tensors of it.
         views: note them too: they take Python's time alone.
+        recency: tells what is in caches; None if no op's time depends on it.
     """
 
     def __init__(
-        self, log: Log, values: Values, rank_of: Callable[[Any], int], views: bool
+        self,
+        log: Log,
+        values: Values,
+        rank_of: Callable[[Any], int],
+        views: bool,
+        recency: Recency | None = None,
     ) -> None:
         super().__init__()
+        self._recency = recency
         self._views = views
         self._log, self._values, self._rank_of = log, values, rank_of
         self.memory = Memory(log)
@@ -77,7 +85,10 @@ class Imagined(TorchDispatchMode):
             made = _vast(torch.Size(shape).numel(), dtype).view(tuple(shape))
         finally:
             self._passing -= 1
-        self.memory.put(made, self._rank_of(None), received)
+        rank = self._rank_of(None)
+        self.memory.put(made, rank, received)
+        if self._recency is not None:
+            self._recency.made(rank, self._memories([made]))
         return made
 
     def __torch_dispatch__(
@@ -107,14 +118,23 @@ class Imagined(TorchDispatchMode):
             return func(*args, **kwargs)
         placement = next((x._spec.placement for x in given if is_global(x)), None)
         rank = self._rank_of(placement)
+        cold = 0.0 if self._recency is None else self._recency.cold(rank, self._memories(given))
         out = self._results(func, args, kwargs, made, rank)
         if placement is not None:  # which tells its logical shape
             args, kwargs, shards = map_tensors((args, kwargs, out), _shard)
             work = work_of(func, args, kwargs, shards)
         else:
             work = work_of(func, args, kwargs, out)
-        self._log.events.append(Op(rank, work, user_line()))
+        self._log.events.append(Op(rank, work, user_line(), placement, cold))
         return out
+
+    def _memories(self, tensors: Iterable[Tensor]) -> Iterator[tuple[int, int]]:
+        """(number, bytes that are touched) of each."""
+        for x in tensors:
+            number = self.memory.number(x)
+            if number is not None:
+                whole = _T.untyped_storage(x).nbytes()
+                yield number, min(x.numel() * x.itemsize, whole)
 
     def _results(self, func: Any, args: tuple, kwargs: dict, made: Any, rank: int) -> Any:
         written = _written(func, args, kwargs)
@@ -138,6 +158,8 @@ class Imagined(TorchDispatchMode):
             finally:
                 self._passing -= 1
             self.memory.put(out, rank)
+            if self._recency is not None:
+                self._recency.made(rank, self._memories([out]))
             return out
 
         return each(made, new)

@@ -8,11 +8,18 @@ from typing import Any
 
 @dataclass(slots=True)
 class Op:
-    """One op of torch on shards, done by ``rank``."""
+    """One op of torch on shards, done by ``rank``.
+
+    Args:
+        placement: of its tensors, if they are global; ranks outside it follow on `meta`.
+        cold: the share of what it is given that no cache holds, 0 to 1.
+    """
 
     rank: int
     work: Any  # machines.work.Work
     where: str
+    placement: Any = None
+    cold: float = 0.0
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from mirrored.comm import Link, Ranks
+from mirrored.comm import Ranks
 from mirrored.transports.default import current, replace_current
 from mirrored.transports.faults.place import user_line
 
@@ -29,6 +29,7 @@ from . import stages
 from .devices import OnCpu, simulated_world
 from .imagined import Imagined
 from .log import Log, Mark, Message
+from .recency import Recency
 from .report import SimulatedStep, report
 from .transport import Simulated
 from .values import Reading, Values
@@ -116,7 +117,7 @@ def simulate(
             rank,
             lambda shape, dtype, received: imagined.empty(shape, dtype, received),
             lambda *args, **kwargs: _note(log, *args, **kwargs),
-            lambda kind: _link(found),
+            lambda kind: found.link(ranks),
             lambda group: _same_host(group, found),
         )
         imagined = Imagined(
@@ -124,6 +125,7 @@ def simulate(
             values,
             lambda p: transport.rank if p is None else _in(p),
             views=not found.host_overlaps,
+            recency=Recency(found.cache_bytes) if found.cache_bytes else None,
         )
         _in, made.imagined = transport.rank_in, imagined
         inside.enter_context(simulated_world(ranks, found.device_type == "cuda"))
@@ -166,11 +168,6 @@ def _checked(ranks: Any, name: Any, rank: Any, bound: Any) -> Machine:
             f"simulate: bound={bound!r} is no share of elements. Give a number above 0 and up to 1."
         )
     return machine(name).of(ranks)
-
-
-def _link(found: Machine) -> Link:
-    """By which plans are chosen."""
-    return Link(found.message_start_s + found.inside.latency_s, found.inside.bytes_per_s)
 
 
 def _same_host(group: Ranks, found: Machine) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ...pipeline.simulate import play
 from ...pipeline.table import Action
+from ...spec import Placement
 from ..machines import Machine
 from .log import Message, Op, Scheduled
 from .stages import Followed
@@ -61,7 +62,7 @@ class Track:
 
     def op(self, event: Op, machine: Machine) -> None:
         """An op."""
-        seconds = machine.op_seconds(event.work)
+        seconds = machine.op_seconds(event.work, event.cold)
         self.host += machine.host_seconds
         begin = max(self.now, self.host) if machine.host_overlaps else self.now
         lasts = seconds if machine.host_overlaps else seconds + machine.host_seconds
@@ -71,6 +72,12 @@ class Track:
         if not event.work.runs:
             return
         self.spans.append(Span(self.rank, "compute", event.work.op, begin, self.now, event.where))
+
+    def follow(self, event: Op, machine: Machine) -> None:
+        """An op on tensors of a placement that it is not in."""
+        seconds = machine.follow_seconds(event.work)
+        self.now += seconds
+        self.compute += seconds
 
     def message(self, event: Message, machine: Machine) -> None:
         """A message, or one end of one."""
@@ -131,6 +138,12 @@ class Timeline:
         """Until the last rank is done."""
         return max((track.end for track in self.tracks.values()), default=0.0)
 
+    def outside(self, placement: Placement | None) -> list[Track]:
+        """Those of ranks that only follow what is done on ``placement``."""
+        if placement is None or len(self.tracks) < 2:
+            return []
+        return [t for rank, t in self.tracks.items() if placement.coordinate_of(rank) is None]
+
     def track(self, rank: int) -> Track:
         """That of a rank, from its first event on."""
         return self.tracks.setdefault(rank, Track(rank))
@@ -142,6 +155,9 @@ def timeline(events: Iterable[Any], machine: Machine) -> Timeline:
     for event in events:
         if isinstance(event, Op):
             made.track(event.rank).op(event, machine)
+            if not machine.host_overlaps:
+                for track in made.outside(event.placement):
+                    track.follow(event, machine)
         elif isinstance(event, Message):
             made.track(event.rank).message(event, machine)
         elif isinstance(event, Scheduled):

@@ -36,7 +36,8 @@ def shallow_copy(x: Any) -> Any:
 
 
 def deep_copy(x: Any, memo: dict) -> Any:
-    """``copy.deepcopy`` of a leaf."""
+    """``copy.deepcopy`` of a leaf. As in torch, a copy of a parameter has no gradient, and one of
+    another leaf has."""
     if id(x) in memo:
         return memo[id(x)]
     if not x.is_leaf:
@@ -48,7 +49,7 @@ def deep_copy(x: Any, memo: dict) -> Any:
     new = x.detach().clone()
     memo[id(x)] = new
     _carry(x, new)
-    if x.grad is not None:
+    if x.grad is not None and not isinstance(x, torch.nn.Parameter):
         gradients.set_raw_grad(new, copy.deepcopy(x.grad, memo))
     return new
 

@@ -53,10 +53,10 @@ def batch(step: int, rows: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
     return randn(rows, 6, seed=step), labels
 
 
-def plainly(amp: bool = False) -> tuple[list[float], Net]:
+def plainly(amp: bool = False, schedule: bool = True) -> tuple[list[float], Net]:
     net, losses = Net(), []
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    rates = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5 if schedule else 1.0)
     for step in range(STEPS):
         x, y = batch(step)
         optimizer.zero_grad()
@@ -64,7 +64,7 @@ def plainly(amp: bool = False) -> tuple[list[float], Net]:
             loss = F.cross_entropy(net(x), y)
         loss.backward()
         optimizer.step()
-        schedule.step()
+        rates.step()
         losses.append(loss.item())
     return losses, net
 
@@ -82,10 +82,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "micro-batches": {"micro_batches": 3},
     "zero 1": {"zero": 1},
     "zero 2 and micro-batches": {"zero": 2, "micro_batches": 4},
+    "zero 3": {"zero": 3},
+    "zero 3 and micro-batches": {"zero": 3, "micro_batches": 3},
     "recomputed": {},
     "compiled": {"backend": "ops"},
     "compiled, micro-batches": {"backend": "ops", "micro_batches": 3},
     "compiled, zero": {"backend": "ops", "zero": 2},
+    "compiled, zero 3": {"backend": "ops", "zero": 3},
 }
 
 
@@ -122,6 +125,51 @@ def test_state_is_split_by_zero(rank: int) -> None:
     assert optimizer.state[net.first.weight]["exp_avg"].sbp == (S(0),)
     grad: Any = net.first.weight.grad
     assert grad.sbp == (S(0),)
+
+
+@on_ranks(2, 3)
+def test_parameters_are_split_by_zero_3(rank: int) -> None:
+    net, world = Net(), Placement.all("cpu")
+    consistent.parallelize(net, world)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
+    graph = Train(net, optimizer)
+    graph(*batch(0))
+    assert net.first.weight.sbp == (B,)  # type: ignore[attr-defined]
+    graph.config.enable_zero(stage=3)  # in mid-training: what the optimizer keeps goes along
+    graph(*batch(1))
+    for p in net.parameters():
+        found: Any = p
+        assert found.sbp == found.grad.sbp == optimizer.state[p]["exp_avg"].sbp == (S(0),)
+    wanted, _ = plainly(schedule=False)
+    assert graph(*batch(2))[0].item() == pytest.approx(wanted[2], abs=1e-9)
+
+
+@on_ranks(4)
+def test_stages_are_split_by_zero_3(rank: int) -> None:
+    first, second = (Placement("cpu", ranks) for ranks in ([0, 1], [2, 3]))
+    net = Net()
+    consistent.parallelize(net.first, first)
+    consistent.parallelize(net.second, second)
+    graph = Train(net, torch.optim.AdamW(net.parameters(), lr=0.05))
+    graph.stage(net.first, 0, first)
+    graph.stage(net.second, 1, second)
+    graph.config.enable_zero(stage=3)
+    graph.config.set_gradient_accumulation_steps(2)
+    wanted, _ = plainly(schedule=False)
+    for step in range(3):
+        assert graph(*batch(step))[0].full().item() == pytest.approx(wanted[step], abs=1e-9)
+    assert {p.sbp for p in net.parameters()} == {(S(0),)}  # type: ignore[attr-defined]
+
+
+@on_ranks(2)
+def test_zero_3_of_a_parameter_that_was_made_by_hand(rank: int) -> None:
+    net = Net()
+    net.first.weight = nn.Parameter(
+        consistent.distribute(net.first.weight.detach(), Placement.all("cpu"), B)
+    )
+    graph = graph_of(net, zero=3)
+    with pytest.raises(ValueError, match=r"'weight' of a Linear was made global otherwise"):
+        graph(*batch(0))
 
 
 @on_ranks(1, 2)
@@ -190,8 +238,8 @@ def test_config_says_what_it_takes() -> None:
     config = consistent.nn.Graph().config
     with pytest.raises(ValueError, match="value is 0"):
         config.set_gradient_accumulation_steps(0)
-    with pytest.raises(ValueError, match="stage is 3"):
-        config.enable_zero(stage=3)
+    with pytest.raises(ValueError, match="stage is 4"):
+        config.enable_zero(stage=4)
     with pytest.raises(ValueError, match="'gpip' is not known. Did you mean 'gpipe'"):
         config.set_schedule("gpip")
     config.set_schedule("GPipe")

@@ -20,6 +20,7 @@ from ....rules import table
 from ...plans.plan import handlers, list_ops
 from ...running.whole_call import call_whole
 from ..writes import reshapes_in_place, written_arguments
+from .other_libraries import SAME
 from .questions import OPERATORS, is_question, refusal
 
 # Operators whose name is not the op's name with the underscores taken off.
@@ -214,10 +215,11 @@ def _resolve_op(func: Any, namespace: str) -> TorchFunction:
     if namespace in ("aten", "prims"):
         return TorchFunction(*_canonical(name.split("::")[1]), func, "op")
 
-    marked = written_arguments(func, with_out=True)
+    marked, same = written_arguments(func, with_out=True), SAME.get(name)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        return call_whole(name, func, args, kwargs, marked)
+        made = NotImplemented if same is None else same(*args, **kwargs)
+        return call_whole(name, func, args, kwargs, marked) if made is NotImplemented else made
 
     return TorchFunction(name, False, run, "whole")
 

@@ -1,4 +1,4 @@
-"""What runs the ops of a segment: the functions that make a callable of an fx graph."""
+"""Results that lie apart where those of the recorded ops did."""
 
 from __future__ import annotations
 
@@ -8,26 +8,9 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from .memory import has_memory, storage_of
+from ..memory import has_memory, storage_of
 
 Run = Callable[..., Sequence[torch.Tensor]]
-
-
-def by_ops(graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
-    """Each op as it was recorded."""
-    return graph.forward
-
-
-def by_inductor(graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
-    """Kernels made by torch's Inductor; random ops of torch stay torch's, so that they draw the
-    numbers of an eager step. What was compiled once is kept on disk by torch."""
-    if any(x.is_meta for x in inputs):
-        return by_ops(graph, inputs)
-    import torch._inductor.config as config
-    from torch._inductor.compile_fx import compile_fx
-
-    with config.patch(fallback_random=True):
-        return apart(graph, compile_fx(graph, list(inputs)))  # type: ignore[arg-type]
 
 
 def apart(graph: GraphModule, run: Run) -> Run:
@@ -70,9 +53,3 @@ def _in_copy(
     if at not in copies:
         copies[at] = storage.clone()
     return x.new_empty(0).set_(copies[at], x.storage_offset(), x.size(), x.stride())
-
-
-BACKENDS: dict[str, Callable[[GraphModule, Sequence[torch.Tensor]], Run]] = {
-    "inductor": by_inductor,
-    "ops": by_ops,
-}

@@ -1,0 +1,148 @@
+"""Other processes that make the same call at the same time, as the other ranks of a host do.
+
+```
+this process   asks   times the call                  asks   times the next one
+the others            make it, again and again, until asked
+```
+
+Ranks that are busy at the same time share the host's memory, and some of its caches: of two ranks
+that copy large tensors each may be half as fast as one alone. One helper is started, which forks
+the others, so they share its code. They sleep while they are asked for nothing, and end by
+themselves after a while, or with this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+
+import torch
+
+from . import again
+from .described import Described
+
+MOST = 15  # others; more make no figure that differs, and each takes memory
+IDLE_S = 60.0  # after which they end
+STARTING_S = 60.0
+BEGUN, CANNOT = True, False  # what a helper answers
+Asked = tuple[Described, bool]
+_PAUSE_S = 1e-4  # of calls between two looks for what is asked next
+_MAIN = "from consistent.auto.machines.company import helper; helper()"
+
+
+class Company:
+    """So many other processes; without any, or if they cannot be started, calls are made alone."""
+
+    def __init__(self, others: int) -> None:
+        self._count = min(others, MOST)
+        self.ranks = others + 1
+        self._links: list[Connection] = []
+        self._asked = 0.0
+        self._ending: Callable[[], object] = lambda: None
+
+    @contextlib.contextmanager
+    def beside(self, call: Described, cold: bool) -> Iterator[int]:
+        """Inside, the others make the call, as ``again.repeated`` does; gives how many of them."""
+        self._begin()
+        self._tell((call, cold))
+        try:
+            yield sum(map(_has_begun, self._links))
+        finally:
+            self._tell(None)
+            self._asked = time.monotonic()
+
+    def end(self) -> None:
+        """Let the others end; the next call starts new ones."""
+        self._ending()
+        self._links = []
+
+    def _tell(self, what: Asked | None) -> None:
+        for link in self._links:
+            with contextlib.suppress(OSError):
+                link.send(what)
+
+    def _begin(self) -> None:
+        if self._links and time.monotonic() - self._asked < IDLE_S / 2:
+            return
+        self.end()
+        pairs = [Pipe() for _ in range(self._count)]
+        theirs = [there for _, there in pairs]
+        try:
+            if pairs:
+                process = _start([there.fileno() for there in theirs])
+                self._links = [here for here, _ in pairs]
+                self._ending = weakref.finalize(self, _ended, self._links, process)
+        except OSError:
+            pass
+        for there in theirs:
+            there.close()
+
+
+def _has_begun(link: Connection) -> bool:
+    with contextlib.suppress(OSError, EOFError):
+        return link.poll(STARTING_S) and link.recv() == BEGUN
+    return False
+
+
+def _ended(links: list[Connection], process: subprocess.Popen) -> None:
+    for link in links:
+        link.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(1.0)
+
+
+def _start(files: list[int]) -> subprocess.Popen:
+    """A helper that listens at each of ``files``; it ends when this process does."""
+    given = [str(torch.get_num_threads()), *map(str, files)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.Popen(
+        [sys.executable, "-c", _MAIN, *given],
+        pass_fds=files,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def helper() -> None:
+    """What the helper runs."""
+    threads, *files = map(int, sys.argv[1:])
+    mine, *others = files
+    for file in others:
+        if os.fork() == 0:
+            mine = file
+            break
+    for file in files:
+        if file != mine:
+            os.close(file)
+    torch.set_num_threads(threads)
+    with contextlib.suppress(OSError, EOFError), Connection(mine) as link:
+        while link.poll(IDLE_S):
+            asked = link.recv()
+            if asked is not None:
+                call, cold = asked
+                _keep_on(call, cold, link)
+
+
+def _keep_on(call: Described, cold: bool, link: Connection) -> None:
+    """Make the call until something else is asked."""
+    with again.alone():
+        try:
+            run = again.repeated(call, cold)
+            run()
+        except Exception:  # an op that refuses these values, say: who asked finds out as well
+            link.send(CANNOT)
+            return
+        link.send(BEGUN)
+        while not link.poll():
+            begin = time.perf_counter()
+            while time.perf_counter() - begin < _PAUSE_S:
+                run()

@@ -1,0 +1,81 @@
+"""Kernels made by torch's Inductor."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+from torch.fx import GraphModule
+
+from .apart import Run, apart
+from .form import Form, Number, form_of
+from .symbolic import NotSymbolic, Symbolic
+
+_MOST_FORMS = 16  # whose code is kept for further sizes
+_MOST_CODES = 4  # for several sizes, of one form
+_MOST_KNOWN = 16  # sizes that are compared, of one form
+
+
+class Inductor:
+    """Random ops of torch stay torch's, so that they draw the numbers of an eager step. What was
+    compiled once is kept on disk by torch.
+
+    The first graph of a form is compiled with its numbers, which gives the fastest code; the next
+    one that no code serves, for all numbers that differ, as far as torch allows.
+    """
+
+    def __init__(self) -> None:
+        self._families: OrderedDict[object, _Family] = OrderedDict()
+
+    def __call__(self, graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
+        if any(x.is_meta for x in inputs):
+            return graph.forward
+        import torch._inductor.config as config
+
+        with config.patch(fallback_random=True):
+            form = form_of(graph, inputs)
+            if form is None:
+                return _by_numbers(graph, inputs)
+            family = self._families.setdefault(form.text, _Family())
+            self._families.move_to_end(form.text)
+            if len(self._families) > _MOST_FORMS:
+                self._families.popitem(last=False)
+            return family.code(graph, inputs, form)
+
+
+class _Family:
+    """Graphs of one form."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[Number, ...], None] = OrderedDict()
+        self._codes: list[Symbolic] = []
+        self._is_symbolic = True
+
+    def code(self, graph: GraphModule, inputs: Sequence[torch.Tensor], form: Form) -> Run:
+        """That of one of them."""
+        found = next((code for code in self._codes if code.serves(form.numbers)), None)
+        if found is None and self._known and form.numbers not in self._known:
+            found = self._symbolic(graph, inputs, form)
+        self._known[form.numbers] = None
+        if len(self._known) > _MOST_KNOWN:
+            self._known.popitem(last=False)
+        return _by_numbers(graph, inputs) if found is None else found.bound(form)
+
+    def _symbolic(
+        self, graph: GraphModule, inputs: Sequence[torch.Tensor], form: Form
+    ) -> Symbolic | None:
+        if len(self._codes) >= _MOST_CODES:
+            return None
+        try:
+            code = Symbolic(graph, inputs, form, list(self._known))
+        except NotSymbolic:
+            return None
+        self._codes.append(code)
+        return code if code.serves(form.numbers) else None
+
+
+def _by_numbers(graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
+    from torch._inductor.compile_fx import compile_fx
+
+    return apart(graph, compile_fx(graph, list(inputs)))  # type: ignore[arg-type]

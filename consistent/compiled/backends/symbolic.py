@@ -1,0 +1,198 @@
+"""Code for graphs of one form and many numbers: numbers that differ become inputs, the integers
+among them symbols of torch.
+
+```
+view(%1, [12, 16])                          view(%1, [s0, 16])        s0: 12, 20
+div(%3, 264)               -->              div(%3, s1)               s1: 264, 440
+of 12 rows, and of 20                       what torch has assumed    s1 == 22*s0, 2 <= s0
+```
+
+Integers that were equal to each other in all graphs met so far are one symbol. While torch compiles
+the ops, it notes what it has assumed of the symbols; code is used for other numbers where all of
+that holds for them, and where what was one symbol is one number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import torch
+from torch._dynamo.source import LocalSource
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+
+from .apart import Run, apart
+from .form import Form, Number, fill, lies, strides_of
+
+_aten = torch.ops.aten
+# Where a number may be a tensor: it is rounded to the dtype of the result in any case.
+_BY_NUMBER = frozenset(
+    getattr(_aten, name).Tensor
+    for name in ("add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_")
+)
+_EXACT = (torch.float32, torch.float64)
+
+
+class NotSymbolic(Exception):
+    """There is no code for such graphs that serves several numbers."""
+
+
+class Symbolic:
+    """Compiled code, and for which numbers it may run.
+
+    Args:
+        graph, inputs, form: what is compiled.
+        known: numbers of other graphs of this form.
+
+    Raises:
+        NotSymbolic: a number differs that can be no input.
+    """
+
+    def __init__(
+        self,
+        graph: GraphModule,
+        inputs: Sequence[torch.Tensor],
+        form: Form,
+        known: Sequence[tuple[Number, ...]],
+    ) -> None:
+        self._fixed: list[tuple[int, Number]] = []
+        alike: dict[tuple, list[int]] = {}
+        self._floats: list[int] = []
+        for i, column in enumerate(zip(*known, form.numbers, strict=True)):
+            if len(set(column)) == 1:
+                self._fixed.append((i, column[0]))
+            elif type(column[0]) is int:
+                alike.setdefault(column, []).append(i)
+            else:
+                self._floats.append(i)
+        self._ints = list(alike.values())
+        if any(number < 2 for number in self._given(form.numbers)):
+            raise NotSymbolic
+        self._shapes = ShapeEnv(duck_shape=False)
+        symbols = [_symbol(self._shapes, i, n) for i, n in enumerate(self._given(form.numbers))]
+        lifted = _Lifted(form, self._ints, symbols, self._floats)
+        self._run = apart(graph, lifted.compiled(graph, inputs, self._shapes))
+        self._dtypes = lifted.dtypes
+        self._guards = self._shapes.produce_guards_expression(symbols, ignore_static=False)
+
+    def _given(self, numbers: tuple[Number, ...]) -> list[Any]:
+        """The values of the symbols."""
+        return [numbers[of[0]] for of in self._ints]
+
+    def serves(self, numbers: tuple[Number, ...]) -> bool:
+        """Whether the code is right for these numbers."""
+        if any(numbers[i] != number for i, number in self._fixed):
+            return False
+        if any(numbers[i] != numbers[of[0]] for of in self._ints for i in of):
+            return False
+        given = self._given(numbers)
+        if any(number < 2 for number in given):  # torch takes symbols to be neither 0 nor 1
+            return False
+        guards = self._guards
+        return guards is None or bool(self._shapes.evaluate_guards_expression(guards, given))
+
+    def bound(self, form: Form) -> Run:
+        """The code for the numbers of ``form``, which it ``serves``."""
+        run = self._run
+        floats = [torch.tensor(form.numbers[i], dtype=self._dtypes[i]) for i in self._floats]
+        given = (*self._given(form.numbers), *floats, *form.constants)
+
+        def run_bound(*inputs: torch.Tensor) -> Sequence[torch.Tensor]:
+            return run(*given, *inputs)
+
+        return run_bound
+
+
+def _symbol(shapes: ShapeEnv, i: int, value: int) -> torch.SymInt:
+    source = LocalSource(f"t{i}")  # the name that the guards will have it by
+    symbol = shapes.create_symbol(value, source, DimDynamic.DYNAMIC)
+    return shapes.create_symintnode(symbol, hint=value, source=source)  # type: ignore[return-value]
+
+
+class _Lifted:
+    """A graph whose numbers are inputs where they vary: first symbols, then numbers that are no
+    integers, what was held as a constant, and what the graph was given.
+
+    Args:
+        ints: the places among the numbers at which each of ``symbols`` stands.
+        floats: those of the other numbers that vary.
+    """
+
+    def __init__(
+        self, form: Form, ints: list[list[int]], symbols: list[torch.SymInt], floats: list[int]
+    ) -> None:
+        self._form, self._floats = form, floats
+        self._graph = Graph()
+        self._at = count()
+        self._symbols: dict[int, torch.SymInt] = {}
+        self._inputs: dict[int, Node] = {}
+        self._given: list[Any] = list(symbols)
+        self.dtypes: dict[int, torch.dtype] = {}
+        for symbol, places in zip(symbols, ints, strict=True):
+            node = self._graph.placeholder(f"symbol_{places[0]}")
+            self._symbols.update(dict.fromkeys(places, symbol))
+            self._inputs.update(dict.fromkeys(places, node))
+        for i in floats:
+            self._inputs[i] = self._graph.placeholder(f"number_{i}")
+
+    def compiled(self, graph: GraphModule, inputs: Sequence[torch.Tensor], shapes: ShapeEnv) -> Run:
+        """The code of ``graph``."""
+        from torch._inductor.compile_fx import compile_fx
+
+        mode = FakeTensorMode(shape_env=shapes)
+        with mode:
+            fakes = [self._fake(x) for x in (*self._form.constants, *inputs)]
+        nodes = list(graph.graph.nodes)
+        copies: dict[Node, Node] = {}
+        for op in ("get_attr", "placeholder"):
+            for node in nodes:
+                if node.op == op:
+                    copies[node] = self._graph.placeholder(f"{op}_{len(copies)}")
+        for node in nodes:
+            args, kwargs = fill(node, self._number(node), copies.__getitem__)
+            if node.op == "call_function":
+                copies[node] = self._graph.call_function(node.target, args, kwargs)
+            elif node.op == "output":
+                self._graph.output(tuple(args[0]))
+        with mode:
+            numbers = [torch.empty((), dtype=self.dtypes[i]) for i in self._floats]
+        made = GraphModule(torch.nn.Module(), self._graph)
+        with tracing(TracingContext(mode)):
+            return compile_fx(made, [*self._given, *numbers, *fakes])  # type: ignore[return-value]
+
+    def _fake(self, x: torch.Tensor) -> torch.Tensor:
+        sizes, order, where = lies(x, self._symbol)
+        if order is not None:
+            strides, offset = strides_of(sizes, order), where
+        else:
+            strides, offset = where
+        if isinstance(offset, int) and offset == 0:
+            return torch.empty_strided(sizes, strides, dtype=x.dtype, device=x.device)
+        last = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+        whole = torch.empty(offset + last + 1, dtype=x.dtype, device=x.device)
+        return whole.as_strided(sizes, strides, offset)
+
+    def _symbol(self, number: Number) -> Any:
+        return self._symbols.get(next(self._at), number)
+
+    def _number(self, node: Node) -> Any:
+        def input_of(number: Number) -> Any:
+            i = next(self._at)
+            if i in self._inputs and type(number) is float:
+                self.dtypes[i] = _dtype_of(node, number)
+            return self._inputs.get(i, number)
+
+        return input_of
+
+
+def _dtype_of(node: Node, number: float) -> torch.dtype:
+    """That of a tensor that may stand in place of ``number`` in ``node``."""
+    dtype: Any = node.meta.get("dtype")
+    may = node.target in _BY_NUMBER and not node.kwargs and dtype in _EXACT
+    if not may or node.args[1] is not number:
+        raise NotSymbolic
+    return dtype

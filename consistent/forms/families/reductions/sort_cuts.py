@@ -1,0 +1,113 @@
+"""Where to cut runs that ranks have sorted, so that each rank gets its own piece of the whole.
+
+```
+rank 0   1 4 5   cut at 3:   1 | 4 5        1 item for rank 0, 2 for rank 1
+rank 1   2 3 6               2 3 | 6        2                  1
+```
+
+The cut of each rank lies in a window, which is its whole run at first. All ranks give a few samples
+of their windows. Samples that are surely before the border, or surely not, narrow the windows,
+until nothing is left of them; two or three messages do for millions of items.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mirrored.transports.default import current
+
+from ...whole_numbers import has_values
+
+SAMPLES = 64  # of each rank, for each rank: a round leaves a few hundredths of a window
+
+_Window = tuple[tuple[int, int], ...]  # (first, last) cut that is possible, of each rank
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """(sorted keys, their places in the whole, which are ordered where keys are equal) -> [n, n]:
+    how many items go from each rank to each, on every rank alike.
+
+    Args:
+        sizes: of the pieces of all ranks.
+        me: this rank's place among them.
+        ranks: all of them.
+    """
+
+    sizes: tuple[int, ...]
+    me: int
+    ranks: tuple[int, ...]
+
+    def __call__(self, xs: list[Tensor]) -> list[Tensor]:
+        key, place = xs
+        borders = [sum(self.sizes[:k]) for k in range(1, len(self.sizes))]
+        windows: list[_Window] = [tuple((0, size) for size in self.sizes)] * len(borders)
+        while any(map(_is_open, windows)):
+            samples = self._samples(key, place, windows)
+            if not has_values(key):  # in a simulation the items of each rank are spread evenly
+                return [torch.tensor([_even(size, len(self.sizes)) for size in self.sizes])]
+            windows = [
+                _narrowed(window, *samples[window], border)
+                for window, border in zip(windows, borders, strict=True)
+            ]
+        cuts = [[0] * len(self.sizes), *([low for low, _ in w] for w in windows), [*self.sizes]]
+        going = [[b - a for a, b in itertools.pairwise(each)] for each in zip(*cuts, strict=True)]
+        return [torch.tensor(going)]
+
+    def _samples(
+        self, key: Tensor, place: Tensor, windows: Sequence[_Window]
+    ) -> dict[_Window, tuple[list[list[int]], Tensor]]:
+        """(spots of each rank, what lies there on all ranks) in each window."""
+        most, asked = SAMPLES * len(self.ranks), list(dict.fromkeys(windows))
+        spots = {window: [_spots(*each, most) for each in window] for window in asked}
+        mine = [spot for window in asked for spot in spots[window][self.me]]
+        chosen = torch.tensor(mine, device=key.device, dtype=torch.int64)
+        shapes = [(sum(len(spots[w][k]) for w in asked), 2) for k in range(len(self.ranks))]
+        given = torch.stack([key[chosen].long(), place[chosen]], 1)
+        every = [x.cpu() for x in current().all_gather(given, shapes, self.ranks)]
+        parts = [x.split([len(spots[window][k]) for window in asked]) for k, x in enumerate(every)]
+        return {w: (spots[w], torch.cat([p[i] for p in parts])) for i, w in enumerate(asked)}
+
+
+def _is_open(window: _Window) -> bool:
+    return any(low < high for low, high in window)
+
+
+def _spots(low: int, high: int, most: int) -> list[int]:
+    """At most ``most`` places in [low, high), evenly spread, the first among them."""
+    count = min(high - low, most)
+    return [low + j * (high - low) // count for j in range(count)]
+
+
+def _even(size: int, parts: int) -> list[int]:
+    return [(k + 1) * size // parts - k * size // parts for k in range(parts)]
+
+
+def _narrowed(window: _Window, spots: list[list[int]], samples: Tensor, border: int) -> _Window:
+    """What is left of ``window``: ``border`` items of the whole are before the cuts, and
+    ``samples`` (key, place) lie at ``spots``.
+
+    If a sample is before the border, no rank has more items before the sample than before its cut;
+    else none has fewer. So it is before the border if and only if these numbers, each kept in its
+    window, sum up to less than ``border``. Of other ranks' numbers the samples around it give
+    bounds, of its own rank's its spot is the number.
+    """
+    if not _is_open(window):
+        return window
+    key, place = samples.unbind(1)
+    order = place.argsort()
+    order = order[key[order].argsort(stable=True)]
+    owner = torch.tensor([k for k, each in enumerate(spots) for _ in each])[order]
+    spot = torch.tensor([s for each in spots for s in each])[order]
+    own = owner == torch.arange(len(window))[:, None]
+    low, high = (torch.tensor(each)[:, None] for each in zip(*window, strict=True))
+    least = torch.where(own, spot + 1, low).cummax(1).values.sum(0) - 1
+    most = torch.where(own, spot, high).flip(1).cummin(1).values.flip(1).sum(0)
+    lows = torch.where(own & (most < border), spot + 1, low).amax(1)
+    highs = torch.where(own & (least >= border), spot, high).amin(1)
+    return tuple(zip(lows.tolist(), highs.tolist(), strict=True))

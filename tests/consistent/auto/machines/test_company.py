@@ -1,0 +1,41 @@
+"""Other processes that make a call at the same time."""
+
+from __future__ import annotations
+
+import torch
+
+from consistent.auto.machines import work_of
+from consistent.auto.machines.company import Company
+from consistent.auto.machines.described import Described, Unknown
+
+x = torch.empty(8, 8, device="meta")
+ADD: Described = work_of(torch.ops.aten.add.Tensor, (x, x), {}, x).key  # type: ignore[assignment]
+
+
+def test_others_make_the_call_and_may_be_asked_again() -> None:
+    company = Company(2)
+    for cold in (False, True):
+        with company.beside(ADD, cold) as begun:
+            assert begun == 2
+
+
+def test_others_that_cannot_make_it_are_there_for_the_next_one() -> None:
+    company = Company(1)
+    with company.beside(ADD._replace(args=(Unknown("Generator"),)), False) as begun:
+        assert begun == 0
+    with company.beside(ADD, False) as begun:
+        assert begun == 1
+
+
+def test_nobody_is_needed() -> None:
+    with Company(0).beside(ADD, False) as begun:
+        assert begun == 0
+
+
+def test_others_that_ended_are_started_again() -> None:
+    company = Company(1)
+    with company.beside(ADD, False):
+        pass
+    company.end()
+    with company.beside(ADD, False) as begun:
+        assert begun == 1

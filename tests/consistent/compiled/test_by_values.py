@@ -1,0 +1,98 @@
+"""What values decide is a part of a program: exchanges of as many items as there are, products of
+groups. A program sends as much as the step does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import consistent
+from consistent import B, Placement, S
+from mirrored.transports.counting import counting
+from tests.consistent.compiled.steps import Made, beside
+from tests.ranks import on_ranks
+from tests.twins import randn
+
+ITEMS = 1201  # pieces are long enough to be exchanged
+AGREED = 8  # bytes that go to each other rank, by which ranks agree
+
+
+def _sorting() -> Made:
+    p = Placement.all("cpu")
+    w = nn.Parameter(consistent.distribute(randn(ITEMS, seed=9), p, S(0)))
+
+    def step(x: Any) -> Any:
+        w.grad = None
+        values, indices = torch.sort(w * x, dim=0, descending=True)
+        (values * torch.arange(ITEMS)).sum().backward()
+        return values, indices, (w * x).argsort(0), torch.msort(x)
+
+    return step, [w]
+
+
+def _batches(*shape: int) -> list[tuple]:
+    p = Placement.all("cpu")
+    return [(consistent.distribute(randn(*shape, seed=i) * (i + 1), p, S(0)),) for i in range(4)]
+
+
+def _sent(step: Any, batches: list[tuple]) -> list[int]:
+    """Bytes of this rank in each call of the step."""
+    found = []
+    for batch in batches:
+        with counting() as counted:
+            step(*batch)
+        found.append(sum(call.bytes for call in counted.calls if call.name != "gather_objects"))
+    return found
+
+
+def _sends_as_much(make: Any, batches: list[tuple], program: Any) -> None:
+    wanted = _sent(make()[0], batches)
+    others = torch.distributed.get_world_size() - 1
+    assert _sent(program, batches) == [n + AGREED * others for n in wanted]
+
+
+@on_ranks(2, 3, 4)
+def test_sorting_exchanges_as_many_items_as_values_say(rank: int) -> None:
+    batches = _batches(ITEMS)
+    program = beside(_sorting, batches)
+    assert "as_one" in [call.kind for call in program.programs[-1].program.messages()]
+    _sends_as_much(_sorting, batches, program)
+
+
+def _mixture(sbp: Any) -> Made:
+    """Rows that are sorted by expert, and a product of each expert's rows."""
+    p = Placement.all("cpu")
+    router = nn.Parameter(consistent.distribute(randn(6, 5, seed=7).float(), p, B))
+    experts = nn.Parameter(consistent.distribute(randn(5, 6, 6, seed=8).float(), p, sbp))
+
+    def step(x: Any) -> Any:
+        router.grad = experts.grad = None
+        weight, chosen = (x @ router).softmax(1).max(1)
+        chosen, order = chosen.sort()
+        counts = torch.histc(chosen.float(), 5, 0, 4)
+        made = F.grouped_mm(x[order], experts, offs=counts.cumsum(0, dtype=torch.int32))
+        loss = (made.square() * weight[order].unsqueeze(1)).sum()
+        loss.backward()
+        return loss, made
+
+    return step, [router, experts]
+
+
+@on_ranks(2, 3)
+def test_products_of_groups(rank: int) -> None:
+    batches = [(x.float(),) for (x,) in _batches(23, 6)]
+    for sbp in (B, S(0), S(1), S(2)):
+
+        def make(sbp: Any = sbp) -> Made:
+            return _mixture(sbp)
+
+        _sends_as_much(make, batches, beside(make, batches))
+
+
+@on_ranks(2, timeout=300)  # a machine that has compiled nothing yet takes a minute
+def test_inductor(rank: int) -> None:
+    beside(_sorting, _batches(ITEMS), "inductor")
+    beside(lambda: _mixture(S(0)), [(x.float(),) for (x,) in _batches(23, 6)], "inductor")
