@@ -103,6 +103,8 @@ def sbp() -> str:
 
 def _holding(name: str, rank: int, x: float, y: float, side: float) -> list[str]:
     def held(r: int, c: int) -> str | None:
+        if name == "B":  # equal colours are equal values: each rank has both pieces
+            return RANKS[r // 2]
         mine = {"S(0)": r // 2 == rank, "S(1)": c // 2 == rank}.get(name, True)
         return RANKS[rank] if mine else None
 

@@ -62,3 +62,11 @@ def test_every_page_is_in_the_navigation() -> None:
     pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
     left_out = {page for page in pages if not page.startswith("seeds/") and page not in navigation}
     assert not left_out, f"put {sorted(left_out)} into nav, in mkdocs.yml"
+
+
+def test_files_that_a_page_names_are_there() -> None:
+    path = r"`((?:consistent|mirrored|csrc|tests|examples|benchmarks|docs)/[\w/.]+)`"
+    pages = [*DOCS.rglob("*.md"), *DOCS.parent.glob("*.md")]
+    named = {(each.name, found) for each in pages for found in re.findall(path, each.read_text())}
+    missing = sorted(each for each in named if not (DOCS.parent / each[1]).exists())
+    assert len(named) > 50 and not missing

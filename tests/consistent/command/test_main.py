@@ -110,7 +110,8 @@ def test_bench_prints_times_and_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
     assert status == 0 and rows[0].split()[-1] == "ratio" and rows[1].startswith("add [8, 8]")
     # Times of two calls each: beside other work a ratio may be anything, 0.00 too.
     assert all(
-        float(us) > 0 and float(ratio) >= 0 for *_, us, _, ratio in map(str.split, rows[1:5])
+        float(us.replace(",", "")) > 0 and float(ratio.replace(",", "")) >= 0
+        for *_, us, _, ratio in map(str.split, rows[1:5])
     )
     assert "torchrun" in rows[-1]
 
