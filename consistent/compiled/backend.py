@@ -9,6 +9,7 @@ import torch
 from torch.fx import GraphModule
 
 from .memory import has_memory, storage_of
+from .numbers import keep_numbers
 
 Run = Callable[..., Sequence[torch.Tensor]]
 
@@ -27,7 +28,7 @@ def by_inductor(graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
     from torch._inductor.compile_fx import compile_fx
 
     with config.patch(fallback_random=True):
-        return apart(graph, compile_fx(graph, list(inputs)))  # type: ignore[arg-type]
+        return apart(graph, compile_fx(keep_numbers(graph, inputs), list(inputs)))  # type: ignore[arg-type]
 
 
 def apart(graph: GraphModule, run: Run) -> Run:
