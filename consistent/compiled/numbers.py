@@ -78,5 +78,6 @@ def _is_number(node: Node) -> bool:
 
 def _is_larger(node: Node) -> bool:
     """Whether an op of torch's gives a tensor with dims."""
-    of_torch = isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten"
-    return of_torch and not node.target.is_view and node.meta.get("shape", ()) != ()
+    op: Any = node.target
+    of_torch = isinstance(op, torch._ops.OpOverload) and op.namespace == "aten"
+    return of_torch and not op.is_view and node.meta.get("shape", ()) != ()
