@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 
 from .apart import Run, apart
 from .form import Form, Number, form_of
+from .numbers import keep_numbers
 from .symbolic import NotSymbolic, Symbolic
 
 _MOST_FORMS = 16  # whose code is kept for further sizes
@@ -33,6 +34,7 @@ class Inductor:
             return graph.forward
         import torch._inductor.config as config
 
+        graph = keep_numbers(graph, inputs)
         with config.patch(fallback_random=True):
             form = form_of(graph, inputs)
             if form is None:

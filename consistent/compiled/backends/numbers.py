@@ -1,0 +1,83 @@
+"""Numbers that Inductor computes once, and not again for each element that they are used for.
+
+```
+%5 = 1 - 0.9 ** step                        %5 = 1 - 0.9 ** step
+%6 = lr / %5                       -->      %6 = lr / %5
+%9 = m * %6        m: [320, 1280]           %8 = kept(%6)
+                                            %9 = m * %8
+```
+
+Inductor takes what is cheap by its count of ops into each kernel that reads it, the powers of an
+optimizer's bias correction among them. Its kernels for the CPU then compute two powers for every
+eight elements, as compilers may not move them out of loops that write to memory: AdamW takes four
+times as long. On a GPU each thread computes beside others, and a kernel more costs more than that.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+
+@torch.library.custom_op("consistent::kept", mutates_args=())
+def kept(x: Tensor) -> Tensor:
+    """``x``, in memory of its own."""
+    return x.clone()
+
+
+@kept.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+KEPT = torch.ops.consistent.kept.default
+
+
+@functools.cache
+def _teach_inductor() -> None:
+    from torch._inductor.lowering import register_lowering
+
+    @register_lowering(KEPT, type_promotion_kind=None)
+    def _(x: Any) -> Any:
+        x.realize()
+        return x
+
+
+def keep_numbers(graph: GraphModule, inputs: Sequence[Tensor]) -> GraphModule:
+    """``graph``, in which numbers that follow from ``inputs`` are kept where ops on larger tensors
+    read them; itself where there are none. Results and the order of ops are the same."""
+    if any(x.device.type != "cpu" for x in inputs):
+        return graph
+    _teach_inductor()
+    made = GraphModule(graph, torch.fx.Graph())
+    copies: dict[Node, Node] = {}
+    follows: set[Node] = set()
+
+    def read(node: Node, by: Node) -> Node:
+        is_number = node in follows and node.op == "call_function" and _is_number(node)
+        if not is_number or not _is_larger(by):
+            return copies[node]
+        return made.graph.call_function(KEPT, (copies[node],))
+
+    for node in graph.graph.nodes:
+        if node.op == "placeholder" or any(n in follows for n in node.all_input_nodes):
+            follows.add(node)
+        copies[node] = made.graph.node_copy(node, lambda n, by=node: read(n, by))
+    made.recompile()
+    return made
+
+
+def _is_number(node: Node) -> bool:
+    return node.meta.get("shape") == () and node.meta["dtype"].is_floating_point
+
+
+def _is_larger(node: Node) -> bool:
+    """Whether an op of torch's gives a tensor with dims."""
+    op: Any = node.target
+    of_torch = isinstance(op, torch._ops.OpOverload) and op.namespace == "aten"
+    return of_torch and not op.is_view and node.meta.get("shape", ()) != ()
