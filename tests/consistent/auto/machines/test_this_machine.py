@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +109,12 @@ def test_a_call_on_cold_tensors_takes_as_much_longer_as_of_them_are_cold(
     this: ThisMachine, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(again, "timed", lambda call, cold=False, device="cpu": 3.0 if cold else 1.0)
+    monkeypatch.setattr(again, "MOST_SECONDS", 1e99)
     work = CALLS["mm"]()
-    assert [this.op_seconds(work, share) for share in (0.0, 0.25, 1.0)] == [1.0, 1.5, 3.0]
+    slow = replace(this, memory_bytes_per_s=work.nbytes / 1.0)  # which bounds it, by 1 s
+    for here, longest in ((replace(this, memory_bytes_per_s=1e-9), 2.0), (slow, 1.0)):
+        took = [here.op_seconds(work, share) for share in (0.0, 0.25, 1.0)]
+        assert took == [1.0, 1.0 + longest / 4, 1.0 + longest]
     assert sorted(lines(this).values()) == [1.0, 3.0]  # type: ignore[type-var]
 
 
