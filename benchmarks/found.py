@@ -9,7 +9,8 @@ the plans written by hand is known to it. ``auto`` is the plan whose layouts are
 a step (``best_plan``), on all ranks and without stages. Then all ways train on the same ranks, one
 step each in turn, round after round, one thread a rank. Losses are compared to those of plain
 torch. Of a way the fastest quarter of its rounds counts, by the slowest rank: what disturbs one
-round disturbs the others of that round as well.
+round disturbs the others of that round as well. Where what was found is one of the plans by hand,
+"= data" says so: both run the same, and their ratio is noise.
 """
 
 from __future__ import annotations
@@ -123,15 +124,18 @@ def begin_of(way: str, name: str, path: str) -> Step:
     return auto(name) if way == AUTO else by_hand(name, way)
 
 
-def searched(name: str, ranks: int, path: str) -> tuple[str, float]:
-    """(what was found, processor seconds of the search); the strategy comes into a file."""
+def searched(name: str, ranks: int, path: str) -> tuple[str, str, float]:
+    """(what was found, the plan by hand that it is or "", processor seconds of the search); the
+    strategy comes into a file."""
     model, inputs = MODELS[name]()
     begin = time.process_time()
     made = consistent.search(
         model.train(), ranks, inputs, loss=lambda out, _: out["loss"], machine="this"
     )
     made.best.save(path)
-    return f"{made.tried[0].choice}", time.process_time() - begin
+    choice = made.tried[0].choice
+    same = next(iter(choice.plan.values()), "") if choice.is_plain else ""
+    return f"{choice}", same, time.process_time() - begin
 
 
 def be_rank(rank: int, ranks: int, store: str, asked: Any, answers: Any, rounds: int) -> None:
@@ -188,7 +192,7 @@ def main() -> None:
     context = get_context("spawn")
     print("found / fastest by hand, ms a step; s: processor seconds of the search")
     for ranks in args.ranks:
-        ratios = []
+        ratios, same = [], []
         with tempfile.TemporaryDirectory() as folder:
             asked = [context.Queue() for _ in range(ranks)]
             answers = context.Queue()
@@ -203,29 +207,38 @@ def main() -> None:
                 worker.start()
             for name in args.models:
                 try:
-                    choice, spent = searched(name, ranks, f"{folder}/{name}.yaml")
+                    choice, hand, spent = searched(name, ranks, f"{folder}/{name}.yaml")
                 except Exception as error:
                     print(f"{ranks} {name:16} no strategy: {str(error).partition(chr(10))[0]}")
                     continue
                 for queue in asked:
                     queue.put((name, f"{folder}/{name}.yaml"))
                 times, wrong = answers.get(timeout=600)
-                ratios += told(name, ranks, choice, spent, times, wrong)
+                made = told(name, ranks, choice, hand, spent, times, wrong)
+                ratios += made
+                same += made if hand else []
             for queue in asked:
                 queue.put(None)
             for worker in workers:
                 worker.join(30)
                 worker.kill()
-        near = sum(ratio <= 1.1 for ratio in ratios)
+        near, near_same = (sum(ratio <= 1.1 for ratio in each) for each in (ratios, same))
         print(
             f"{ranks} ranks: {near} of {len(ratios)} within 10 % of the fastest by hand, "
-            f"the mean {sum(ratios) / max(len(ratios), 1):.2f}",
+            f"the mean {sum(ratios) / max(len(ratios), 1):.2f}; "
+            f"{near_same} of the {len(same)} that are a plan by hand",
             flush=True,
         )
 
 
 def told(
-    name: str, ranks: int, choice: str, spent: float, times: dict[str, float], wrong: dict[str, str]
+    name: str,
+    ranks: int,
+    choice: str,
+    hand_plan: str,
+    spent: float,
+    times: dict[str, float],
+    wrong: dict[str, str],
 ) -> list[float]:
     """Print the line of a model; its ratio, if what was found ran right."""
     hand = {way: t for way, t in times.items() if way in BY_HAND and way not in wrong}
@@ -238,7 +251,8 @@ def told(
     best = min(hand, key=lambda way: hand[way])
     ratio = times[FOUND] / hand[best]
     each = " ".join(f"{way} {t * 1e3:.1f}" for way, t in sorted(hand.items(), key=lambda x: x[1]))
-    line += f"{ratio:5.2f}  found {times[FOUND] * 1e3:.1f} ({choice})  "
+    same = f" = {hand_plan}" if hand_plan else ""
+    line += f"{ratio:5.2f}  found {times[FOUND] * 1e3:.1f} ({choice}{same})  "
     if AUTO in times and AUTO not in wrong:
         line += f"auto {times[AUTO] * 1e3:.1f} ({times[AUTO] / hand[best]:.2f})  "
     print(f"{line}{each}", flush=True)

@@ -21,6 +21,7 @@ from .work import Work, work_of
 MOST_BYTES = 1 << 28  # of one trial; longer ones are made smaller
 MOST_SECONDS = 0.3  # of one call
 CACHE_BYTES = 1 << 25  # of a host that does not say what its caches hold
+LARGE_BYTES = 31 << 20  # blocks of 32 MiB and more glibc always gives back
 MOST_COPIES = 512  # of the tensors of a call
 _BOUNDS = {"embedding": 0, "index_select": 0, "index": 0, "nll_loss_forward": 1}
 
@@ -140,6 +141,7 @@ def repeated(call: Described, cold: bool = False, device: str = "cpu") -> Callab
     Raises:
         CannotAgain: it cannot be made.
     """
+    _as_later()
     func, needed = op_named(call.op), max(bytes_needed(call), 1)
     count = max(1, min(MOST_COPIES, -(-cache_bytes() // needed))) + 1 if cold else 1
     turns = cycle([arguments(call, device) for _ in range(count)])
@@ -149,6 +151,14 @@ def repeated(call: Described, cold: bool = False, device: str = "cpu") -> Callab
         return func(*args, **kwargs)
 
     return run
+
+
+@lru_cache
+def _as_later() -> None:
+    """Let malloc keep what is let go of, as it does in a program that has run for a while: glibc
+    gives memory back to the system until it has seen blocks of some size come and go, and a result
+    that lies in new memory each time takes several times as long."""
+    torch.empty(LARGE_BYTES, dtype=torch.uint8)
 
 
 @lru_cache

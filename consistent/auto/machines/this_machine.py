@@ -78,8 +78,14 @@ class ThisMachine(Machine):
         if found is None:
             return super().op_seconds(work) * self.sharing
         if cold:
-            found += cold * max(0.0, (self._kept(work, work.key, True) or found) - found)
+            found += cold * self._longer(work, work.key, found)
         return found * self.sharing
+
+    def _longer(self, work: Work, call: Described, warm: float) -> float:
+        """Seconds that it takes longer on cold tensors: not below 0, and at most what it takes to
+        read and write them all."""
+        longer = (self._kept(work, call, True) or warm) - warm
+        return max(0.0, min(longer, self.touch_seconds(work)))
 
     def _kept(self, work: Work, call: Described, cold: bool) -> float | None:
         name = _short(call)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,12 +105,44 @@ def test_a_call_that_raises_costs_its_bytes(this: ThisMachine) -> None:
     assert this.op_seconds(broken) == this.launch_seconds + work.nbytes / this.memory_bytes_per_s
 
 
+def test_a_call_on_cold_tensors_takes_as_much_longer_as_of_them_are_cold(
+    this: ThisMachine, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(again, "timed", lambda call, cold=False, device="cpu": 3.0 if cold else 1.0)
+    monkeypatch.setattr(again, "MOST_SECONDS", 1e99)
+    work = CALLS["mm"]()
+    slow = replace(this, memory_bytes_per_s=work.nbytes / 1.0)  # which bounds it, by 1 s
+    for here, longest in ((replace(this, memory_bytes_per_s=1e-9), 2.0), (slow, 1.0)):
+        took = [here.op_seconds(work, share) for share in (0.0, 0.25, 1.0)]
+        assert took == [1.0, 1.0 + longest / 4, 1.0 + longest]
+    assert sorted(lines(this).values()) == [1.0, 3.0]  # type: ignore[type-var]
+
+
+def test_calls_on_cold_tensors_are_made_on_more_than_a_cache_holds(monkeypatch: Any) -> None:
+    made = []
+    monkeypatch.setattr(again, "cache_bytes", lambda: 100 * 64 * 64 * 4)
+    monkeypatch.setattr(again, "op_named", lambda name: lambda x, y: made.append(x.data_ptr()))
+    run = again.repeated(CALLS["mm"]().key, True)  # type: ignore[arg-type]
+    for _ in range(200):
+        run()
+    assert len(set(made)) * 3 > 100 and len(made) == 200
+
+
+def test_to_follow_an_op_outside_takes_what_it_takes_on_meta(
+    this: ThisMachine, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(
+        again, "timed", lambda call, cold=False, device="cpu": {"meta": 2.0}[device]
+    )
+    assert this.follow_seconds(CALLS["in place"]()) == this.host_seconds + 2.0
+
+
 def test_what_would_take_too_much_memory_is_made_smaller(
     this: ThisMachine, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(again, "MOST_BYTES", 1 << 20)
     rows, cut = 1 << 14, []
-    monkeypatch.setattr(again, "timed", lambda call: cut.append(call) or 1.0)
+    monkeypatch.setattr(again, "timed", lambda call, cold: cut.append(call) or 1.0)
     work = of(aten.mm.default, t(64, rows).t(), t(64, 32))
     seconds = this.op_seconds(work)
     (call,) = cut
@@ -144,9 +177,9 @@ def test_ranks_that_measure_at_the_same_time_use_the_same_numbers(tmp_path: Path
 def priced(rank: int) -> bool:
     speeds, this = device_speeds("cpu"), machine("this")
     ranks = tuple(range(current().size))
-    return this.message_seconds("all_reduce", 1000, ranks) == (
-        speeds.latency + 1000 / speeds.bandwidth
-    )
+    seconds = this.message_seconds("all_reduce", 1000, ranks)
+    same = this.link(len(ranks)) == current().link("cpu")  # local copies included
+    return same and seconds == speeds.latency + 1000 / speeds.bandwidth
 
 
 def test_messages_cost_what_eager_boxing_takes_them_to_cost() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -14,8 +14,9 @@ from torch import nn
 import consistent
 from consistent import B, S
 from consistent.auto import Wire
+from consistent.auto.machines import Machine
 from consistent.auto.machines.known import KNOWN
-from consistent.auto.simulation.log import Message, Op, Scheduled
+from consistent.auto.simulation.log import Mark, Message, Op, Scheduled
 from consistent.auto.simulation.timeline import Track
 from consistent.boxing.cost import DEVICES
 from mirrored.comm import Link
@@ -61,6 +62,28 @@ def test_stages_send_what_they_send_and_hold_what_they_hold(schedule: str) -> No
     for rank, (sent, held, _) in enumerate(real):
         assert made.bytes_of[rank] == sent
         assert made.peaks[rank].bytes == pytest.approx(held, rel=0.1)
+
+
+class Follows(Machine):
+    """A CPU whose ranks take long to follow what others do."""
+
+    def follow_seconds(self, work: Any) -> float:
+        return 1000.0
+
+
+def test_ranks_follow_the_optimizer_of_other_stages() -> None:
+    h100 = KNOWN["h100-8"]
+    given = {f.name: getattr(h100, f.name) for f in fields(h100)}
+    machine = Follows(**given | {"device_type": "cpu", "host_seconds": 0.0})
+    with consistent.simulate(ranks=2, machine=machine) as sim:
+        step = programs.begin_stages("1f1b")
+        for _ in range(2):
+            step()
+    ends = [i for i, e in enumerate(sim.events) if isinstance(e, Mark) and e.what == "step"]
+    ops = [e for e in sim.events[ends[0] : ends[1]] if isinstance(e, Op) and e.placement]
+    for rank, track in sim.report().timeline.tracks.items():
+        others = sum(e.placement.coordinate_of(rank) is None for e in ops)
+        assert track.compute // 1000 == others > 0
 
 
 def test_what_is_simulated_takes_no_memory_and_no_values() -> None:
