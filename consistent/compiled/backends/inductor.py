@@ -13,7 +13,7 @@ from .form import Form, Number, form_of
 from .symbolic import NotSymbolic, Symbolic
 
 _MOST_FORMS = 16  # whose code is kept for further sizes
-_MOST_CODES = 4  # for several sizes, of one form
+MOST_CODES = 4  # for several sizes, of one form
 _MOST_KNOWN = 16  # sizes that are compared, of one form
 
 
@@ -65,7 +65,7 @@ class _Family:
     def _symbolic(
         self, graph: GraphModule, inputs: Sequence[torch.Tensor], form: Form
     ) -> Symbolic | None:
-        if len(self._codes) >= _MOST_CODES:
+        if len(self._codes) >= MOST_CODES:
             return None
         try:
             code = Symbolic(graph, inputs, form, list(self._known))
