@@ -142,8 +142,8 @@ class _Lifted:
             self._inputs[i] = self._graph.placeholder(f"number_{i}")
 
     def compiled(self, graph: GraphModule, inputs: Sequence[torch.Tensor], shapes: ShapeEnv) -> Run:
-        """The code of ``graph``. Torch's caches of whole graphs on disk are left out: what they say of
-        their symbols leaves out those that came out as one number. Kernels are found on disk."""
+        """The code of ``graph``. Kernels are found on disk; torch's caches of whole graphs are left
+        out, for what they keep of its assumptions is not all of them."""
         from torch._inductor.compile_fx import compile_fx
 
         mode = FakeTensorMode(shape_env=shapes)
