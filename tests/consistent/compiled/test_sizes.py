@@ -181,6 +181,20 @@ def test_numbers_that_would_be_rounded_stay_numbers() -> None:
     assert check(power, [5, 7, 9]) == [1, 2, 3]
 
 
+def test_what_torch_cannot_compile_for_several_sizes_is_compiled_for_each() -> None:
+    def refusing(graph: Any, inputs: Any) -> Any:
+        if any(isinstance(x, torch.SymInt) for x in inputs):
+            raise RuntimeError("no symbols")
+        return traced(graph, inputs)
+
+    program = consistent.compile(lambda x: x.view(-1) * 2, backend="inductor", fullgraph=True)
+    with compilations(refusing) as found:
+        for n in (4, 5, 6, 5):
+            for _ in range(3):
+                assert torch.equal(program(torch.ones(n, 2)), torch.full((2 * n,), 2.0))
+    assert len(found) == 4  # three sizes, and one attempt
+
+
 def test_a_constant_may_differ() -> None:
     def weighed(x: torch.Tensor) -> tuple:
         return (x * torch.tensor([[float(i)] for i in range(len(x))]),)
