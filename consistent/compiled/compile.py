@@ -33,7 +33,8 @@ MOST_KEYS = 1024  # kinds of arguments that are known to have been met
 
 
 class CompiledStep:
-    """Calls ``step``; from the second call on what it did is run as one compiled program.
+    """Calls ``step``; from the second call on what it did is run as one compiled program, one for
+    each size that it is called with.
 
     Args:
         step: a function, which may call modules, ``backward()`` and optimizers.
@@ -236,7 +237,8 @@ def compile_step(
 
     The first call runs as it is written, so that optimizers make their state. The second is
     recorded while it runs, and later ones run the program, as long as shapes, modes, and the
-    numbers that the step can reach are the same; else it is recorded anew. Every rank calls the
+    numbers that the step can reach are the same; else it is recorded anew. Where only sizes vary,
+    further ones are recorded in their first call, and share compiled code. Every rank calls the
     step alike. Tensors that it returns have no graph: call ``backward()`` inside.
 
     Args:

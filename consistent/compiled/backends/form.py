@@ -49,8 +49,10 @@ def form_of(graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Form | None:
     nodes = list(graph.graph.nodes)
     written = {memory for node in nodes for memory in node.meta.get("written", ())}
     memories = [storage_of(x) for x in inputs]
-    if written and len(set(memories)) < len(memories):
-        return None
+    given = (node.meta.get("memory") for node in nodes if node.op == "placeholder")
+    for recorded, memory in zip(given, memories, strict=True):
+        if recorded in written and memories.count(memory) > 1:
+            return None
     numbers: list[Number] = []
     places = {node: i for i, node in enumerate(nodes)}
 

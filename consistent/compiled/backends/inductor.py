@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -13,8 +14,9 @@ from .form import Form, Number, form_of
 from .numbers import keep_numbers
 from .symbolic import NotSymbolic, Symbolic
 
+_log = logging.getLogger(__name__)
 _MOST_FORMS = 16  # whose code is kept for further sizes
-_MOST_CODES = 4  # for several sizes, of one form
+MOST_CODES = 4  # for several sizes, of one form
 _MOST_KNOWN = 16  # sizes that are compared, of one form
 
 
@@ -52,7 +54,7 @@ class _Family:
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[Number, ...], None] = OrderedDict()
         self._codes: list[Symbolic] = []
-        self._is_symbolic = True
+        self._may_share = True
 
     def code(self, graph: GraphModule, inputs: Sequence[torch.Tensor], form: Form) -> Run:
         """That of one of them."""
@@ -67,11 +69,16 @@ class _Family:
     def _symbolic(
         self, graph: GraphModule, inputs: Sequence[torch.Tensor], form: Form
     ) -> Symbolic | None:
-        if len(self._codes) >= _MOST_CODES:
+        if not self._may_share or len(self._codes) >= MOST_CODES:
             return None
         try:
             code = Symbolic(graph, inputs, form, list(self._known))
         except NotSymbolic:
+            return None
+        except Exception:
+            # Numbers may be compiled where symbols are not, and what is run is the same.
+            _log.info("torch has no code for several sizes of these ops", exc_info=True)
+            self._may_share = False
             return None
         self._codes.append(code)
         return code if code.serves(form.numbers) else None

@@ -20,7 +20,9 @@ from typing import Any
 
 import torch
 from torch._dynamo.source import LocalSource
+from torch._functorch import config as functorch_config
 from torch._guards import TracingContext, tracing
+from torch._inductor import config as inductor_config
 from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
@@ -140,7 +142,8 @@ class _Lifted:
             self._inputs[i] = self._graph.placeholder(f"number_{i}")
 
     def compiled(self, graph: GraphModule, inputs: Sequence[torch.Tensor], shapes: ShapeEnv) -> Run:
-        """The code of ``graph``."""
+        """The code of ``graph``. Kernels are found on disk; torch's caches of whole graphs are left
+        out, for what they keep of its assumptions is not all of them."""
         from torch._inductor.compile_fx import compile_fx
 
         mode = FakeTensorMode(shape_env=shapes)
@@ -161,7 +164,11 @@ class _Lifted:
         with mode:
             numbers = [torch.empty((), dtype=self.dtypes[i]) for i in self._floats]
         made = GraphModule(torch.nn.Module(), self._graph)
-        with tracing(TracingContext(mode)):
+        with (
+            tracing(TracingContext(mode)),
+            functorch_config.patch(enable_autograd_cache=False),
+            inductor_config.patch(fx_graph_cache=False),
+        ):
             return compile_fx(made, [*self._given, *numbers, *fakes])  # type: ignore[return-value]
 
     def _fake(self, x: torch.Tensor) -> torch.Tensor:
