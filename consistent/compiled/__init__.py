@@ -16,6 +16,7 @@ step --2nd call--> recorder     ops on shards, messages, random numbers, in orde
 from .compile import (
     CompiledStep,
     check_backend,
+    check_fuse,
     check_layouts,
     check_memory,
     check_overlap,
@@ -27,6 +28,7 @@ __all__ = [
     "CannotRecord",
     "CompiledStep",
     "check_backend",
+    "check_fuse",
     "check_layouts",
     "check_memory",
     "check_overlap",

@@ -46,6 +46,7 @@ class CompiledStep:
         layouts: "auto" chooses the layouts of all ops together; None leaves it to each op.
         memory: bytes that a program may hold at a time beside parameters, state and inputs.
         overlap: whether messages run beside ops; "auto": where all ranks have cores to spare.
+        fuse: whether messages are one call with the ops beside them; "auto": where that wins.
         most: programs that are kept, the ones used last.
     """
 
@@ -59,19 +60,22 @@ class CompiledStep:
         layouts: str | None = None,
         memory: int | None = None,
         overlap: bool | str = False,
+        fuse: bool | str = "auto",
         most: int = 16,
     ) -> None:
         check_backend("consistent.compile", backend)
         check_layouts("consistent.compile", layouts)
         check_memory("consistent.compile", memory)
         check_overlap("consistent.compile", overlap)
+        check_fuse("consistent.compile", fuse)
         functools.update_wrapper(self, step)
         self.name = getattr(step, "__qualname__", type(step).__name__)
         self.backend = backend
         self._step, self._most = step, most
         self._fullgraph, self.layouts, self.memory = fullgraph, layouts, memory
-        self.overlap, self._trial = overlap, Trial()
-        self._how = How(self.name, tell_compiling, BACKENDS[backend], memory, overlap, Varying())
+        self.overlap, self.fuse, self._trial = overlap, fuse, Trial()
+        run = BACKENDS[backend]
+        self._how = How(self.name, tell_compiling, run, memory, overlap, fuse, Varying())
         self._entries: OrderedDict[int, tuple[Any, Recorded]] = OrderedDict()
         self._number = 0
         self._tries: OrderedDict[Any, int] = OrderedDict()
@@ -81,7 +85,7 @@ class CompiledStep:
     def how(self) -> dict[str, Any]:
         """What it was asked for, beside how failures are treated."""
         made = {"backend": self.backend, "layouts": self.layouts, "memory": self.memory}
-        return {**made, "overlap": self.overlap}
+        return {**made, "overlap": self.overlap, "fuse": self.fuse}
 
     @property
     def programs(self) -> list[Recorded]:
@@ -101,6 +105,7 @@ class CompiledStep:
                 layouts=self.layouts,
                 memory=self.memory,
                 overlap=self.overlap,
+                fuse=self.fuse,
                 most=self._most,
             )
         return self._of_objects[owner]
@@ -211,6 +216,7 @@ def compile_step(
     layouts: str | None = None,
     memory: int | None = None,
     overlap: bool | str = False,
+    fuse: bool | str = "auto",
 ) -> Any:
     """Run a training step as one compiled program: forward, backward, optimizer, and what is sent
     between ranks.
@@ -248,10 +254,13 @@ def compile_step(
         overlap: start messages as early and wait for them as late as data and memory allow; a
             thread sends them meanwhile. "auto" does so where all ranks have cores to spare for it.
             Without ``memory``, two results more may be held at a time than else.
+        fuse: do a sum over ranks and the ops after it, or a product and its boxing, in one call of
+            a native kernel: "auto" where that is faster, by tables and costs that are the same on
+            all ranks; True wherever it can be done.
 
     Raises:
         ValueError: the backend is not known, ``layouts`` is neither, or ``memory`` is no number
-            of bytes, or ``overlap`` is none of True, False and "auto".
+            of bytes, or ``overlap`` or ``fuse`` is none of True, False and "auto".
         ImportError: ``layouts`` is "auto", and scipy is not installed.
     """
     made = functools.partial(
@@ -262,6 +271,7 @@ def compile_step(
         layouts=layouts,
         memory=memory,
         overlap=overlap,
+        fuse=fuse,
     )
     return made if step is None else made(step)
 
@@ -277,6 +287,12 @@ def check_overlap(what: str, overlap: Any) -> None:
     """Raises ValueError if it is none of True, False and "auto"."""
     if overlap not in (True, False, "auto"):
         raise ValueError(f'{what}: overlap is {overlap!r}. Give True, False or "auto".')
+
+
+def check_fuse(what: str, fuse: Any) -> None:
+    """Raises ValueError if it is none of True, False and "auto"."""
+    if fuse not in (True, False, "auto"):
+        raise ValueError(f'{what}: fuse is {fuse!r}. Give True, False or "auto".')
 
 
 def check_memory(what: str, memory: Any) -> None:

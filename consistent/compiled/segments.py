@@ -12,6 +12,7 @@ from torch.fx import Graph, GraphModule, Node
 from ..nn.nested import each_in, map_each
 from ..spec.bytes_text import bytes_text
 from .bounded import Bound
+from .fusing import Fusing
 from .opaque import ORDERED, Call
 from .passes import Trace
 from .passes.overlap import overlap
@@ -29,6 +30,7 @@ def cut(
     backend: Callable[..., Any],
     passes: Sequence[Callable[[Trace], None]],
     bound: Bound | None = None,
+    fusing: Fusing | None = None,
     beside: bool = False,
 ) -> Program:
     """The program of what ``recorder`` noted, which ends with ``writes`` and gives ``result``."""
@@ -41,6 +43,8 @@ def cut(
         run(trace)
     if bound is not None:
         bound.end(trace)
+    if fusing is not None:
+        fusing.run(trace)
     if beside:
         beside_ops(trace, None if bound is None else bound.bytes)
     pieces: list[list[Node]] = [[]]
