@@ -16,6 +16,7 @@ step --2nd call--> recorder     ops on shards, messages, random numbers, in orde
 from .compile import (
     CompiledStep,
     check_backend,
+    check_cuda_graph,
     check_fuse,
     check_layouts,
     check_memory,
@@ -28,6 +29,7 @@ __all__ = [
     "CannotRecord",
     "CompiledStep",
     "check_backend",
+    "check_cuda_graph",
     "check_fuse",
     "check_layouts",
     "check_memory",

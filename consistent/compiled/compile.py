@@ -16,6 +16,7 @@ import torch
 
 from ..nn.nested import tensors_in
 from ..spec.nearest import suggestion
+from . import captured
 from .agree import fit_together, gathered, sent, told
 from .backend import BACKENDS
 from .errors import CannotRecord
@@ -47,6 +48,7 @@ class CompiledStep:
         memory: bytes that a program may hold at a time beside parameters, state and inputs.
         overlap: whether messages run beside ops; "auto": where all ranks have cores to spare.
         fuse: whether messages are one call with the ops beside them; "auto": where that wins.
+        cuda_graph: whether what runs between messages is captured as CUDA graphs.
         most: programs that are kept, the ones used last.
     """
 
@@ -61,6 +63,7 @@ class CompiledStep:
         memory: int | None = None,
         overlap: bool | str = False,
         fuse: bool | str = "auto",
+        cuda_graph: bool = False,
         most: int = 16,
     ) -> None:
         check_backend("consistent.compile", backend)
@@ -68,14 +71,24 @@ class CompiledStep:
         check_memory("consistent.compile", memory)
         check_overlap("consistent.compile", overlap)
         check_fuse("consistent.compile", fuse)
+        check_cuda_graph("consistent.compile", cuda_graph)
         functools.update_wrapper(self, step)
         self.name = getattr(step, "__qualname__", type(step).__name__)
         self.backend = backend
         self._step, self._most = step, most
         self._fullgraph, self.layouts, self.memory = fullgraph, layouts, memory
-        self.overlap, self.fuse, self._trial = overlap, fuse, Trial()
-        run = BACKENDS[backend]
-        self._how = How(self.name, tell_compiling, run, memory, overlap, fuse, Varying())
+        self.overlap, self.fuse, self.cuda_graph = overlap, fuse, cuda_graph
+        self._trial = Trial()
+        self._how = How(
+            self.name,
+            tell_compiling,
+            BACKENDS[backend],
+            memory,
+            overlap,
+            fuse,
+            cuda_graph,
+            Varying(),
+        )
         self._entries: OrderedDict[int, tuple[Any, Recorded]] = OrderedDict()
         self._number = 0
         self._tries: OrderedDict[Any, int] = OrderedDict()
@@ -85,7 +98,8 @@ class CompiledStep:
     def how(self) -> dict[str, Any]:
         """What it was asked for, beside how failures are treated."""
         made = {"backend": self.backend, "layouts": self.layouts, "memory": self.memory}
-        return {**made, "overlap": self.overlap, "fuse": self.fuse}
+        made.update(overlap=self.overlap, fuse=self.fuse, cuda_graph=self.cuda_graph)
+        return made
 
     @property
     def programs(self) -> list[Recorded]:
@@ -106,6 +120,7 @@ class CompiledStep:
                 memory=self.memory,
                 overlap=self.overlap,
                 fuse=self.fuse,
+                cuda_graph=self.cuda_graph,
                 most=self._most,
             )
         return self._of_objects[owner]
@@ -217,6 +232,7 @@ def compile_step(
     memory: int | None = None,
     overlap: bool | str = False,
     fuse: bool | str = "auto",
+    cuda_graph: bool = False,
 ) -> Any:
     """Run a training step as one compiled program: forward, backward, optimizer, and what is sent
     between ranks.
@@ -257,10 +273,13 @@ def compile_step(
         fuse: do a sum over ranks and the ops after it, or a product and its boxing, in one call of
             a native kernel: "auto" where that is faster, by tables and costs that are the same on
             all ranks; True wherever it can be done.
+        cuda_graph: capture what runs on a GPU between messages as CUDA graphs, in the second run of
+            the program, and replay them from then on.
 
     Raises:
         ValueError: the backend is not known, ``layouts`` is neither, or ``memory`` is no number
-            of bytes, or ``overlap`` or ``fuse`` is none of True, False and "auto".
+            of bytes, or ``overlap`` or ``fuse`` is none of True, False and "auto"; or
+            ``cuda_graph`` is asked for where torch has no CUDA device.
         ImportError: ``layouts`` is "auto", and scipy is not installed.
     """
     made = functools.partial(
@@ -272,6 +291,7 @@ def compile_step(
         memory=memory,
         overlap=overlap,
         fuse=fuse,
+        cuda_graph=cuda_graph,
     )
     return made if step is None else made(step)
 
@@ -293,6 +313,17 @@ def check_fuse(what: str, fuse: Any) -> None:
     """Raises ValueError if it is none of True, False and "auto"."""
     if fuse not in (True, False, "auto"):
         raise ValueError(f'{what}: fuse is {fuse!r}. Give True, False or "auto".')
+
+
+def check_cuda_graph(what: str, cuda_graph: Any) -> None:
+    """Raises ValueError if it is neither True nor False, or cannot be had here."""
+    if cuda_graph not in (True, False):
+        raise ValueError(f"{what}: cuda_graph is {cuda_graph!r}. Give True or False.")
+    if cuda_graph and (why := captured.capturer.why_not()):
+        raise ValueError(
+            f"{what}: cuda_graph is True, and {why}.\n  Only a GPU captures what it runs.\n"
+            "  Leave it out, or give cuda_graph=torch.cuda.is_available()."
+        )
 
 
 def check_memory(what: str, memory: Any) -> None:

@@ -252,7 +252,7 @@ class Recorder(TorchDispatchMode):
                     self._describe(item, x)
 
     def _describe(self, node: Node, x: torch.Tensor) -> None:
-        node.meta["shape"], node.meta["dtype"], _ = shape_of(x)
+        node.meta["shape"], node.meta["dtype"], node.meta["device"] = shape_of(x)
         node.meta["memory"] = storage_of(x) if has_memory(x) else id(x)
         node.meta["held"], node.meta["contiguous"] = held_by(x), is_contiguous(x)
         if is_global(x):

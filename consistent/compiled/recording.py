@@ -16,8 +16,10 @@ from mirrored.transports.default import current
 
 from ..dispatch.plans.shards import is_global
 from ..nn.nested import map_tensors, tensors_in
+from . import captured
 from .backend import by_ops
 from .bounded import Bound
+from .captured import replayed
 from .fusing import Fusing
 from .live import listening
 from .opaque import Call
@@ -135,6 +137,7 @@ class How(NamedTuple):
         memory: bytes that a program may hold at a time.
         overlap: whether messages run beside ops; "auto": where all ranks have cores to spare.
         fuse: whether messages are fused with the ops beside them; "auto": where that wins.
+        cuda_graph: whether what runs between messages is captured and replayed.
         varying: optimizers that are called as they are written, because their numbers vary.
     """
 
@@ -144,6 +147,7 @@ class How(NamedTuple):
     memory: int | None = None
     overlap: bool | str = False
     fuse: bool | str = "auto"
+    cuda_graph: bool = False
     varying: Varying | None = None
 
 
@@ -220,9 +224,10 @@ def record(
     if recorder.why is not None:
         _absent(bound, fusing)
         return result, Recorded.failed(recorder.why)
-    program = cut(
-        how.name, recorder, writes, shown, calls, how.backend, PASSES, bound, fusing, beside
-    )
+    backend = how.backend
+    if how.cuda_graph:
+        backend = replayed(backend, captured.capturer, captured.capturer.device)
+    program = cut(how.name, recorder, writes, shown, calls, backend, PASSES, bound, fusing, beside)
     return result, Recorded(program, before)
 
 

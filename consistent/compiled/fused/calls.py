@@ -37,7 +37,7 @@ class Summed:
     dim: int
     sizes: tuple[int, ...] | None
     epilogue: Epilogue
-    given: tuple[bool, bool, bool, bool]
+    given: tuple[bool, ...]
     keeps: bool
     dtype: torch.dtype | None = None
 

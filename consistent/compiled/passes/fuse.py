@@ -95,7 +95,7 @@ def _numbered(trace: Trace) -> list[tuple[Node, int]]:
 
 def _beside(trace: Trace, message: Node, number: int) -> Iterator[tuple[Fusion, _Fuse]]:
     call = trace.call(message)
-    if not call.outs or len(message.args[0]) != 1:  # type: ignore[arg-type]
+    if not call.outs or len(trace.given(message)) != 1:
         return
     written, device = Count.written(trace), call.outs[0][2].type
     product = product_of(trace, message, written)
@@ -105,7 +105,7 @@ def _beside(trace: Trace, message: Node, number: int) -> Iterator[tuple[Fusion, 
         yield known, lambda chunks: _fuse_product(trace, message, product, chunks)
     tail = tail_of(trace, message, written) if call.is_sum else None
     if tail is not None:
-        (x,) = message.args[0]  # type: ignore[misc]
+        (x,) = trace.given(message)
         name = ", ".join((call.kind, *tail.names))
         dtype = x.meta["dtype"]
         nbytes = prod(x.meta["shape"]) * dtype.itemsize
@@ -116,14 +116,14 @@ def _beside(trace: Trace, message: Node, number: int) -> Iterator[tuple[Fusion, 
 def _fuse_tail(trace: Trace, message: Node, tail: Tail, name: str) -> None:
     call = trace.call(message)
     given = call.run.arguments  # type: ignore[attr-defined]
-    (x,) = message.args[0]  # type: ignore[misc]
+    (x,) = trace.given(message)
     cuts = call.kind == "reduce_scatter"
     run = Summed(
         call.ranks,
         given["dim"] % len(x.meta["shape"]) if cuts else 0,
         tuple(given["sizes"]) if cuts else None,
         tail.epilogue,
-        tuple(key in tail.beside for key in BESIDE),  # type: ignore[arg-type]
+        tuple(key in tail.beside for key in BESIDE),
         tail.keeps,
         tail.dtype,
     )
@@ -166,7 +166,7 @@ def _put(
         fused = trace.graph.call_function(MESSAGE, (list(given), call.number))
         fused.meta.update(message.meta, text=call.text)
         for i, x in enumerate(made):
-            result = trace.graph.call_function(item.target, (fused, i))
+            result = trace.graph.call_function(item.target, (fused, i))  # type: ignore[arg-type]
             result.meta.update(x.meta)
             trace.replace(x, result)
     for node in sorted({*gone, item, message}, reverse=True):

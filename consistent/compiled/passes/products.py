@@ -94,7 +94,8 @@ def _before(
     trace: Trace, message: Node, src: TensorSpec, dst: TensorSpec, written: set[Any]
 ) -> Product | None:
     """A product of which only the sum over ranks is read."""
-    (node,) = message.args[0]  # type: ignore[misc]
+    node: Any
+    (node,) = trace.given(message)
     shape = node.meta.get("shape")
     reader, inside = message, set[Node]()
     while True:
@@ -119,7 +120,7 @@ def _after(
     trace: Trace, message: Node, item: Node, src: TensorSpec, dst: TensorSpec
 ) -> Product | None:
     """The first product of what was gathered."""
-    (x,) = message.args[0]  # type: ignore[misc]
+    (x,) = trace.given(message)
     shape = item.meta["shape"]
     if shape != dst.local_shape(my_coordinate(dst.placement)):
         return None
@@ -146,14 +147,13 @@ def _operands(node: Any) -> list[Node] | None:
     """x, w, and the bias for each column, if it is a product of matrices."""
     if not isinstance(node, Node) or node.target not in _PRODUCTS or node.kwargs:
         return None
-    *bias, x, w = node.args
-    if not all(isinstance(y, Node) for y in node.args):
+    args: list[Any] = list(node.args)
+    if not all(isinstance(y, Node) for y in args):
         return None
-    if bias and bias[0].meta.get("shape") != (w.meta["shape"][1],):  # type: ignore[union-attr]
+    *bias, x, w = args
+    if bias and bias[0].meta.get("shape") != (w.meta["shape"][1],):
         return None
-    if len({y.meta["dtype"] for y in (x, w, *bias)}) != 1:  # type: ignore[union-attr]
-        return None
-    return [x, w, *bias]  # type: ignore[list-item]
+    return [x, w, *bias] if len({y.meta["dtype"] for y in args}) == 1 else None
 
 
 def _name(node: Node) -> str:

@@ -199,8 +199,9 @@ class _Matching:
         node = self._only_user(at)
         if node is None or node.target is not _REDUCED.default:
             return False
-        names = [a.name for a in node.target._schema.arguments]
-        given = dict(zip(names, node.args, strict=False)) | node.kwargs
+        schema = _REDUCED.default._schema
+        given: dict[str, Any] = dict(zip([a.name for a in schema.arguments], node.args))
+        given |= node.kwargs
         whole = given["dim"], given["start"], given["size"]
         if list(given["parts"]) != [at] or whole != (0, 0, at.meta["shape"][0]):  # type: ignore
             return False
@@ -224,7 +225,7 @@ class _Matching:
 
     # -- who reads what ----------------------------------------------------------------------------
 
-    def _take(self, node: Node, name: str, epilogue: Epilogue | None = None, **beside: Any) -> None:
+    def _take(self, node: Node, name: str, epilogue: Any = None, **beside: Any) -> None:
         tail = self._tail
         tail.at, tail.names = node, (*tail.names, name)
         tail.inside.add(node)
@@ -275,7 +276,9 @@ def _activation(node: Node) -> str:
     """Its name; "" of another op."""
     if node.target is _aten.gelu.default:
         return "gelu_tanh" if node.kwargs.get("approximate") == "tanh" else "gelu"
-    return {_aten.relu.default: "relu", _aten.silu.default: "silu"}.get(node.target, "")
+    if node.target is _aten.relu.default:
+        return "relu"
+    return "silu" if node.target is _aten.silu.default else ""
 
 
 @dataclass
@@ -328,7 +331,7 @@ def _first_alone(node: Node) -> Node | None:
     return items[0] if set(items) == {0} else None
 
 
-def _rms_norm(square: Node) -> _Norm | None:
+def _rms_norm(square: Any) -> _Norm | None:
     """As torch does it on the CPU:
 
     ```
@@ -337,23 +340,23 @@ def _rms_norm(square: Node) -> _Norm | None:
     """
     if square.target is not _aten.pow.Tensor_Scalar or square.args[1] != 2:
         return None
-    x = square.args[0]
-    mean = _the(square, _aten.mean.dim)
+    x: Any = square.args[0]
+    mean: Any = _the(square, _aten.mean.dim)
     if mean is None or len(mean.args) < 3 or not mean.args[2] or mean.kwargs:
         return None
     plus = [n for n in mean.users if n.target in (_aten.add_.Scalar, _aten.add_.Tensor)]
     root = [n for n in mean.users if n.target is _aten.rsqrt.default]
     if len(mean.users) != 2 or len(plus) != 1 or len(root) != 1 or not plus[0] < root[0]:
         return None
-    product = _the(root[0], _aten.mul.Tensor)
+    product: Any = _the(root[0], _aten.mul.Tensor)
     eps = plus[0].args[1]
     if product is None or plus[0].kwargs or plus[0].users or not isinstance(eps, float):
         return None
     if set(product.args) != {x, root[0]}:
         return None
     dims, inside = mean.args[1], {square, mean, plus[0], root[0], product}
-    ndim = len(x.meta["shape"])  # type: ignore[union-attr]
-    last = sorted(d % ndim for d in dims)  # type: ignore[union-attr]
+    ndim = len(x.meta["shape"])
+    last = sorted(d % ndim for d in dims)
     if last != list(range(ndim - len(last), ndim)):
         return None
     writes = frozenset(plus[0].meta.get("written", ()))
@@ -361,7 +364,7 @@ def _rms_norm(square: Node) -> _Norm | None:
     scaled = _the(product, _aten.mul.Tensor)
     if scaled is not None and product in scaled.args[:1]:
         weight = scaled.args[1]
-        own = x.meta["shape"][ndim - len(last) :]  # type: ignore[union-attr]
+        own = x.meta["shape"][ndim - len(last) :]
         if isinstance(weight, Node) and weight.meta.get("shape") == own:
             found = replace(found, out=scaled, inside=inside | {scaled}, weight=weight)
     return found
