@@ -13,7 +13,14 @@ step --2nd call--> recorder     ops on shards, messages, random numbers, in orde
 ```
 """
 
-from .checks import check_backend, check_layouts, check_memory, check_overlap
+from .checks import (
+    check_backend,
+    check_cuda_graph,
+    check_fuse,
+    check_layouts,
+    check_memory,
+    check_overlap,
+)
 from .compile import CompiledStep, compile_step
 from .errors import CannotRecord
 
@@ -21,6 +28,8 @@ __all__ = [
     "CannotRecord",
     "CompiledStep",
     "check_backend",
+    "check_cuda_graph",
+    "check_fuse",
     "check_layouts",
     "check_memory",
     "check_overlap",

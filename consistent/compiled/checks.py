@@ -6,6 +6,7 @@ import importlib.util
 from typing import Any
 
 from ..spec.nearest import suggestion
+from . import captured
 from .backends import BACKENDS
 
 
@@ -20,6 +21,23 @@ def check_overlap(what: str, overlap: Any) -> None:
     """Raises ValueError if it is none of True, False and "auto"."""
     if overlap not in (True, False, "auto"):
         raise ValueError(f'{what}: overlap is {overlap!r}. Give True, False or "auto".')
+
+
+def check_fuse(what: str, fuse: Any) -> None:
+    """Raises ValueError if it is none of True, False and "auto"."""
+    if fuse not in (True, False, "auto"):
+        raise ValueError(f'{what}: fuse is {fuse!r}. Give True, False or "auto".')
+
+
+def check_cuda_graph(what: str, cuda_graph: Any) -> None:
+    """Raises ValueError if it is neither True nor False, or cannot be had here."""
+    if cuda_graph not in (True, False):
+        raise ValueError(f"{what}: cuda_graph is {cuda_graph!r}. Give True or False.")
+    if cuda_graph and (why := captured.capturer.why_not()):
+        raise ValueError(
+            f"{what}: cuda_graph is True, and {why}.\n  Only a GPU captures what it runs.\n"
+            "  Leave it out, or give cuda_graph=torch.cuda.is_available()."
+        )
 
 
 def check_memory(what: str, memory: Any) -> None:

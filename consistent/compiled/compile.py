@@ -16,7 +16,14 @@ import torch
 from ..nn.nested import tensors_in
 from .agree import fit_together, gathered, sent, told
 from .backends import BACKENDS
-from .checks import check_backend, check_layouts, check_memory, check_overlap
+from .checks import (
+    check_backend,
+    check_cuda_graph,
+    check_fuse,
+    check_layouts,
+    check_memory,
+    check_overlap,
+)
 from .errors import CannotRecord
 from .key import key_of, kind_of
 from .rates import Varying
@@ -46,6 +53,8 @@ class CompiledStep:
         layouts: "auto" chooses the layouts of all ops together; None leaves it to each op.
         memory: bytes that a program may hold at a time beside parameters, state and inputs.
         overlap: whether messages run beside ops; "auto": where all ranks have cores to spare.
+        fuse: whether messages are one call with the ops beside them; "auto": where that wins.
+        cuda_graph: whether what runs between messages is captured as CUDA graphs.
         most: programs that are kept, the ones used last.
     """
 
@@ -59,19 +68,33 @@ class CompiledStep:
         layouts: str | None = None,
         memory: int | None = None,
         overlap: bool | str = False,
+        fuse: bool | str = "auto",
+        cuda_graph: bool = False,
         most: int = 64,
     ) -> None:
         check_backend("consistent.compile", backend)
         check_layouts("consistent.compile", layouts)
         check_memory("consistent.compile", memory)
         check_overlap("consistent.compile", overlap)
+        check_fuse("consistent.compile", fuse)
+        check_cuda_graph("consistent.compile", cuda_graph)
         functools.update_wrapper(self, step)
         self.name = getattr(step, "__qualname__", type(step).__name__)
         self.backend = backend
         self._step, self._most = step, most
         self._fullgraph, self.layouts, self.memory = fullgraph, layouts, memory
-        self.overlap, self._trial = overlap, Trial()
-        self._how = How(self.name, tell_compiling, BACKENDS[backend](), memory, overlap, Varying())
+        self.overlap, self.fuse, self.cuda_graph = overlap, fuse, cuda_graph
+        self._trial = Trial()
+        self._how = How(
+            self.name,
+            tell_compiling,
+            BACKENDS[backend](),
+            memory,
+            overlap,
+            fuse,
+            cuda_graph,
+            Varying(),
+        )
         self._entries: OrderedDict[int, tuple[Any, Recorded]] = OrderedDict()
         self._number = 0
         self._tries: OrderedDict[Any, int] = OrderedDict()
@@ -82,7 +105,8 @@ class CompiledStep:
     def how(self) -> dict[str, Any]:
         """What it was asked for, beside how failures are treated."""
         made = {"backend": self.backend, "layouts": self.layouts, "memory": self.memory}
-        return {**made, "overlap": self.overlap}
+        made.update(overlap=self.overlap, fuse=self.fuse, cuda_graph=self.cuda_graph)
+        return made
 
     @property
     def programs(self) -> list[Recorded]:
@@ -102,6 +126,8 @@ class CompiledStep:
                 layouts=self.layouts,
                 memory=self.memory,
                 overlap=self.overlap,
+                fuse=self.fuse,
+                cuda_graph=self.cuda_graph,
                 most=self._most,
             )
         return self._of_objects[owner]
@@ -221,6 +247,8 @@ def compile_step(
     layouts: str | None = None,
     memory: int | None = None,
     overlap: bool | str = False,
+    fuse: bool | str = "auto",
+    cuda_graph: bool = False,
 ) -> Any:
     """Run a training step as one compiled program: forward, backward, optimizer, and what is sent
     between ranks.
@@ -259,10 +287,16 @@ def compile_step(
         overlap: start messages as early and wait for them as late as data and memory allow; a
             thread sends them meanwhile. "auto" does so where all ranks have cores to spare for it.
             Without ``memory``, two results more may be held at a time than else.
+        fuse: do a sum over ranks and the ops after it, or a product and its boxing, in one call of
+            a native kernel: "auto" where that is faster, by tables and costs that are the same on
+            all ranks; True wherever it can be done.
+        cuda_graph: capture what runs on a GPU between messages as CUDA graphs, in the second run of
+            the program, and replay them from then on.
 
     Raises:
         ValueError: the backend is not known, ``layouts`` is neither, or ``memory`` is no number
-            of bytes, or ``overlap`` is none of True, False and "auto".
+            of bytes, or ``overlap`` or ``fuse`` is none of True, False and "auto"; or
+            ``cuda_graph`` is asked for where torch has no CUDA device.
         ImportError: ``layouts`` is "auto", and scipy is not installed.
     """
     made = functools.partial(
@@ -273,5 +307,7 @@ def compile_step(
         layouts=layouts,
         memory=memory,
         overlap=overlap,
+        fuse=fuse,
+        cuda_graph=cuda_graph,
     )
     return made if step is None else made(step)

@@ -50,6 +50,12 @@ def has_memory(x: torch.Tensor) -> bool:
         return x.layout is torch.strided and not _T._is_zerotensor(x)
 
 
+def is_contiguous(x: torch.Tensor) -> bool:
+    """Whether ``x`` is strided, and its elements lie in their order without gaps."""
+    with _Off():
+        return has_memory(x) and _T.is_contiguous(x)
+
+
 class Memory:
     """Values by the memory that they lie in.
 

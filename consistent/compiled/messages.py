@@ -151,6 +151,11 @@ class _Passed:
         args, kwargs = _fill(self._given, left)
         return [x.contiguous() for x in _listed(getattr(current(), self.name)(*args, **kwargs))]
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What it is given, by name; its tensors left out."""
+        return given_to(self.name, *self._given)
+
     def text(self) -> str:
         """Its name and all that is no tensor."""
         return f"{self.name} {self._given!r}"

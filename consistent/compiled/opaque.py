@@ -63,6 +63,7 @@ class Call:
         own: of a tensor that is joined, (dim, start, size) of this rank's part.
         gathered: of each tensor of a gather, what its result depends on beside it.
         where: the lines of the step that send it, three at most.
+        computes: whether it multiplies while it sends.
     """
 
     text: str
@@ -75,6 +76,13 @@ class Call:
     own: tuple[int, int, int] | None = None
     gathered: tuple[tuple, ...] = ()
     where: str = ""
+    computes: bool = False
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether it is the sum of one tensor over ranks, and nothing else."""
+        sums = self.kind in ("all_reduce", "reduce_scatter") and self.op == "sum"
+        return sums and len(self.outs) == 1
 
     @property
     def number(self) -> int:

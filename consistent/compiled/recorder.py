@@ -28,7 +28,7 @@ from ..nn.nested import map_tensors, tensors_in
 from ..spec import TensorSpec
 from .drawing import Drawing, signed
 from .errors import CannotRecord
-from .memory import Memory, geometry, has_memory, held_by, storage_of
+from .memory import Memory, geometry, has_memory, held_by, is_contiguous, storage_of
 from .messages import Noting
 from .opaque import DRAWN, MESSAGE, START, WAIT, Call, shape_of
 from .program import LIVE, Source
@@ -252,9 +252,9 @@ class Recorder(TorchDispatchMode):
                     self._describe(item, x)
 
     def _describe(self, node: Node, x: torch.Tensor) -> None:
-        node.meta["shape"], node.meta["dtype"], _ = shape_of(x)
+        node.meta["shape"], node.meta["dtype"], node.meta["device"] = shape_of(x)
         node.meta["memory"] = storage_of(x) if has_memory(x) else id(x)
-        node.meta["held"] = held_by(x)
+        node.meta["held"], node.meta["contiguous"] = held_by(x), is_contiguous(x)
         if is_global(x):
             node.meta["spec"] = x._spec  # type: ignore[attr-defined]
 

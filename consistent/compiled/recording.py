@@ -16,7 +16,11 @@ from mirrored.transports.default import current
 
 from ..dispatch.plans.shards import is_global
 from ..nn.nested import map_tensors, tensors_in
+from . import captured
+from .backend import by_ops
 from .bounded import Bound
+from .captured import replayed
+from .fusing import Fusing
 from .live import listening
 from .opaque import Call
 from .passes import PASSES
@@ -132,6 +136,8 @@ class How(NamedTuple):
         backend: makes a callable of a segment.
         memory: bytes that a program may hold at a time.
         overlap: whether messages run beside ops; "auto": where all ranks have cores to spare.
+        fuse: whether messages are fused with the ops beside them; "auto": where that wins.
+        cuda_graph: whether what runs between messages is captured and replayed.
         varying: optimizers that are called as they are written, because their numbers vary.
     """
 
@@ -140,6 +146,8 @@ class How(NamedTuple):
     backend: Callable[..., Any]
     memory: int | None = None
     overlap: bool | str = False
+    fuse: bool | str = "auto"
+    cuda_graph: bool = False
     varying: Varying | None = None
 
 
@@ -204,9 +212,9 @@ def record(
     if drawn != _drawn_by_python():
         changed.append("the state of Python's or numpy's random numbers")
     bound = None if how.memory is None else Bound(how.memory)
+    fusing = Fusing(how.fuse is True, how.backend is by_ops) if how.fuse else None
     if changed and recorder.why is None:
-        if bound is not None:
-            bound.absent()
+        _absent(bound, fusing)
         return result, Unsettled(changed)
     if graded != [x.requires_grad for x in given]:
         recorder.refuse("an argument requires grad after the step and did not before, or reversed.")
@@ -214,11 +222,21 @@ def record(
     shown = map_tensors(result, lambda x: places.place_of(x, given))
     _check_result(recorder, shown)
     if recorder.why is not None:
-        if bound is not None:
-            bound.absent()
+        _absent(bound, fusing)
         return result, Recorded.failed(recorder.why)
-    program = cut(how.name, recorder, writes, shown, calls, how.backend, PASSES, bound, beside)
+    backend = how.backend
+    if how.cuda_graph:
+        backend = replayed(backend, captured.capturer, captured.capturer.device)
+    program = cut(how.name, recorder, writes, shown, calls, backend, PASSES, bound, fusing, beside)
     return result, Recorded(program, before)
+
+
+def _absent(bound: Bound | None, fusing: Fusing | None) -> None:
+    """Take part in what all ranks decide together, without a program."""
+    if bound is not None:
+        bound.absent()
+    if fusing is not None:
+        fusing.absent()
 
 
 def _drawn_by_python() -> tuple:

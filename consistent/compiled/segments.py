@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Node
 
 from ..nn.nested import each_in, map_each
 from ..spec.bytes_text import bytes_text
 from .bounded import Bound
-from .opaque import ORDERED, Call
+from .fusing import Fusing
+from .opaque import Call
+from .parts import part_of
 from .passes import Trace
 from .passes.overlap import overlap
 from .passes.peak import Count, remove_dead
@@ -29,6 +30,7 @@ def cut(
     backend: Callable[..., Any],
     passes: Sequence[Callable[[Trace], None]],
     bound: Bound | None = None,
+    fusing: Fusing | None = None,
     beside: bool = False,
 ) -> Program:
     """The program of what ``recorder`` noted, which ends with ``writes`` and gives ``result``."""
@@ -41,6 +43,8 @@ def cut(
         run(trace)
     if bound is not None:
         bound.end(trace)
+    if fusing is not None:
+        fusing.run(trace)
     if beside:
         beside_ops(trace, None if bound is None else bound.bytes)
     pieces: list[list[Node]] = [[]]
@@ -84,7 +88,7 @@ def cut(
             dict.fromkeys(n for node in piece for n in node.all_input_nodes if n not in inside)
         )
         own = [n for n in piece if n in later or n in ending]
-        graph = _graph(piece, given, own, recorder.constants)
+        graph = part_of(piece, given, own, recorder.constants)
         reads: list[tuple[int, Source]] = []
         for n in dict.fromkeys([*given, *ending]):
             if n.op == "placeholder" and n not in read:
@@ -122,23 +126,3 @@ def beside_ops(trace: Trace, most: int | None) -> None:
 def _ends(recorder: Recorder, writes: Writes) -> list[Writes]:
     """What is put into places at the end of each segment."""
     return [*(n.meta["writes"] for n in recorder.graph.nodes if n.target is LIVE), writes]
-
-
-def _graph(
-    piece: list[Node], given: list[Node], own: list[Node], constants: dict[str, torch.Tensor]
-) -> GraphModule:
-    graph, copies = Graph(), {}
-    for n in given:
-        copies[n] = graph.placeholder(n.name)
-        copies[n].meta.update(n.meta)
-    for n in piece:
-        copies[n] = graph.node_copy(n, copies.__getitem__)
-    graph.output(tuple(copies[n] for n in own))
-    graph.eliminate_dead_code(
-        lambda n: n.target in ORDERED or bool(n.meta.get("written")) or n.is_impure()
-    )
-    used = {n.target for n in graph.nodes if n.op == "get_attr"}
-    root = torch.nn.Module()
-    for name in used:
-        root.register_buffer(name, constants[name])
-    return GraphModule(root, graph)

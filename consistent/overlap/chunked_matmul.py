@@ -166,10 +166,30 @@ class _MultiplyBox(torch.autograd.Function):
 # ---- the two ways, without autograd --------------------------------------------------------------
 
 
+def box_multiply_once(
+    boxing: Boxing, x: Tensor, w: Tensor, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(boxed x @ w + bias, boxed x) of plain shards, of which no report is told."""
+    y, _, boxed = _box_multiply_shards(boxing, x, w, _Finish(boxing, bias, False))
+    return y, boxed
+
+
+def multiply_box_once(boxing: Boxing, x: Tensor, w: Tensor, addend: Tensor | None = None) -> Tensor:
+    """x @ w + addend, boxed, of plain shards, of which no report is told; ``addend`` has one number
+    per column."""
+    return _multiply_box_shards(boxing, x, w, _Finish(boxing, None, False), addend)[0]
+
+
 def _box_multiply(
     boxing: Boxing, x: Tensor, w: Tensor, finish: _Finish
 ) -> tuple[Tensor, Tensor, Tensor]:
     x, _ = begin(x, boxing.src, boxing.dst)
+    return _box_multiply_shards(boxing, x, w, finish)
+
+
+def _box_multiply_shards(
+    boxing: Boxing, x: Tensor, w: Tensor, finish: _Finish
+) -> tuple[Tensor, Tensor, Tensor]:
     if over := fused_over(boxing.src, boxing.dst):
         boxed, product = gather_multiply(x, w, over)
         return *finish.made(product), boxed
@@ -186,16 +206,23 @@ def _box_multiply(
 
 
 def _multiply_box(boxing: Boxing, x: Tensor, w: Tensor, finish: _Finish) -> tuple[Tensor, Tensor]:
-    x, chunks = x.detach(), boxing.cut()
+    x = x.detach()
     begin(x.new_empty(()).expand((*x.shape[:-1], w.shape[1])), boxing.src, boxing.dst)
-    if over := fused_over(boxing.src, boxing.dst):
+    return _multiply_box_shards(boxing, x, w, finish)
+
+
+def _multiply_box_shards(
+    boxing: Boxing, x: Tensor, w: Tensor, finish: _Finish, addend: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    chunks = boxing.cut()
+    if addend is None and (over := fused_over(boxing.src, boxing.dst)):
         return finish.made(multiply_scatter(x, w, over))
     dst = boxing.dst.local_shape(my_coordinate(boxing.dst.placement))
     out = finish.room(x.new_empty((*dst[:-1], 0)), dst[-1])
     with BackgroundCalls() as background:
         leaving = []
         for chunk in chunks:
-            product = _product(_taken(x, chunk.src_rows), w)
+            product = _product(_taken(x, chunk.src_rows), w, addend)
             leaving.append(background.submit(_finish_chunk, product, chunk, finish, out))
         for each in leaving:
             each.result()
@@ -212,10 +239,13 @@ def _finish_chunk(
     finish.chunk(run_within(product, chunk.src, chunk.dst), out, chunk.dst_rows)
 
 
-def _product(x: Tensor, w: Tensor) -> Tensor:
-    """x @ w; the result is contiguous, whatever the strides of x."""
+def _product(x: Tensor, w: Tensor, addend: Tensor | None = None) -> Tensor:
+    """x @ w + addend; the result is contiguous, whatever the strides of x."""
     out = x.new_empty((*x.shape[:-1], w.shape[1]))
-    torch.mm(x.flatten(0, -2), w, out=out.flatten(0, -2))
+    if addend is None:
+        torch.mm(x.flatten(0, -2), w, out=out.flatten(0, -2))
+    else:
+        torch.addmm(addend, x.flatten(0, -2), w, out=out.flatten(0, -2))
     return out
 
 

@@ -7,7 +7,14 @@ from typing import Any
 
 import torch
 
-from ..compiled import check_backend, check_layouts, check_memory, check_overlap
+from ..compiled import (
+    check_backend,
+    check_cuda_graph,
+    check_fuse,
+    check_layouts,
+    check_memory,
+    check_overlap,
+)
 from ..pipeline.schedules import check_name
 
 
@@ -27,7 +34,7 @@ class GraphConfig:
             ``consistent.compile``. None: as it is written.
         layouts: of the recorded program, as for ``consistent.compile``.
         memory: bytes, as for ``consistent.compile``.
-        overlap: as for ``consistent.compile``.
+        overlap, fuse, cuda_graph: as for ``consistent.compile``.
     """
 
     amp: torch.dtype | None = None
@@ -38,6 +45,8 @@ class GraphConfig:
     layouts: str | None = None
     memory: int | None = None
     overlap: bool | str = False
+    fuse: bool | str = "auto"
+    cuda_graph: bool = False
     _settled: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def enable_amp(self, mode: bool = True, *, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -80,21 +89,27 @@ class GraphConfig:
         layouts: str | None = None,
         memory: int | None = None,
         overlap: bool | str = False,
+        fuse: bool | str = "auto",
+        cuda_graph: bool = False,
     ) -> None:
         """Record the second step and run it as a program from then on. ``layouts``,
-        ``memory`` and ``overlap`` are as for ``consistent.compile``.
+        ``memory``, ``overlap``, ``fuse`` and ``cuda_graph`` are as for ``consistent.compile``.
 
         Raises:
             ValueError: the backend is not known, ``layouts`` is neither "auto" nor None,
-                ``memory`` is no number of bytes, or ``overlap`` is none of True, False and "auto".
+                ``memory`` is no number of bytes, or ``overlap`` or ``fuse`` is none of True, False
+                and "auto"; or ``cuda_graph`` is asked for where torch has no CUDA device.
             ImportError: ``layouts`` is "auto", and scipy is not installed.
         """
         check_backend("enable_compile", backend)
         check_layouts("enable_compile", layouts)
         check_memory("enable_compile", memory)
         check_overlap("enable_compile", overlap)
+        check_fuse("enable_compile", fuse)
+        check_cuda_graph("enable_compile", cuda_graph)
         self.backend = backend if mode else None
         self.layouts, self.memory, self.overlap = layouts, memory, overlap
+        self.fuse, self.cuda_graph = fuse, cuda_graph
 
     def set_schedule(self, name: str) -> None:
         """Run stages in the order of this schedule.

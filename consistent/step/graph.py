@@ -159,7 +159,8 @@ class Graph:
             )
         config = self.config
         how: dict[str, Any] = {"backend": config.backend, "layouts": config.layouts}
-        how.update(memory=config.memory, overlap=config.overlap)
+        how.update(memory=config.memory, overlap=config.overlap, fuse=config.fuse)
+        how.update(cuda_graph=config.cuda_graph)
         if self._compiled is None or self._compiled.how != how:
             self._compiled = CompiledStep(self._step, **how)
         return self._compiled(*args, **kwargs)

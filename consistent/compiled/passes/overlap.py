@@ -64,7 +64,8 @@ def _reads_first(trace: Trace) -> None:
 
 def _may_move(trace: Trace, node: Node) -> bool:
     """Whether it sends and receives in main memory, and nothing writes into what it gives."""
-    if not node.users or any(device.type != "cpu" for _, _, device in trace.call(node).outs):
+    call = trace.call(node)
+    if not node.users or call.computes or any(device.type != "cpu" for _, _, device in call.outs):
         return False
     return not Count.written(trace) & {memory_of(x) for x in node.users}
 

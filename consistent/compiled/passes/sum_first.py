@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..opaque import MESSAGE, Call
+from ..opaque import MESSAGE
 from .trace import Trace, memory_of
 
 _ADDS = (torch.ops.aten.add.Tensor,)
@@ -65,10 +65,4 @@ def _sum_of(trace: Trace, x: Any) -> Node | None:
     message = x.args[0] if x.args else None
     if not isinstance(message, Node) or message.target is not MESSAGE or len(message.users) != 1:
         return None
-    return message if _is_sum(trace.call(message)) else None
-
-
-def _is_sum(call: Call) -> bool:
-    return (
-        call.kind in ("all_reduce", "reduce_scatter") and call.op == "sum" and len(call.outs) == 1
-    )
+    return message if trace.call(message).is_sum else None

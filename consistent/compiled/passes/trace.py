@@ -64,6 +64,10 @@ class Trace:
         """What a message does."""
         return self.calls[node.args[1]]  # type: ignore[index]
 
+    def given(self, node: Node) -> list[Node]:
+        """What a message sends."""
+        return list(node.args[0])  # type: ignore[arg-type]
+
     def results(self, node: Node) -> dict[int, Node]:
         """The node of each of its results that is used, by number."""
         return {user.args[1]: user for user in node.users}  # type: ignore[misc]

@@ -1,0 +1,98 @@
+"""What runs in place of a message and the ops beside it: plain tensors in, plain tensors out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mirrored.comm import Ranks
+from mirrored.transports.default import current
+
+from ...forms.native import load as native
+from ...forms.native.reduce_shards import Epilogue
+from ...overlap.chunked_matmul import Boxing, box_multiply_once, multiply_box_once
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """The sum of every rank's x, or this rank's part of it, and what follows it.
+
+    ```
+    all_reduce        [n, m] P -> [n, m]       reduce_scatter    [n, m] P -> [own, m]
+    ```
+
+    Called with x and those of bias, residual, weight and norm_bias that are ``given``; gives the
+    result and, where ``keeps``, what the activation or the norm was given.
+
+    Args:
+        sizes: of the ranks' parts along ``dim``; None: every rank gets all.
+        dtype: of the results; None: that of x.
+    """
+
+    ranks: Ranks
+    dim: int
+    sizes: tuple[int, ...] | None
+    epilogue: Epilogue
+    given: tuple[bool, ...]
+    keeps: bool
+    dtype: torch.dtype | None = None
+
+    def __call__(self, xs: list[Tensor]) -> list[Tensor]:
+        x, *beside = xs
+        left = iter(beside)
+        bias, residual, weight, norm_bias = (next(left) if there else None for there in self.given)
+        how = self.epilogue
+        with self._parts(x) as (parts, start, size):
+            out, total = native.reduce_shards(
+                parts, self.dim, start, size,
+                scale=how.scale, bias=bias, residual=residual, activation=how.activation,
+                norm=how.norm, normalized=how.normalized, weight=weight, norm_bias=norm_bias,
+                eps=how.eps, keep_total=self.keeps, dtype=self.dtype,
+            )  # fmt: skip
+        return [out, total] if self.keeps else [out]
+
+    @contextmanager
+    def _parts(self, x: Tensor) -> Iterator[tuple[list[Tensor], int, int]]:
+        """(tensors, start, size): their sum is wanted in [start, start + size) of ``dim``."""
+        transport = current()
+        if self.sizes is not None:
+            own = self.sizes[self.ranks.index(transport.rank)]
+            with transport.addends(x, self.dim, self.sizes, self.ranks) as (parts, start):
+                yield parts, start, own
+        elif x.is_cuda and transport.shares(self.ranks, "cuda"):
+            with transport.peers(x, self.ranks) as parts:
+                yield parts, 0, x.shape[self.dim]
+        else:  # the transport adds while the data is in the cache
+            yield [transport.all_reduce(x, self.ranks)], 0, x.shape[self.dim]
+
+
+@dataclass(frozen=True, slots=True)
+class MultipliedSum:
+    """x @ w, with a bias that is an addend, too, boxed from P. [m, k], [k, n], [n] -> as boxed.
+
+    Args:
+        lead: the sizes that the m rows have in the boxed tensor.
+    """
+
+    boxing: Boxing
+    lead: tuple[int, ...]
+
+    def __call__(self, xs: list[Tensor]) -> list[Tensor]:
+        x, w, *bias = xs
+        return [multiply_box_once(self.boxing, x.view(*self.lead, x.shape[1]), w, *bias)]
+
+
+@dataclass(frozen=True, slots=True)
+class MultipliedWhole:
+    """x, boxed to B, times w, plus a bias. [m, k] S, [k, n], [n] -> [rows, n], boxed x."""
+
+    boxing: Boxing
+
+    def __call__(self, xs: list[Tensor]) -> list[Tensor]:
+        x, w, *bias = xs
+        y, boxed = box_multiply_once(self.boxing, x, w, *bias)
+        return [y.flatten(0, -2), boxed]

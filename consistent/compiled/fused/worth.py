@@ -1,0 +1,53 @@
+"""Where a sum and the ops after it are faster as one kernel: as was measured on the CPU
+(docs/compile.md), by the cost model on CUDA, where nothing was measured yet."""
+
+from __future__ import annotations
+
+import torch
+
+from ...boxing.cost import move_seconds
+
+# What is done after the sum -> dtype -> bytes of the sum from which one kernel is faster than ops
+# that run one by one, by a tenth and more on 2 ranks. Others are as fast, or slower.
+_RMS = {torch.float32: 256 << 10}  # torch does it in five ops
+_GELU = {torch.bfloat16: 1 << 20}
+ON_CPU: dict[tuple[str, ...], dict[torch.dtype, int]] = {
+    ("rms_norm",): _RMS,
+    ("residual", "rms_norm"): _RMS,
+    ("gelu",): _GELU,
+    ("bias", "gelu"): _GELU,
+}
+
+
+def sum_wins(
+    kind: str,
+    ops: tuple[str, ...],
+    nbytes: int,
+    dtype: torch.dtype,
+    ranks: int,
+    device: str,
+    *,
+    one_by_one: bool,
+    shared: bool,
+) -> bool:
+    """Whether one kernel is faster.
+
+    Args:
+        kind: "all_reduce" or "reduce_scatter".
+        ops: what is done after the sum.
+        nbytes: that a rank gives to the sum.
+        one_by_one: whether each op would be a kernel; a compiler makes one of them.
+        shared: whether ranks read each other's memory.
+    """
+    if device == "cpu":
+        least = ON_CPU.get(ops, {}).get(dtype)
+        return one_by_one and least is not None and nbytes >= least
+    others, whole = ranks - 1, kind == "all_reduce"
+    kept = nbytes if whole else nbytes // ranks
+    sent = (2 if whole else 1) * others * nbytes // ranks
+    after = move_seconds(0, 2 * kept, device)  # an op reads what is kept, and writes it
+    message = move_seconds(sent, kept, device)
+    apart = message + after * (len(ops) if one_by_one else 1)
+    # One kernel that reads the addends of all ranks, or one after the message.
+    read = others * nbytes if whole else sent
+    return (move_seconds(read, kept, device) if shared else message + after) < apart

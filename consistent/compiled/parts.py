@@ -1,0 +1,29 @@
+"""Parts of a recorded graph that run by themselves."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from .opaque import ORDERED
+
+
+def part_of(
+    piece: list[Node], given: list[Node], own: list[Node], constants: dict[str, torch.Tensor]
+) -> GraphModule:
+    """The ops of ``piece``, which take the values of ``given`` and give those of ``own``."""
+    graph, copies = Graph(), {}
+    for n in given:
+        copies[n] = graph.placeholder(n.name)
+        copies[n].meta.update(n.meta)
+    for n in piece:
+        copies[n] = graph.node_copy(n, copies.__getitem__)
+    graph.output(tuple(copies[n] for n in own))
+    graph.eliminate_dead_code(
+        lambda n: n.target in ORDERED or bool(n.meta.get("written")) or n.is_impure()
+    )
+    used = {n.target for n in graph.nodes if n.op == "get_attr"}
+    root = torch.nn.Module()
+    for name in used:
+        root.register_buffer(name, constants[name])
+    return GraphModule(root, graph)

@@ -1,0 +1,173 @@
+"""A message and the ops beside it become one call of a native kernel.
+
+```
+%4 = mm(%0, %1)                         %4 = mm(%0, %1)
+%5 = message reduce_scatter(%4)   -->   %7 = message reduce_scatter, bias, gelu(%4, %2)
+%6 = add(%5, %2)
+%7 = gelu(%6)
+
+%4 = mm(%0, %1)                   -->   %5 = message mm, all_reduce(%0, %1)
+%5 = message all_reduce(%4)
+
+%3 = message join(%0)             -->   %3, %4 = message join, mm(%0, %1)
+%4 = mm(%3, %1)
+```
+
+A fusion changes how a message is sent, so all its ranks must do it, or none
+(``compiled/fusing.py``). Where one fusion has taken what another needs, the other is left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Node
+
+from ...overlap.chunked_matmul import Boxing
+from ..fused.calls import MultipliedSum, MultipliedWhole, Summed
+from ..opaque import MESSAGE, Call
+from .peak import Count
+from .products import Product, product_of
+from .tails import BESIDE, Tail, put_before, tail_of
+from .trace import Trace
+
+
+class Fusion(NamedTuple):
+    """A message with ops beside it, as each of its ranks names it.
+
+    Args:
+        ranks, number: of the message, among those of the same ranks.
+        name: what it does, in order.
+        kind: of the message alone.
+        device: the type of the device.
+        nbytes, dtype: of what a rank gives to a sum.
+        ops: that the kernel does after the sum.
+        specs: before and after the boxing of a product; None of a sum with what follows it.
+    """
+
+    ranks: tuple[int, ...]
+    number: int
+    name: str
+    kind: str
+    device: str
+    nbytes: int = 0
+    dtype: torch.dtype | None = None
+    ops: tuple[str, ...] = ()
+    specs: tuple[Any, Any] | None = None
+
+
+# Called with the number of chunks.
+_Fuse = Callable[[int], None]
+
+
+def fusions(trace: Trace) -> list[Fusion]:
+    """What could be fused on this rank, in the order of messages."""
+    return [f for at in _numbered(trace) for f, _ in _beside(trace, *at)]
+
+
+def fuse(trace: Trace, chosen: dict[Fusion, int]) -> int:
+    """Fuse these, products in so many chunks. Gives how many messages were fused."""
+    done = 0
+    for at in _numbered(trace):
+        for fusion, run in _beside(trace, *at):
+            if fusion in chosen:
+                run(chosen[fusion])
+                done += 1
+                break
+    return done
+
+
+def _numbered(trace: Trace) -> list[tuple[Node, int]]:
+    """Each message, and its number among those of the same ranks."""
+    met: Counter[tuple[int, ...]] = Counter()
+    found = []
+    for message in trace.messages():
+        ranks = trace.call(message).ranks
+        found.append((message, met[ranks]))
+        met[ranks] += 1
+    return found
+
+
+def _beside(trace: Trace, message: Node, number: int) -> Iterator[tuple[Fusion, _Fuse]]:
+    call = trace.call(message)
+    if not call.outs or len(trace.given(message)) != 1:
+        return
+    written, device = Count.written(trace), call.outs[0][2].type
+    product = product_of(trace, message, written)
+    if product is not None:
+        specs = product.src, product.dst
+        known = Fusion(call.ranks, number, product.name, call.kind, device, specs=specs)
+        yield known, lambda chunks: _fuse_product(trace, message, product, chunks)
+    tail = tail_of(trace, message, written) if call.is_sum else None
+    if tail is not None:
+        (x,) = trace.given(message)
+        name = ", ".join((call.kind, *tail.names))
+        dtype = x.meta["dtype"]
+        nbytes = prod(x.meta["shape"]) * dtype.itemsize
+        known = Fusion(call.ranks, number, name, call.kind, device, nbytes, dtype, tail.names)
+        yield known, lambda _: _fuse_tail(trace, message, tail, name)
+
+
+def _fuse_tail(trace: Trace, message: Node, tail: Tail, name: str) -> None:
+    call = trace.call(message)
+    given = call.run.arguments  # type: ignore[attr-defined]
+    (x,) = trace.given(message)
+    cuts = call.kind == "reduce_scatter"
+    run = Summed(
+        call.ranks,
+        given["dim"] % len(x.meta["shape"]) if cuts else 0,
+        tuple(given["sizes"]) if cuts else None,
+        tail.epilogue,
+        tuple(key in tail.beside for key in BESIDE),
+        tail.keeps,
+        tail.dtype,
+    )
+    beside = [tail.beside[key] for key in BESIDE if key in tail.beside]
+    made = [tail.at, tail.total] if tail.keeps else [tail.at]
+    _put(trace, message, replace(call, run=run, kind=name), [x, *beside], made, tail.inside)
+
+
+def _fuse_product(trace: Trace, message: Node, product: Product, chunks: int) -> None:
+    boxing = Boxing(product.src, product.dst, chunks)
+    (item,) = message.users
+    if product.is_first:
+        run: Any = MultipliedSum(boxing, product.lead)
+        made = [item]
+    else:
+        run = MultipliedWhole(boxing)
+        made = [product.node, item]
+    call = replace(
+        trace.call(message), run=run, kind=product.name, gathered=(), own=None, computes=True
+    )
+    _put(trace, message, call, product.given, made, product.inside)
+
+
+def _put(
+    trace: Trace,
+    message: Node,
+    call: Call,
+    given: list[Node],
+    made: list[Node],
+    gone: set[Node],
+) -> None:
+    """``call``, which takes ``given`` and gives ``made``, in place of ``message`` and ``gone``."""
+    (item,) = message.users
+    outs = tuple((x.meta["shape"], x.meta["dtype"], call.outs[0][2]) for x in made)
+    call = replace(call, text=f"{call.kind}: {call.run!r}", outs=outs)
+    trace.calls[call.number] = call
+    for x in given:
+        put_before(x, message)
+    with trace.graph.inserting_before(message):
+        fused = trace.graph.call_function(MESSAGE, (list(given), call.number))
+        fused.meta.update(message.meta, text=call.text)
+        for i, x in enumerate(made):
+            result = trace.graph.call_function(item.target, (fused, i))  # type: ignore[arg-type]
+            result.meta.update(x.meta)
+            trace.replace(x, result)
+    for node in sorted({*gone, item, message}, reverse=True):
+        trace.graph.erase_node(node)

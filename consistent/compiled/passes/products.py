@@ -1,0 +1,165 @@
+"""Products beside the boxing of their operand or of their result.
+
+```
+%4 = mm(%0, %1)                 %3 = join(%0)
+%5 = all_reduce(%4)             %4 = mm(%3, %1)
+```
+
+Views may lie between the two, since a product has rows and columns only. One move makes up the
+boxing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ...boxing.plan import plan
+from ...boxing.steps import Move
+from ...movement.world import my_coordinate
+from ...overlap.chunked_matmul import MOST_CHUNKS, Boxing
+from ...spec import B, P, Split, TensorSpec
+from ..opaque import Call
+from .tails import is_before, stretch
+from .trace import Trace, memory_of
+
+_aten = torch.ops.aten
+_VIEWS = (_aten.view.default, _aten._unsafe_view.default)
+_PRODUCTS = (_aten.mm.default, _aten.addmm.default)
+
+
+@dataclass(frozen=True)
+class Product:
+    """Args:
+    src, dst: of the boxing.
+    name: what is done, in order.
+    given: x, w, and the bias of an addmm.
+    lead: the sizes of what a sum is given, but for its last.
+    node: the product.
+    inside: it, and what lies between it and the message.
+    is_first: whether it comes before the message.
+    """
+
+    src: TensorSpec
+    dst: TensorSpec
+    name: str
+    given: list[Node]
+    lead: tuple[int, ...]
+    node: Node
+    inside: set[Node]
+    is_first: bool
+
+
+def product_of(trace: Trace, message: Node, written: set[Any]) -> Product | None:
+    """The product beside a message that boxes one tensor in one move; None if there is none, or if
+    it cannot be cut in chunks."""
+    specs, items = message.meta.get("boxing"), list(message.users)
+    if specs is None or len(items) != 1 or memory_of(items[0]) in written:
+        return None
+    src, dst = specs
+    moves = plan(src, dst) if src.placement == dst.placement else ()
+    if len(moves) != 1 or not isinstance(moves[0], Move) or not _can_overlap(src, dst):
+        return None
+    move, call = moves[0], trace.call(message)
+    kind = call.kind
+    if not _is_move(call, move, src):
+        return None
+    if move.src is P and kind in ("all_reduce", "reduce_scatter"):
+        return _before(trace, message, src, dst, written)
+    if isinstance(move.src, Split) and move.dst is B and kind == "join":
+        return _after(trace, message, items[0], src, dst)
+    return None
+
+
+def _is_move(call: Call, move: Move, src: TensorSpec) -> bool:
+    """Whether a message is that move of a boxing."""
+    at, split = my_coordinate(src.placement), move.dst if move.dst is not B else move.src
+    if at is None or call.ranks != tuple(src.placement.axis_ranks(move.axis, at)):
+        return False
+    dim = call.run.arguments.get("dim")  # type: ignore[attr-defined]
+    return dim is None or (isinstance(split, Split) and split.dim == dim % src.ndim)
+
+
+def _can_overlap(src: TensorSpec, dst: TensorSpec) -> bool:
+    if my_coordinate(src.placement) is None or src.ndim < 2 or not src.dtype.is_floating_point:
+        return False
+    return Boxing(src, dst, MOST_CHUNKS).overlaps()
+
+
+def _before(
+    trace: Trace, message: Node, src: TensorSpec, dst: TensorSpec, written: set[Any]
+) -> Product | None:
+    """A product of which only the sum over ranks is read."""
+    node: Any
+    (node,) = trace.given(message)
+    shape = node.meta.get("shape")
+    reader, inside = message, set[Node]()
+    while True:
+        alone = list(node.users) == [reader] and node not in trace.lasting
+        if not alone or memory_of(node) in written:
+            return None
+        inside.add(node)
+        if node.target not in _VIEWS:
+            break
+        reader, node = node, node.args[0]
+    given = _operands(node)
+    if given is None or shape != src.local_shape(my_coordinate(src.placement)):
+        return None
+    columns = given[1].meta["shape"][1]
+    if shape[-1] != columns or not _is_kept(trace, given, node, message):
+        return None
+    name = f"{_name(node)}, {trace.call(message).kind}"
+    return Product(src, dst, name, given, shape[:-1], node, inside, True)
+
+
+def _after(
+    trace: Trace, message: Node, item: Node, src: TensorSpec, dst: TensorSpec
+) -> Product | None:
+    """The first product of what was gathered."""
+    (x,) = trace.given(message)
+    shape = item.meta["shape"]
+    if shape != dst.local_shape(my_coordinate(dst.placement)):
+        return None
+    near = set(stretch(trace, message))
+    rows = [prod(shape[:-1]), shape[-1]]
+    views = [v for v in item.users if v.target in _VIEWS and list(v.args[1]) == rows]  # type: ignore
+    for source in (item, *views):
+        for node in source.users:
+            given = _operands(node)
+            if given is None or given[0] is not source or node not in near:
+                continue
+            if source.meta["shape"] != tuple(rows) or source in given[1:]:
+                continue
+            others = given[1:]
+            if not all(is_before(y, message) for y in others):
+                continue
+            if _is_kept(trace, others, message, node) and node.meta.get("contiguous"):
+                name = f"join, {_name(node)}"
+                return Product(src, dst, name, [x, *others], shape[:-1], node, {node}, False)
+    return None
+
+
+def _operands(node: Any) -> list[Node] | None:
+    """x, w, and the bias for each column, if it is a product of matrices."""
+    if not isinstance(node, Node) or node.target not in _PRODUCTS or node.kwargs:
+        return None
+    args: list[Any] = list(node.args)
+    if not all(isinstance(y, Node) for y in args):
+        return None
+    *bias, x, w = args
+    if bias and bias[0].meta.get("shape") != (w.meta["shape"][1],):
+        return None
+    return [x, w, *bias] if len({y.meta["dtype"] for y in args}) == 1 else None
+
+
+def _name(node: Node) -> str:
+    return "mm" if node.target is _aten.mm.default else "addmm"
+
+
+def _is_kept(trace: Trace, given: list[Node], first: Node, last: Node) -> bool:
+    """Whether nothing writes into ``given`` from one node to another."""
+    return not trace.is_written({memory_of(x) for x in given}, first, last)

@@ -1,0 +1,376 @@
+"""The ops after a sum over ranks that the kernel of that sum can do, too.
+
+```
+%3 = reduce_scatter(%1)     sum
+%4 = mul(%3, 0.5)           * scale
+%5 = add(%4, %bias)         + bias
+%6 = add(%5, %x)            + residual        = total, which others may read
+%7 = gelu(%6)               activation
+%8 = layer_norm(%7, ...)    norm
+```
+
+Each may be absent. What lies between is read by nobody else, and nobody writes into any of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ...forms.native.reduce_shards import Epilogue
+from ..listing import is_item
+from ..program import LIVE
+from .trace import Trace, memory_of
+
+_aten = torch.ops.aten
+_TIMES = (_aten.mul.Tensor, _aten.mul.Scalar)
+_BY = (_aten.div.Tensor, _aten.div.Scalar)
+_RMS = getattr(_aten, "_fused_rms_norm", None)
+_REDUCED = torch.ops.consistent.reduce_shards
+_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+_SUMMED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+BESIDE = ("bias", "residual", "weight", "norm_bias")
+
+
+@dataclass
+class Tail:
+    """Args:
+    at: the value that the kernel gives.
+    total: what the activation and the norm are given; ``at`` where there is neither.
+    beside: the tensors that are read beside the sum, by name.
+    names: what it does, for people and for the other ranks.
+    dtype: of the results, where it is not that of the sum.
+    keeps: whether total is read elsewhere.
+    inside: the nodes that the kernel stands for.
+    """
+
+    at: Node
+    total: Node
+    epilogue: Epilogue = field(default_factory=Epilogue)
+    beside: dict[str, Node] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+    dtype: torch.dtype | None = None
+    keeps: bool = False
+    inside: set[Node] = field(default_factory=set)
+
+
+def stretch(trace: Trace, message: Node) -> Iterator[Node]:
+    """The nodes after a message, up to the next message or call that runs as it is written."""
+    node = message.next
+    while node.op != "root" and node.target is not LIVE and not trace.is_ordered(node):
+        yield node
+        node = node.next
+
+
+def tail_of(trace: Trace, message: Node, written: set[Any]) -> Tail | None:
+    """What follows the one result of ``message``; None where the kernel can do none of it.
+
+    Args:
+        written: the memories into which anything writes.
+    """
+    items = list(message.users)
+    if len(items) != 1 or not items[0].meta["shape"] or items[0].meta["dtype"] not in _SUMMED:
+        return None
+    tail = _Matching(trace, message, items[0], written).found()
+    return tail if tail.names and tail.at.meta.get("contiguous") else None
+
+
+class _Matching:
+    """One sum, and how far the kernel follows it."""
+
+    def __init__(self, trace: Trace, message: Node, item: Node, written: set[Any]) -> None:
+        self._trace, self._message, self._written = trace, message, written
+        self._after = set(stretch(trace, message))
+        self._tail = Tail(item, item)
+
+    def found(self) -> Tail:
+        if self._reduced_again():
+            return self._tail
+        for step in (self._scale, self._bias, self._residual):
+            step()
+        self._tail.total = self._tail.at
+        total = self._tail.total
+        if memory_of(total) not in self._written and total.meta.get("contiguous"):
+            inside = self._activation() | self._norm()
+            self._tail.keeps = bool(inside) and (
+                total in self._trace.lasting or not set(total.users) <= inside
+            )
+        self._cast()
+        return self._tail
+
+    # -- one op at a time --------------------------------------------------------------------------
+
+    def _scale(self) -> None:
+        node = self._only_user(self._tail.at)
+        if node is None or node.kwargs or len(node.args) != 2:
+            return
+        a, b = node.args
+        number = b if a is self._tail.at else a
+        if not isinstance(number, int | float) or isinstance(number, bool):
+            return
+        if node.target in _TIMES:
+            self._take(node, "scale", Epilogue(scale=float(number)))
+        elif node.target in _BY and a is self._tail.at and number != 0:
+            self._take(node, "scale", Epilogue(scale=1 / number))
+
+    def _bias(self) -> None:
+        shape = self._tail.at.meta["shape"]
+        if len(shape) > 1:
+            self._added("bias", shape[-1:])
+
+    def _residual(self) -> None:
+        self._added("residual", self._tail.at.meta["shape"])
+
+    def _added(self, name: str, shape: tuple[int, ...]) -> None:
+        at = self._tail.at
+        node = self._only_user(at)
+        if node is None or node.target is not _aten.add.Tensor or node.kwargs:
+            return
+        other = node.args[1] if node.args[0] is at else node.args[0]
+        if other is not at and self._is_beside(other, shape, node):
+            self._take(node, name, **{name: other})
+
+    def _activation(self) -> set[Node]:
+        """What it is done by."""
+        at = self._tail.at
+        done = [node for node in at.users if node in self._after and _activation(node)]
+        if len(done) != 1 or done[0].args[0] is not at:
+            return set()
+        name = _activation(done[0])
+        self._take(done[0], name, replace(self._tail.epilogue, activation=name))
+        return set(done)
+
+    def _norm(self) -> set[Node]:
+        """The same."""
+        tail = self._tail
+        if "bias" in tail.beside and len(tail.at.meta["shape"]) < 2:
+            return set()
+        for match in (_layer_norm, _fused_rms_norm, _rms_norm):
+            for node in tail.at.users:
+                found = match(node)
+                if found is not None and self._fits(found):
+                    self._take(found.out, found.name, found.epilogue(tail.epilogue), **found.beside)
+                    tail.inside |= found.inside
+                    return found.inside
+        return set()
+
+    def _fits(self, norm: _Norm) -> bool:
+        tail, call = self._tail, self._trace.call(self._message)
+        shape = tail.at.meta["shape"]
+        if not norm.inside <= self._after or not 0 < norm.normalized <= len(shape):
+            return False
+        inner = norm.inside - {norm.out}
+        read_elsewhere = any(not set(n.users) <= norm.inside for n in inner)
+        if read_elsewhere or inner & self._trace.lasting:
+            return False
+        if tail.at is not tail.total and not self._is_alone(tail.at, norm.inside):
+            return False  # the kernel does not give what the activation gave
+        if any(memory_of(n) in self._written - norm.writes for n in inner if memory_of(n)):
+            return False
+        if tail.beside.get("bias") is not None and norm.normalized > 1:
+            return False
+        if call.kind == "reduce_scatter":
+            cut = call.run.arguments["dim"] % len(shape)  # type: ignore[attr-defined]
+            if cut >= len(shape) - norm.normalized:
+                return False
+        own = shape[len(shape) - norm.normalized :]
+        return all(self._is_beside(x, own, norm.out) for x in norm.beside.values())
+
+    def _cast(self) -> None:
+        tail = self._tail
+        node = self._only_user(tail.at)
+        if node is None or node.target is not _aten._to_copy.default or tail.keeps:
+            return
+        wide = _WIDE.get(tail.at.meta["dtype"])
+        if wide is None or node.kwargs.get("dtype") is not wide:
+            return
+        if set(node.kwargs) <= {"dtype", "layout", "device"}:
+            self._take(node, "cast")
+            tail.dtype = wide
+
+    def _reduced_again(self) -> bool:
+        """The kernel of the sum, given what a message has summed: so a step is recorded that is
+        planned to read every rank's addend."""
+        at = self._tail.at
+        node = self._only_user(at)
+        if node is None or node.target is not _REDUCED.default:
+            return False
+        schema = _REDUCED.default._schema
+        given: dict[str, Any] = dict(zip([a.name for a in schema.arguments], node.args))
+        given |= node.kwargs
+        whole = given["dim"], given["start"], given["size"]
+        if list(given["parts"]) != [at] or whole != (0, 0, at.meta["shape"][0]):  # type: ignore
+            return False
+        if given.get("dtype") not in (None, at.meta["dtype"]):
+            return False
+        items = {user.args[1]: user for user in node.users if is_item(user)}
+        beside = {name: given[name] for name in BESIDE if given.get(name) is not None}
+        if 0 not in items or not all(self._is_beside(x, None, node) for x in beside.values()):
+            return False
+        norm, normalized = given.get("norm", "none"), given.get("normalized", 0)
+        epilogue = Epilogue(
+            given.get("scale", 1.0), given.get("activation", "none"), norm, normalized,
+            given.get("eps", 1e-5),
+        )  # fmt: skip
+        names = tuple(x for x in (*beside, epilogue.activation, f"{norm}_norm") if x != "none")
+        keeps = bool(given.get("keep_total")) and 1 in items
+        total = items[1] if keeps else items[0]
+        inside = {node, *items.values()}
+        self._tail = Tail(items[0], total, epilogue, beside, names, None, keeps, inside)
+        return True
+
+    # -- who reads what ----------------------------------------------------------------------------
+
+    def _take(self, node: Node, name: str, epilogue: Any = None, **beside: Any) -> None:
+        tail = self._tail
+        tail.at, tail.names = node, (*tail.names, name)
+        tail.inside.add(node)
+        tail.epilogue = epilogue or tail.epilogue
+        tail.beside |= {key: x for key, x in beside.items() if x is not None}
+
+    def _only_user(self, node: Node) -> Node | None:
+        """The one op that reads it, near its message, where nothing writes into it."""
+        (first, *others) = node.users or (None,)
+        if others or first not in self._after or node in self._trace.lasting:
+            return None
+        return None if memory_of(node) in self._written else first
+
+    def _is_alone(self, node: Node, readers: set[Node]) -> bool:
+        lasts = node in self._trace.lasting or memory_of(node) in self._written
+        return not lasts and set(node.users) <= readers
+
+    def _is_beside(self, x: Any, shape: tuple[int, ...] | None, reader: Node) -> bool:
+        """Whether ``x`` has these sizes, and what ``reader`` reads of it is there before the
+        message."""
+        if not isinstance(x, Node) or x.meta.get("dtype") is not self._tail.at.meta["dtype"]:
+            return False
+        if shape is not None and x.meta.get("shape") != tuple(shape):
+            return False
+        if not is_before(x, self._message):
+            return False
+        return not self._trace.is_written({memory_of(x)}, self._message, reader)
+
+
+def is_before(x: Node, message: Node) -> bool:
+    """Whether ``x`` is there before ``message``, or is a view of what is."""
+    if x.op == "placeholder" or x < message:
+        return True
+    target = x.target
+    is_view = isinstance(target, torch._ops.OpOverload) and target.is_view
+    return is_view and all(is_before(n, message) for n in x.all_input_nodes)
+
+
+def put_before(x: Node, message: Node) -> None:
+    """Move ``x``, which ``is_before``, there."""
+    if not x < message:
+        for n in x.all_input_nodes:
+            put_before(n, message)
+        message.prepend(x)
+
+
+def _activation(node: Node) -> str:
+    """Its name; "" of another op."""
+    if node.target is _aten.gelu.default:
+        return "gelu_tanh" if node.kwargs.get("approximate") == "tanh" else "gelu"
+    if node.target is _aten.relu.default:
+        return "relu"
+    return "silu" if node.target is _aten.silu.default else ""
+
+
+@dataclass
+class _Norm:
+    """A norm over the last dims, in one op or several: ``inside`` are all of them, ``out`` the last
+    one, and ``writes`` the memories that they write into."""
+
+    name: str
+    out: Node
+    inside: set[Node]
+    normalized: int
+    eps: float
+    weight: Any = None
+    norm_bias: Any = None
+    writes: frozenset[Any] = frozenset()
+
+    def epilogue(self, before: Epilogue) -> Epilogue:
+        kind = self.name.removesuffix("_norm")
+        return replace(before, norm=kind, normalized=self.normalized, eps=self.eps)
+
+    @property
+    def beside(self) -> dict[str, Any]:
+        found = {"weight": self.weight, "norm_bias": self.norm_bias}
+        return {name: x for name, x in found.items() if x is not None}
+
+
+def _layer_norm(node: Node) -> _Norm | None:
+    if node.target is not _aten.native_layer_norm.default:
+        return None
+    out = _first_alone(node)
+    _, shape, weight, bias, eps = node.args
+    if out is None:
+        return None
+    return _Norm("layer_norm", out, {node, out}, len(shape), eps, weight, bias)  # type: ignore
+
+
+def _fused_rms_norm(node: Node) -> _Norm | None:
+    if _RMS is None or node.target is not _RMS.default:
+        return None
+    out = _first_alone(node)
+    _, shape, weight, eps = node.args
+    if out is None or eps is None:
+        return None
+    return _Norm("rms_norm", out, {node, out}, len(shape), eps, weight)  # type: ignore
+
+
+def _first_alone(node: Node) -> Node | None:
+    """Its first result, where nobody reads the others, which backward does."""
+    items = {user.args[1]: user for user in node.users}
+    return items[0] if set(items) == {0} else None
+
+
+def _rms_norm(square: Any) -> _Norm | None:
+    """As torch does it on the CPU:
+
+    ```
+    %2 = pow(%1, 2)   %3 = mean(%2)   add_(%3, eps)   %4 = rsqrt(%3)   mul(%1, %4)   mul(.., weight)
+    ```
+    """
+    if square.target is not _aten.pow.Tensor_Scalar or square.args[1] != 2:
+        return None
+    x: Any = square.args[0]
+    mean: Any = _the(square, _aten.mean.dim)
+    if mean is None or len(mean.args) < 3 or not mean.args[2] or mean.kwargs:
+        return None
+    plus = [n for n in mean.users if n.target in (_aten.add_.Scalar, _aten.add_.Tensor)]
+    root = [n for n in mean.users if n.target is _aten.rsqrt.default]
+    if len(mean.users) != 2 or len(plus) != 1 or len(root) != 1 or not plus[0] < root[0]:
+        return None
+    product: Any = _the(root[0], _aten.mul.Tensor)
+    eps = plus[0].args[1]
+    if product is None or plus[0].kwargs or plus[0].users or not isinstance(eps, float):
+        return None
+    if set(product.args) != {x, root[0]}:
+        return None
+    dims, inside = mean.args[1], {square, mean, plus[0], root[0], product}
+    ndim = len(x.meta["shape"])
+    last = sorted(d % ndim for d in dims)
+    if last != list(range(ndim - len(last), ndim)):
+        return None
+    writes = frozenset(plus[0].meta.get("written", ()))
+    found = _Norm("rms_norm", product, inside, len(last), eps, writes=writes)
+    scaled = _the(product, _aten.mul.Tensor)
+    if scaled is not None and product in scaled.args[:1]:
+        weight = scaled.args[1]
+        own = x.meta["shape"][ndim - len(last) :]
+        if isinstance(weight, Node) and weight.meta.get("shape") == own:
+            found = replace(found, out=scaled, inside=inside | {scaled}, weight=weight)
+    return found
+
+
+def _the(node: Node, target: Any) -> Node | None:
+    """The one op that reads it, if it is such."""
+    users = list(node.users)
+    return users[0] if len(users) == 1 and users[0].target is target else None
