@@ -17,7 +17,7 @@ from mirrored.transports.default import current
 from ..dispatch.plans.shards import is_global
 from ..nn.nested import map_tensors, tensors_in
 from . import captured
-from .backend import by_ops
+from .backends import by_ops
 from .bounded import Bound
 from .captured import replayed
 from .fusing import Fusing

@@ -18,7 +18,11 @@ def install() -> None:
     mode = checkpointing._DEFAULT_DETERMINISM_MODE
     metadata = compare[mode]
     compare[mode] = lambda x: metadata(plain(x) if is_global(x) else x)
-    _keep_specs(checkpointing._CheckpointFrame)
+    frame = checkpointing._CheckpointFrame
+    if hasattr(frame, "save_inputs"):
+        _keep_specs(frame)
+    else:  # before torch 2.13 an autograd function kept the inputs
+        _keep_specs_in_function(checkpointing._NoopSaveInputs)
 
 
 def _keep_specs(frame: Any) -> None:
@@ -29,15 +33,35 @@ def _keep_specs(frame: Any) -> None:
     @functools.wraps(save)
     def save_inputs(self: Any, *args: Any) -> None:
         save(self, *args)
-        self.specs = [x._spec if is_global(x) else None for x in args]
+        self.specs = _specs(args)
 
     @functools.wraps(get)
     def get_inputs(self: Any) -> Any:
-        found = get(self)
-        typed = (
-            x if spec is None or is_global(x) else attach(x, spec)
-            for x, spec in zip(found, self.specs, strict=True)
-        )
-        return type(found)(typed)
+        return _typed(get(self), self.specs)
 
     frame.save_inputs, frame.get_inputs = save_inputs, get_inputs
+
+
+def _keep_specs_in_function(function: Any) -> None:
+    """The same, where ``function`` saves the inputs behind a first one of its own."""
+    setup = function.setup_context
+
+    @functools.wraps(setup)
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        setup(ctx, inputs, output)
+        get, specs = ctx.get_args, _specs(inputs[1:])
+        ctx.get_args = lambda saved: _typed(get(saved), specs)
+
+    function.setup_context = staticmethod(setup_context)
+
+
+def _specs(args: Any) -> list[Any]:
+    return [x._spec if is_global(x) else None for x in args]
+
+
+def _typed(found: Any, specs: list[Any]) -> Any:
+    typed = (
+        x if spec is None or is_global(x) else attach(x, spec)
+        for x, spec in zip(found, specs, strict=True)
+    )
+    return type(found)(typed)

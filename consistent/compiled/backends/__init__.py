@@ -22,10 +22,10 @@ from .inductor import Inductor
 Backend = Callable[[GraphModule, Sequence[torch.Tensor]], Run]
 
 
-def _by_ops(graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
+def by_ops(graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
     return graph.forward
 
 
-BACKENDS: dict[str, Callable[[], Backend]] = {"inductor": Inductor, "ops": lambda: _by_ops}
+BACKENDS: dict[str, Callable[[], Backend]] = {"inductor": Inductor, "ops": lambda: by_ops}
 
-__all__ = ["BACKENDS", "Backend", "Run"]
+__all__ = ["BACKENDS", "Backend", "Run", "by_ops"]

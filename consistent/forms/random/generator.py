@@ -22,7 +22,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -52,7 +52,19 @@ class RngState(NamedTuple):
     counter: int
 
 
-_counts: weakref.WeakKeyDictionary[torch.Generator, int] = weakref.WeakKeyDictionary()
+
+
+def _empty() -> MutableMapping[torch.Generator, int]:
+    """Generators -> numbers. Before torch 2.13 nothing can refer weakly to a generator, so one that
+    has a count stays alive."""
+    try:
+        weakref.ref(torch.default_generator)
+    except TypeError:
+        return {}
+    return weakref.WeakKeyDictionary()
+
+
+_counts = _empty()
 _thread = threading.local()
 
 
