@@ -10,7 +10,7 @@ import torch
 
 from mirrored.transports.default import current
 
-from ..dispatch.plans.shards import is_global
+from ..dispatch.plans.shards import is_global, plain
 from ..spec import B, Placement
 from .agreement import on_every_rank
 from .files.pieces import bytes_of, header_of, write_all
@@ -34,7 +34,8 @@ def full_state_dict(module: torch.nn.Module, *, rank: int = 0) -> dict[str, Any]
         rank: the rank that gets it.
 
     Returns:
-        The state dict on that rank, an empty one on all others.
+        The state dict on that rank, an empty one on all others. Its tensors are copies under every
+        plan: what is trained later does not change them.
     """
     whole: dict[str, Any] = {}
     for name, value in _each(module, rank):
@@ -116,8 +117,14 @@ def _each(module: torch.nn.Module, rank: int) -> Any:
     seen: dict[int, Any] = {}
     for name, x in module.state_dict(keep_vars=True).items():
         if id(x) not in seen:
-            seen[id(x)] = gathered(x, rank) if isinstance(x, torch.Tensor) else x
+            seen[id(x)] = _copied(x, rank) if isinstance(x, torch.Tensor) else x
         yield name, seen[id(x)]
+
+
+def _copied(x: Any, rank: int) -> torch.Tensor:
+    value, own = gathered(x, rank), plain(x.detach())
+    shares = not own.is_meta and value.untyped_storage()._cdata == own.untyped_storage()._cdata
+    return value.clone() if shares else value
 
 
 @torch.no_grad()

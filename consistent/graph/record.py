@@ -25,6 +25,7 @@ from ..nn.nested import map_each, map_tensors, tensors_in
 from ..spec import NdSbp, Placement, SbpLike, TensorSpec
 from ..tensor.storage import moving
 from .effects import RefusingDraws, Writes, version, versions, writes_by_name
+from .kept import Kept
 from .program import HERE, Line, Move, Program, Ref, Value
 from .stand_ins import of_spec, outside, stand_in, swapped
 
@@ -242,12 +243,28 @@ class _Recorder(TorchFunctionMode):
         given = map_tensors(given, lambda x: self._at(x, stage, name))
         given = map_tensors(given, lambda x: x if is_global(x) else self._enter(x, stage))
 
+        kept = Kept(given)
+        self._refuse_kept(name, kept.hidden(self._known))
+
         def run(*args: Any, **kwargs: Any) -> Any:
-            return call(*args, **kwargs)
+            out = call(*args, **kwargs)
+            self._refuse_kept(name, kept.changed())
+            return out
 
         out = self._run(name, run, given, stage, module=True)
         self.program.lines[-1].target = module
         return out
+
+    def _refuse_kept(self, name: str, holder: Any) -> None:
+        if holder is None:
+            return
+        raise RuntimeError(
+            f"{self.program.name}: {name}, called at {self.line}, is given a "
+            f"{type(holder).__name__} that keeps tensors.\n  What lies between the modules of "
+            "stages is recorded once, so all micro-batches would share the object of the "
+            "recording, whose tensors have no values.\n  Pass tensors as arguments and results. A "
+            "model of transformers keeps keys and values so: model.config.use_cache = False."
+        )
 
     def _enter(self, x: torch.Tensor, stage: int) -> Any:
         """A plain tensor as a global one of a stage: every rank has it, and keeps its part."""

@@ -35,6 +35,20 @@ def test_the_whole_state_is_on_one_rank(rank: int, at: int) -> None:
     assert all(type(x) is torch.Tensor for k, x in whole.items() if "extra" not in k)
 
 
+@pytest.mark.parametrize("plan", ["data", "zero1", "zero3", "tensor"])
+@on_ranks(2)
+def test_later_training_does_not_change_what_was_taken(rank: int, plan: str) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6))
+    consistent.parallelize(model, Placement.all("cpu"), plan)
+    model[1].register_buffer("plain", torch.zeros(2))
+    whole = checkpoint.full_state_dict(model)
+    kept = {name: x.clone() for name, x in whole.items()}
+    with torch.no_grad():
+        for x in model.state_dict().values():
+            x.add_(1)
+    assert_same(whole, kept)
+
+
 @on_ranks(3, 4)
 def test_only_what_that_rank_lacks_is_sent(rank: int) -> None:
     ranks = current().size

@@ -11,6 +11,7 @@ import torch.distributed as dist
 import transformers
 from torch.utils.data import TensorDataset
 
+import consistent
 from consistent import Placement
 from consistent.integrations.transformers import Trainer
 from tests.ranks import on_ranks
@@ -92,3 +93,24 @@ def test_peft_has_the_losses_of_one_process(rank: int, plan: str) -> None:
 def test_lightning_has_the_losses_of_one_process(rank: int, tmp_path: Path) -> None:
     assert example("lightning_fit").difference(tmp_path) < 1e-12
     assert dist.get_world_size() == 2
+
+
+@on_ranks(2, 3)
+def test_an_optimizer_whose_state_is_plain_and_sent_to_a_gradient(rank: int) -> None:
+    """transformers' Adafactor: ``torch.zeros(rows).to(grad)``."""
+    losses = []
+    for plan in (None, "data", "zero2", "zero3"):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(6, 4).double()
+        if plan is not None:
+            consistent.parallelize(model, Placement.all("cpu"), plan)
+        optimizer = transformers.Adafactor(model.parameters())
+        found = []
+        for _ in range(4):
+            loss = model(torch.linspace(-1, 1, 30, dtype=torch.float64).view(5, 6)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        losses.append(found)
+    assert all(each == pytest.approx(losses[0], rel=1e-9) for each in losses)

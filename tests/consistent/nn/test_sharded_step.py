@@ -224,6 +224,32 @@ def copied(at: Laid, plan: str) -> Any:
     return dict(model.state_dict()), optimizer.state_dict()["state"]
 
 
+def copied_after_backward(at: Laid, plan: str) -> Any:
+    """Copies of parameters have no gradients, as torch's; the next backward is not added to one."""
+    model = net(at, plan)
+    loss_of(at, model).backward()
+    twin = copy.deepcopy(model)
+    before = [p.grad is None for p in twin.parameters()]
+    loss_of(at, twin).backward()
+    O.SGD(twin.parameters(), lr=0.1).step()
+    return before, [p.grad for p in twin.parameters()], dict(twin.state_dict())
+
+
+def sparse(at: Laid, plan: str) -> Any:
+    """Gradients with entries for the rows that were looked up."""
+    model = net(at, plan)
+    model.embed.sparse = True
+    model.head.weight = nn.Parameter(model.head.weight.detach().clone())
+    first = O.SparseAdam([model.embed.weight], lr=0.1)
+    second = O.SGD([p for p in model.parameters() if p is not model.embed.weight], lr=0.1)
+    for _ in range(3):
+        model.zero_grad()
+        loss_of(at, model).backward()
+        first.step()
+        second.step()
+    return dict(model.state_dict()), model.embed.weight.grad.to_dense()
+
+
 def with_gradients_of_gradients(at: Laid, plan: str) -> Any:
     model = net(at, plan)
     loss_of(at, model).backward(create_graph=True)
@@ -244,6 +270,8 @@ def with_gradients_of_gradients(at: Laid, plan: str) -> Any:
         resumed,
         after_a_graph_of_before,
         copied,
+        copied_after_backward,
+        sparse,
         with_gradients_of_gradients,
     ],
 )
