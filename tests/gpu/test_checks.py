@@ -16,7 +16,8 @@ from tests.ranks import ALL
 
 RUN = ROOT / "tests" / "gpu" / "run"
 ON_TWO_RANKS = [
-    "native_ops", "random_bits", "boxing_2_messages", "products_2_messages", "training_2_messages"
+    "native_ops", "random_bits", "boxing_2_messages", "products_2_messages", "training_2_messages",
+    "compiled_2_messages", "schedules_4_messages",
 ]  # fmt: skip
 
 
