@@ -13,16 +13,15 @@ step --2nd call--> recorder     ops on shards, messages, random numbers, in orde
 ```
 """
 
-from .compile import (
-    CompiledStep,
+from .checks import (
     check_backend,
     check_cuda_graph,
     check_fuse,
     check_layouts,
     check_memory,
     check_overlap,
-    compile_step,
 )
+from .compile import CompiledStep, compile_step
 from .errors import CannotRecord
 
 __all__ = [
