@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ...forms.native.reduce_shards import Epilogue
+from ..fused.calls import Epilogue
 
 _aten = torch.ops.aten
 _RMS = getattr(_aten, "_fused_rms_norm", None)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ...forms.native.reduce_shards import Epilogue
+from ..fused.calls import Epilogue
 from ..listing import is_item
 from ..program import LIVE
 from .norms import NORMS, Norm
