@@ -90,7 +90,12 @@ def imports(path: Path, source: str, modules: set[str] = MODULES) -> Iterator[tu
 
 
 # The packages that call native ops by themselves.
-NATIVE = ("consistent.forms", "consistent.overlap", "consistent.checkpoint.saving.copies")
+NATIVE = (
+    "consistent.forms",
+    "consistent.overlap",
+    "consistent.compiled.fused",
+    "consistent.checkpoint.saving.copies",
+)
 
 
 def wrong_imports(path: Path, source: str, modules: set[str] = MODULES) -> list[str]:

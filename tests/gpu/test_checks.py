@@ -16,7 +16,8 @@ from tests.ranks import ALL
 
 RUN = ROOT / "tests" / "gpu" / "run"
 ON_TWO_RANKS = [
-    "native_ops", "random_bits", "boxing_2_messages", "products_2_messages", "training_2_messages"
+    "native_ops", "random_bits", "boxing_2_messages", "products_2_messages", "training_2_messages",
+    "compiled_2_messages", "schedules_4_messages",
 ]  # fmt: skip
 
 
@@ -50,6 +51,7 @@ BROKEN = {
     "random_bits": "m.key_after = lambda seed: {'seed': seed, 'counter': 1}",
     "native_ops": "m.TOLERANCES = dict.fromkeys(m.TOLERANCES, 0.0)",
     "training": "m.CLOSE, m.lenet = -1.0, lambda *_: None",
+    "compiled_steps": "m.CLOSE = -1.0",
 }
 
 

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
 from ..memory import has_memory, storage_of
 from ..parts import part_of
@@ -265,7 +266,7 @@ def _called(part: _Part, values: dict[Node, Any]) -> list[Any]:
     """A message, or a draw; its results are plain calls, too."""
     node, *items = part.step.nodes
     target: Any = node.target
-    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+    args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
     made = target(*args, **kwargs)
     own = {node: made, **{item: made[item.args[1]] for item in items}}  # type: ignore[index]
     return [own[n] for n in part.own]

@@ -21,15 +21,15 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ...forms.native.reduce_shards import Epilogue
+from ..fused.calls import Epilogue
 from ..listing import is_item
 from ..program import LIVE
+from .norms import NORMS, Norm
 from .trace import Trace, memory_of
 
 _aten = torch.ops.aten
 _TIMES = (_aten.mul.Tensor, _aten.mul.Scalar)
 _BY = (_aten.div.Tensor, _aten.div.Scalar)
-_RMS = getattr(_aten, "_fused_rms_norm", None)
 _REDUCED = torch.ops.consistent.reduce_shards
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 _SUMMED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -149,7 +149,7 @@ class _Matching:
         tail = self._tail
         if "bias" in tail.beside and len(tail.at.meta["shape"]) < 2:
             return set()
-        for match in (_layer_norm, _fused_rms_norm, _rms_norm):
+        for match in NORMS:
             for node in tail.at.users:
                 found = match(node)
                 if found is not None and self._fits(found):
@@ -158,7 +158,7 @@ class _Matching:
                     return found.inside
         return set()
 
-    def _fits(self, norm: _Norm) -> bool:
+    def _fits(self, norm: Norm) -> bool:
         tail, call = self._tail, self._trace.call(self._message)
         shape = tail.at.meta["shape"]
         if not norm.inside <= self._after or not 0 < norm.normalized <= len(shape):
@@ -279,98 +279,3 @@ def _activation(node: Node) -> str:
     if node.target is _aten.relu.default:
         return "relu"
     return "silu" if node.target is _aten.silu.default else ""
-
-
-@dataclass
-class _Norm:
-    """A norm over the last dims, in one op or several: ``inside`` are all of them, ``out`` the last
-    one, and ``writes`` the memories that they write into."""
-
-    name: str
-    out: Node
-    inside: set[Node]
-    normalized: int
-    eps: float
-    weight: Any = None
-    norm_bias: Any = None
-    writes: frozenset[Any] = frozenset()
-
-    def epilogue(self, before: Epilogue) -> Epilogue:
-        kind = self.name.removesuffix("_norm")
-        return replace(before, norm=kind, normalized=self.normalized, eps=self.eps)
-
-    @property
-    def beside(self) -> dict[str, Any]:
-        found = {"weight": self.weight, "norm_bias": self.norm_bias}
-        return {name: x for name, x in found.items() if x is not None}
-
-
-def _layer_norm(node: Node) -> _Norm | None:
-    if node.target is not _aten.native_layer_norm.default:
-        return None
-    out = _first_alone(node)
-    _, shape, weight, bias, eps = node.args
-    if out is None:
-        return None
-    return _Norm("layer_norm", out, {node, out}, len(shape), eps, weight, bias)  # type: ignore
-
-
-def _fused_rms_norm(node: Node) -> _Norm | None:
-    if _RMS is None or node.target is not _RMS.default:
-        return None
-    out = _first_alone(node)
-    _, shape, weight, eps = node.args
-    if out is None or eps is None:
-        return None
-    return _Norm("rms_norm", out, {node, out}, len(shape), eps, weight)  # type: ignore
-
-
-def _first_alone(node: Node) -> Node | None:
-    """Its first result, where nobody reads the others, which backward does."""
-    items = {user.args[1]: user for user in node.users}
-    return items[0] if set(items) == {0} else None
-
-
-def _rms_norm(square: Any) -> _Norm | None:
-    """As torch does it on the CPU:
-
-    ```
-    %2 = pow(%1, 2)   %3 = mean(%2)   add_(%3, eps)   %4 = rsqrt(%3)   mul(%1, %4)   mul(.., weight)
-    ```
-    """
-    if square.target is not _aten.pow.Tensor_Scalar or square.args[1] != 2:
-        return None
-    x: Any = square.args[0]
-    mean: Any = _the(square, _aten.mean.dim)
-    if mean is None or len(mean.args) < 3 or not mean.args[2] or mean.kwargs:
-        return None
-    plus = [n for n in mean.users if n.target in (_aten.add_.Scalar, _aten.add_.Tensor)]
-    root = [n for n in mean.users if n.target is _aten.rsqrt.default]
-    if len(mean.users) != 2 or len(plus) != 1 or len(root) != 1 or not plus[0] < root[0]:
-        return None
-    product: Any = _the(root[0], _aten.mul.Tensor)
-    eps = plus[0].args[1]
-    if product is None or plus[0].kwargs or plus[0].users or not isinstance(eps, float):
-        return None
-    if set(product.args) != {x, root[0]}:
-        return None
-    dims, inside = mean.args[1], {square, mean, plus[0], root[0], product}
-    ndim = len(x.meta["shape"])
-    last = sorted(d % ndim for d in dims)
-    if last != list(range(ndim - len(last), ndim)):
-        return None
-    writes = frozenset(plus[0].meta.get("written", ()))
-    found = _Norm("rms_norm", product, inside, len(last), eps, writes=writes)
-    scaled = _the(product, _aten.mul.Tensor)
-    if scaled is not None and product in scaled.args[:1]:
-        weight = scaled.args[1]
-        own = x.meta["shape"][ndim - len(last) :]
-        if isinstance(weight, Node) and weight.meta.get("shape") == own:
-            found = replace(found, out=scaled, inside=inside | {scaled}, weight=weight)
-    return found
-
-
-def _the(node: Node, target: Any) -> Node | None:
-    """The one op that reads it, if it is such."""
-    users = list(node.users)
-    return users[0] if len(users) == 1 and users[0].target is target else None

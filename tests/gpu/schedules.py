@@ -1,0 +1,46 @@
+"""A small GPT in stages, one on each rank or two, has under every schedule the losses and gradients
+of one process. Ranks may share a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from consistent.nn import pipeline
+from consistent.pipeline.schedules import SCHEDULES
+from consistent.spec import Placement
+from tests.consistent.pipeline.gpt import GPT, batch, gradients, loss_of, trained
+from tests.gpu.world import World, start
+
+CLOSE, STEPS, ROWS, BLOCKS = 1e-9, 3, 8, 8
+
+
+def compare(world: World, schedule: str, wanted: list[float], grads: dict[str, Any]) -> None:
+    """Train under a schedule."""
+    placements = [Placement(world.device, [rank]) for rank in range(world.size)]
+    pipe = pipeline(GPT(BLOCKS), placements, loss=loss_of, micro_batches=8, schedule=schedule)
+    optimizer = torch.optim.AdamW(pipe.model.parameters(), lr=0.01)
+    losses = []
+    for number in range(STEPS):
+        ids, target = (x.to(world.device) for x in batch(number, ROWS))
+        optimizer.zero_grad()
+        loss = pipe.step(ids, target)
+        optimizer.step()
+        losses.append(loss.item())
+    world.close(torch.tensor(losses).double(), torch.tensor(wanted).double(), CLOSE, schedule)
+    for name, grad in gradients(pipe.model).items():
+        world.close(grad.full(), grads[name], CLOSE, f"{schedule}, gradient of {name}")
+    world.say(f"{schedule}: losses {', '.join(f'{each:.4f}' for each in losses)}")
+
+
+def main() -> None:
+    world = start(__doc__)
+    wanted, grads = trained(GPT(BLOCKS), STEPS, ROWS)
+    for schedule in SCHEDULES:
+        compare(world, schedule, wanted, grads)
+    world.end()
+
+
+if __name__ == "__main__":
+    main()
