@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from consistent.compiled.backend import by_inductor
+from consistent.compiled.backends import BACKENDS
 from torch import nn
 from torch.fx import Graph, GraphModule
 
@@ -179,7 +179,7 @@ def test_inductor_keeps_results_apart_and_views_together() -> None:
     graph.output(tuple(found))
     module, given = GraphModule(nn.Module(), graph), randn(4, 3)
     wanted = [t.clone() for t in module(given)]
-    run = by_inductor(module, [given])
+    run = BACKENDS["inductor"]()(module, [given])
     for _ in range(2):
         results = run(given)
         for result, value in zip(results, wanted, strict=True):
