@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from consistent.compiled.backends import BACKENDS
 from torch import nn
 from torch.fx import Graph, GraphModule
 
 import consistent
 from consistent import B, Placement, S
+from consistent.compiled.backends import BACKENDS
 from tests.consistent.compiled.steps import Made, beside
 from tests.ranks import on_ranks
 from tests.twins import randn
