@@ -52,8 +52,6 @@ class RngState(NamedTuple):
     counter: int
 
 
-
-
 def _empty() -> MutableMapping[torch.Generator, int]:
     """Generators -> numbers. Before torch 2.13 nothing can refer weakly to a generator, so one that
     has a count stays alive."""
