@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from mirrored.transports.default import current, replace_current
 from mirrored.transports.faults.place import user_line
 
 from ..dispatch.plans.shards import is_global
+from ..dispatch.running import whole_call
 from ..forms.random import draw, generator
 from ..movement.run import observers
 from ..nn import gather_ahead
@@ -166,6 +168,8 @@ class Recorder(TorchDispatchMode):
             stack.enter_context(replace_current(noting))
             observers.append(self._observed)
             stack.callback(observers.remove, self._observed)
+            whole_call.recorders.append(self._watch_writes)
+            stack.callback(whole_call.recorders.remove, self._watch_writes)
             stack.enter_context(gather_ahead.switched_off())
             stack.enter_context(_Reading(self))
             stack.enter_context(self)
@@ -250,6 +254,15 @@ class Recorder(TorchDispatchMode):
                         self._fixed.add(item)
                     self.memory.put(x, item)
                     self._describe(item, x)
+
+    def _watch_writes(self, x: torch.Tensor) -> Callable[[], bool]:
+        memory, last = storage_of(x), next(iter(reversed(self.graph.nodes)), None)
+
+        def is_written() -> bool:
+            since = takewhile(lambda node: node is not last, reversed(self.graph.nodes))
+            return any(memory in node.meta.get("written", ()) for node in since)
+
+        return is_written
 
     def _describe(self, node: Node, x: torch.Tensor) -> None:
         node.meta["shape"], node.meta["dtype"], node.meta["device"] = shape_of(x)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from mirrored.transports.base.unseen import unseen
 from mirrored.transports.default import current
 
 from ...movement import check_mode, plain_values
@@ -36,6 +37,10 @@ from .on_shards import OnShards
 from .outside_ranks import announced, map_values
 
 _Tensor = torch.Tensor
+
+# Those who record a step: (x) -> what says later whether an op has written into x meanwhile. Values
+# tell what was written in this step, and another one may write where this one did not.
+recorders: list[Callable[[torch.Tensor], Callable[[], bool]]] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +156,12 @@ class _Watched:
         self.index, self._whole, self._count = index, whole, _writes(whole)
         copied = whole.layout is torch.strided and _is_copy(whole, source)
         self._marked = copied and bool(marked)
-        # Whether it was written to shows in its values alone.
-        self._before = whole.data.clone() if copied and marked is None else None
+        # Whether it was written to shows in its values alone. Looking at them is none of the step.
+        self._before, self._recorded = None, []
+        if copied and marked is None:
+            self._recorded = [watch(whole) for watch in recorders]
+            with unseen():
+                self._before = whole.data.clone()
 
     def written(self) -> _Written | None:
         """What the call has written to it, if anything."""
@@ -162,7 +171,12 @@ class _Watched:
         return None
 
     def _differs(self) -> bool:
-        return self._before is not None and not torch.equal(_bits(self._whole), _bits(self._before))
+        if self._before is None:
+            return False
+        if any(is_written() for is_written in self._recorded):
+            return True
+        with unseen():
+            return not torch.equal(_bits(self._whole), _bits(self._before))
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
