@@ -18,11 +18,11 @@ def install() -> None:
     mode = checkpointing._DEFAULT_DETERMINISM_MODE
     metadata = compare[mode]
     compare[mode] = lambda x: metadata(plain(x) if is_global(x) else x)
-    frame = checkpointing._CheckpointFrame
-    if hasattr(frame, "save_inputs"):
-        _keep_specs(frame)
+    module: Any = checkpointing
+    if hasattr(module._CheckpointFrame, "save_inputs"):
+        _keep_specs(module._CheckpointFrame)
     else:  # before torch 2.13 an autograd function kept the inputs
-        _keep_specs_in_function(checkpointing._NoopSaveInputs)
+        _keep_specs_in_function(module._NoopSaveInputs)
 
 
 def _keep_specs(frame: Any) -> None:

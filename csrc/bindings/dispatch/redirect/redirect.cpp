@@ -83,7 +83,7 @@ template <size_t I>
 PyObject* with_tuple(PyObject* self, PyObject* args) {
   PyObject* out = nullptr;
   if (handled(redirected[I], self, args, nullptr, &out)) return out;
-  return redirected[I].original(self, args);
+  return looked_at(redirected[I], self, args, redirected[I].original(self, args));
 }
 
 template <size_t I>
