@@ -37,6 +37,7 @@ from torch import Tensor
 from mirrored.comm import Handle
 from mirrored.transports.default import current, put_around
 from mirrored.transports.ordered import Ordered
+from mirrored.transports.side_stream import Beside
 
 Shape = tuple[tuple[int, ...], torch.dtype, torch.device]
 
@@ -96,7 +97,7 @@ class _Thread(threading.local):
         self.calls: dict[int, Call] | None = None
         self.watch: Watch | None = None
         self.under_way: dict[int, deque[Handle]] = {}
-        self.started: dict[int, Future[list[Tensor]]] = {}
+        self.started: dict[int, tuple[Future[list[Tensor]], Beside | None]] = {}
 
 
 _thread = _Thread()
@@ -110,7 +111,7 @@ def known(calls: dict[int, Call], watch: Watch | None = None) -> Iterator[None]:
     try:
         yield
     finally:
-        for one in _thread.started.values():  # a step that has failed
+        for one, _ in _thread.started.values():  # a step that has failed
             one.exception()
         _thread.calls, _thread.watch, _thread.under_way, _thread.started = before
 
@@ -148,6 +149,15 @@ def _made(number: int, sizes: Sequence[int] | None, kinds: str) -> list[Tensor]:
     ]
 
 
+def _after_started() -> None:
+    """Let the program's stream wait for what was started on the side stream: ranks of a GPU's own
+    memory meet in the order in which messages were sent."""
+    for future, beside in _thread.started.values():
+        if beside is not None:
+            future.exception()
+            beside.join()
+
+
 @torch.library.custom_op("consistent::message", mutates_args=())
 def message(
     xs: Sequence[Tensor],
@@ -159,6 +169,7 @@ def message(
     call = _call(number)
     recorded_at = call.where  # noqa: F841 - a rank that waits here says so
     with _watched(number):
+        _after_started()
         return list(call.run(list(xs)))
 
 
@@ -180,8 +191,10 @@ def start_message(xs: Sequence[Tensor], number: int, ticket: int) -> None:
     if not isinstance(transport, Ordered):
         transport = put_around(Ordered)
     assert isinstance(transport, Ordered)
+    send, beside = _call(number).run, Beside.of(xs)
     with _watched(number):
-        _thread.started[ticket] = transport.submit(_call(number).run, list(xs))
+        run = send if beside is None else functools.partial(beside.run, send)
+        _thread.started[ticket] = transport.submit(run, list(xs)), beside
 
 
 @start_message.register_fake
@@ -200,7 +213,11 @@ def wait_message(
     """The results of what was started with ``ticket``. ``xs`` are held until then."""
     recorded_at = _call(number).where  # noqa: F841 - as above
     with _watched(number):
-        return list(_thread.started.pop(ticket).result())
+        future, beside = _thread.started.pop(ticket)
+        made = list(future.result())
+        if beside is not None:
+            beside.join(made)
+        return made
 
 
 @wait_message.register_fake
@@ -220,6 +237,7 @@ def start_reduce_(x: Tensor, number: int) -> None:
     call = _call(number)
     recorded_at = call.where  # noqa: F841 - as above
     with _watched(number):
+        _after_started()
         _thread.under_way.setdefault(number, deque()).append(call.run(x))
 
 

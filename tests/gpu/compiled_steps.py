@@ -1,5 +1,5 @@
 """Compiled training steps have the losses and parameters of the step as it is written, with CUDA
-graphs and without, messages fused with the ops beside them and not.
+graphs and without, messages fused with the ops beside them, or sent beside ops, and not.
 
 On one rank of a GPU the time of a step is printed, too, beside that of torch.compile. On the CPU a
 stand-in captures, so that the same code runs.
@@ -29,6 +29,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "with graphs": {"cuda_graph": True},
     "fused": {"fuse": True},
     "fused, with graphs": {"fuse": True, "cuda_graph": True},
+    "messages beside ops": {"overlap": True},
 }
 
 

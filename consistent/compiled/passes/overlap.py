@@ -63,9 +63,11 @@ def _reads_first(trace: Trace) -> None:
 
 
 def _may_move(trace: Trace, node: Node) -> bool:
-    """Whether it sends and receives in main memory, and nothing writes into what it gives."""
+    """Whether it sends and receives in main memory or on a GPU, and nothing writes into what it
+    gives."""
     call = trace.call(node)
-    if not node.users or call.computes or any(device.type != "cpu" for _, _, device in call.outs):
+    kinds = {device.type for _, _, device in call.outs}
+    if not node.users or call.computes or kinds not in ({"cpu"}, {"cuda"}):
         return False
     return not Count.written(trace) & {memory_of(x) for x in node.users}
 
