@@ -149,6 +149,17 @@ def _made(number: int, sizes: Sequence[int] | None, kinds: str) -> list[Tensor]:
     ]
 
 
+def _apart(results: Sequence[Tensor]) -> list[Tensor]:
+    """``results``, each in memory of its own, as torch asks of an op; a transport may give parts of
+    one buffer."""
+    made, memories = [], set()
+    for x in results:
+        memory = x.untyped_storage()._cdata
+        made.append(x.clone() if memory in memories else x)
+        memories.add(memory)
+    return made
+
+
 def _after_started() -> None:
     """Let the program's stream wait for what was started on the side stream: ranks of a GPU's own
     memory meet in the order in which messages were sent."""
@@ -170,7 +181,7 @@ def message(
     recorded_at = call.where  # noqa: F841 - a rank that waits here says so
     with _watched(number):
         _after_started()
-        return list(call.run(list(xs)))
+        return _apart(call.run(list(xs)))
 
 
 @message.register_fake
@@ -214,7 +225,7 @@ def wait_message(
     recorded_at = _call(number).where  # noqa: F841 - as above
     with _watched(number):
         future, beside = _thread.started.pop(ticket)
-        made = list(future.result())
+        made = _apart(future.result())
         if beside is not None:
             beside.join(made)
         return made

@@ -54,7 +54,7 @@ def keep_numbers(graph: GraphModule, inputs: Sequence[Tensor]) -> GraphModule:
     if any(x.device.type != "cpu" for x in inputs):
         return graph
     _teach_inductor()
-    made = GraphModule(graph, torch.fx.Graph())
+    made = torch.fx.Graph()
     copies: dict[Node, Node] = {}
     follows: set[Node] = set()
 
@@ -62,14 +62,13 @@ def keep_numbers(graph: GraphModule, inputs: Sequence[Tensor]) -> GraphModule:
         is_number = node in follows and node.op == "call_function" and _is_number(node)
         if not is_number or not _is_larger(by):
             return copies[node]
-        return made.graph.call_function(KEPT, (copies[node],))
+        return made.call_function(KEPT, (copies[node],))
 
     for node in graph.graph.nodes:
         if node.op == "placeholder" or any(n in follows for n in node.all_input_nodes):
             follows.add(node)
-        copies[node] = made.graph.node_copy(node, lambda n, by=node: read(n, by))
-    made.recompile()
-    return made
+        copies[node] = made.node_copy(node, lambda n, by=node: read(n, by))
+    return GraphModule(graph, made)
 
 
 def _is_number(node: Node) -> bool:

@@ -46,6 +46,7 @@ CALLS: dict[str, Callable[[Transport, tuple[int, ...]], Any]] = {
     "reduce_scatter": lambda t, ranks: t.reduce_scatter(X, 0, _cut(4, ranks), ranks),
     "turn": lambda t, ranks: t.turn(X, 1, _cut(2, ranks), 0, [4] * len(ranks), ranks),
     "peers": lambda t, ranks: _entered(t.peers(X, ranks)),
+    "as_one": lambda t, ranks: t.as_one(lambda xs: [t.all_reduce(xs[0], ranks)], [X], ranks),
     "addends": lambda t, ranks: _entered(t.addends(X, 0, _cut(4, ranks), ranks)),
     "shares": lambda t, ranks: t.shares(ranks, "cpu"),
 }
