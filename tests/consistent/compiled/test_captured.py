@@ -16,8 +16,8 @@ from torch.fx import Graph, GraphModule
 import consistent
 from consistent import B, Placement, S
 from consistent.compiled import captured
-from consistent.compiled.captured.replayed import MOST
 from consistent.compiled.captured.cut import cut
+from consistent.compiled.captured.replayed import MOST
 from consistent.compiled.opaque import MESSAGE
 from tests.consistent.compiled.recorded_graphs import RecordedGraphs
 from tests.consistent.compiled.steps import beside
@@ -58,7 +58,7 @@ def test_training(plan: str, ranks: int) -> None:
     for done in pool(ranks).run(_plan, plan, 12):
         stretches = done.count("warm up")
         assert stretches > 1, "messages cut"
-        # An input that happened to lie where it lay the call before, and then moves, costs one more.
+        # An input that lay where it lay in the call before, by chance, and moves later, costs more.
         captures = done.count("capture")
         assert captures % stretches == 0 and 0 < captures <= MOST * stretches, done
         assert done.count("replay") >= 3 * stretches
