@@ -34,7 +34,9 @@ class GraphConfig:
             ``consistent.compile``. None: as it is written.
         layouts: of the recorded program, as for ``consistent.compile``.
         memory: bytes, as for ``consistent.compile``.
-        overlap, fuse, cuda_graph: as for ``consistent.compile``.
+        overlap: as for ``consistent.compile``.
+        fuse: as for ``consistent.compile``.
+        cuda_graph: as for ``consistent.compile``.
     """
 
     amp: torch.dtype | None = None
