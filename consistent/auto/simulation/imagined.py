@@ -82,7 +82,7 @@ class Imagined(TorchDispatchMode):
         """A tensor without values."""
         self._passing += 1
         try:
-            made = _vast(torch.Size(shape).numel(), dtype).view(tuple(shape))
+            made = _vast(tuple(shape), dtype)
         finally:
             self._passing -= 1
         rank = self._rank_of(None)
@@ -177,16 +177,18 @@ def _strided(x: Made) -> Tensor:
     if x.numel * x.dtype.itemsize < _VAST:
         return torch.empty_strided(x.size, x.stride, dtype=x.dtype, device="cpu")
     reach = 1 + sum((n - 1) * step for n, step in zip(x.size, x.stride, strict=True))
-    return _vast(reach, x.dtype).as_strided(x.size, x.stride)
+    return _vast((reach,), x.dtype).as_strided(x.size, x.stride)
 
 
-def _vast(numel: int, dtype: torch.dtype) -> Tensor:
-    """So many elements."""
-    nbytes = numel * dtype.itemsize
+def _vast(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor of this shape, which is no view: what is received may be written in place."""
+    nbytes = torch.Size(shape).numel() * dtype.itemsize
     if nbytes < _VAST:
-        return torch.empty(numel, dtype=dtype, device="cpu")
+        return torch.empty(shape, dtype=dtype, device="cpu")
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
-    return torch.frombuffer(mmap.mmap(-1, nbytes, flags), dtype=dtype)
+    flat = torch.frombuffer(mmap.mmap(-1, nbytes, flags), dtype=dtype)
+    strides = torch.empty(shape, dtype=dtype, device="meta").stride()
+    return torch.empty(0, dtype=dtype).set_(flat.untyped_storage(), 0, shape, strides)
 
 
 def _is_meta(x: Tensor) -> bool:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import consistent
-from consistent import B, S
+from consistent import B, P, S
 from consistent.auto import Wire
 from consistent.auto.machines import Machine
 from consistent.auto.machines.known import KNOWN
@@ -195,6 +195,19 @@ def test_one_rank_is_followed_alone() -> None:
         F.relu(x @ w).sum().backward()
         assert x.to_local().shape == (333, 200)
     assert set(sim.report().peaks) == {2}
+
+
+@pytest.mark.parametrize("rows", [4, 1 << 22])  # the latter in memory that is only reserved
+@pytest.mark.parametrize(("src", "dst"), [(P, B), (P, S(0)), (S(0), B), (S(0), S(1)), (B, S(1))])
+def test_what_was_boxed_is_written_in_place(src: Any, dst: Any, rows: int) -> None:
+    with consistent.simulate(ranks=2, machine="h100-8") as sim:
+        p = consistent.placement("cuda", [0, 1])
+        x = consistent.ones(rows, 2, placement=p, sbp=src, requires_grad=True)
+        y = (x * 2).to_global(sbp=dst)
+        y += 1
+        y.sum().backward()
+        assert x.grad.shape == x.shape
+    assert sim.report().seconds > 0
 
 
 def test_nothing_ran() -> None:
