@@ -11,6 +11,7 @@ from torch import nn
 from ..dispatch.plans.shards import is_global
 from ..nn.installed import installed_plan
 from ..nn.moving import move
+from ..nn.moving.job import params_of
 from ..nn.plan import Layouts, Plan
 from ..nn.sharded_step import install_step
 from ..spec import B, NdSbp, S
@@ -64,7 +65,7 @@ def _split(graph: Any) -> None:
             if layouts is not None and param.ndim and S(0) not in layouts.sbp:
                 tensors[name] = Layouts(_shared(layouts.sbp), use=layouts.use)
         own = {id(param) for param in module.parameters()}
-        optimizers = [o for o in graph.optimizers() if all(id(p) in own for p in _params(o))]
+        optimizers = [o for o in graph.optimizers() if all(id(p) in own for p in params_of(o))]
         split = Plan(tensors, held.modules, axes=held.axes, notes=held.notes)
         move(module, optimizers, None, split)
         module.__dict__[_DONE] = 3
@@ -86,8 +87,3 @@ def _outermost(graph: Any, modules: list[nn.Module]) -> Iterator[nn.Module]:
                     "the parameter with sbp=S(0)."
                 )
         yield from _outermost(graph, list(module.children()))
-
-
-def _params(optimizer: Any) -> Iterator[Any]:
-    for group in optimizer.param_groups:
-        yield from group["params"]

@@ -50,7 +50,7 @@ def _teach_inductor() -> None:
 
 def keep_numbers(graph: GraphModule, inputs: Sequence[Tensor]) -> GraphModule:
     """``graph``, in which numbers that follow from ``inputs`` are kept where ops on larger tensors
-    read them; itself where there are none. Results and the order of ops are the same."""
+    read them. Results and the order of ops are the same."""
     if any(x.device.type != "cpu" for x in inputs):
         return graph
     _teach_inductor()
