@@ -3,19 +3,23 @@
     python benchmarks/simulated.py
     python benchmarks/simulated.py --models mlp llama --rounds 30
 
-Two ranks, one thread each, AdamW. Of each model the four plans are simulated, then run. A step
-lasts as long as on its slowest rank; the median of the rounds counts, and beside it stands the
-least. Bytes are those that rank 0 sends in a step, memory is that of its tensors, noted op by op.
-Ops are timed when they are first met and kept in a file, so a second run simulates faster. The
-simulation knows nothing of the real steps. Before each round both ranks time a few fixed calls:
-"host" says how many times as long they took in the mean as the kept figures say, that is how much
-slower the host is during these steps than when figures were measured, because of other programs or
-its clock. "/ real" is the simulated time, "now" that times "host", both beside the real one.
+Two ranks, one thread each, AdamW. Of each model the four plans are simulated; then all of them run
+for real, a few steps of each in turn, round after round, so that what disturbs the host for a while
+disturbs all alike. A step lasts as long as on its slowest rank; the median of its rounds counts,
+and beside it stands the mean of their fastest quarter. Bytes are those that rank 0 sends in a step,
+memory is that of its tensors, noted op by op.
+
+Ops are timed when they are first met and kept in a file, so a second run simulates faster; with
+--fresh all is measured anew. The simulation knows nothing of the real steps. Before each turn both
+ranks make a few fixed calls: "host" says how many times as long they took in the mean as the kept
+figure says, that is how much slower than usual the host is, because of other guests or its clock;
+"now" is the simulated time, times that, by the real one.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import sys
@@ -39,14 +43,15 @@ from torch import nn
 import consistent
 from benchmarks.gpt import VOCAB
 from benchmarks.graph import TOKENS, LeNet, SmallGpt
-from consistent import B, P, S
-from consistent.auto.machines import Machine
-from consistent.auto.machines.counted import works
+from consistent import B, S
+from consistent.auto.machines.pace import NOW_S, fixed_seconds
+from consistent.auto.machines.this_machine import ThisMachine
 from consistent.auto.simulation.holding import Holding
 from consistent.auto.simulation.report import SimulatedStep
 from mirrored.transports.counting import counting
+from mirrored.transports.default import current
 
-RANKS, ROWS = 2, 32
+RANKS, ROWS, IN_TURN = 2, 32, 4
 PLANS = ("data", "zero3", "tensor", "two stages")
 
 
@@ -140,85 +145,78 @@ def begin(name: str, plan: str) -> Callable[[], None]:
 
 
 def be_rank(rank: int, path: str, asked: Any, rounds: int, answers: Any) -> None:
-    """Runs the plans of each model that it is asked for."""
+    """Runs all pairs of a model and a plan, in turn."""
     warnings.filterwarnings("ignore")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=RANKS)
-    place = consistent.placement.all("cpu")
-    consistent.ones(2, placement=place, sbp=P).to_global(sbp=B)  # what messages cost is measured
+    current().shares(tuple(range(RANKS)), "cpu")  # what messages cost is measured
     answers.put(None)
-    while (name := asked.get()) is not None:
-        found = {plan: measured(begin(name, plan), rounds) for plan in PLANS}
-        everyone: list[Any] = [None] * RANKS
-        dist.all_gather_object(everyone, found)
-        if rank == 0:
-            answers.put({p: slowest([each[p] for each in everyone]) for p in PLANS})
+    pairs = [Running(begin(name, plan)) for name, plan in asked.get()]
+    for turn in range(-(-rounds // IN_TURN)):
+        for pair in pairs:
+            pair.turn(min(IN_TURN, rounds - turn * IN_TURN))
+    found = [pair.real for pair in pairs]
+    everyone: list[Any] = [None] * RANKS
+    dist.all_gather_object(everyone, found)
+    if rank == 0:
+        answers.put([slowest(each) for each in zip(*everyone, strict=True)])
     dist.barrier()
     os._exit(0)
 
 
 @dataclass(frozen=True)
 class Real:
-    """What steps of a rank took: seconds of each, and of the fixed ops before each; the bytes that
-    it sent in one, and the most that it held."""
+    """What steps of a rank took: seconds of each, and of the fixed calls before each turn; bytes
+    that it sent in one, and the most that it held."""
 
     times: list[float]
     fixed: list[float]
     sent: int
     held: int
 
+    @property
+    def seconds(self) -> float:
+        """The median of the rounds."""
+        return statistics.median(self.times)
 
-def measured(step: Callable[[], None], rounds: int) -> Real:
-    """The steps of one pair, on a rank."""
-    with Holding() as held:
-        for _ in range(5):  # in the first ones ranks still compare plain values that ops meet
-            step()
-        held.forget()
-        with counting() as log:
-            step()
-    times, fixed = [], []
-    for _ in range(rounds):
+    @property
+    def fastest(self) -> float:
+        """The mean of the fastest quarter."""
+        few = sorted(self.times)[: math.ceil(len(self.times) / 4)]
+        return sum(few) / len(few)
+
+
+class Running:
+    """A pair on a rank, which is run a few steps at a time."""
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        self._step = step
+        with Holding() as held:
+            for _ in range(5):  # in the first ones ranks still compare plain values that ops meet
+                step()
+            held.forget()
+            with counting() as log:
+                step()
+        self.real = Real([], [], log.bytes, held.peak)
+
+    def turn(self, steps: int) -> None:
+        """Time so many steps, after one that finds the caches full of others' tensors."""
         dist.barrier()
-        fixed.append(fixed_seconds())
-        dist.barrier()
-        start = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - start)
-    return Real(times, fixed, log.bytes, held.peak)
+        self.real.fixed.append(fixed_seconds(NOW_S))
+        self._step()
+        for _ in range(steps):
+            dist.barrier()
+            start = time.perf_counter()
+            self._step()
+            self.real.times.append(time.perf_counter() - start)
 
 
 def slowest(ranks: Sequence[Real]) -> Real:
-    """Of each round the slowest rank; bytes and memory are those of the first one."""
+    """Of each step the slowest rank; bytes and memory are those of the first one."""
     times = [max(each) for each in zip(*(rank.times for rank in ranks), strict=True)]
     fixed = [x for rank in ranks for x in rank.fixed]
     return Real(times, fixed, ranks[0].sent, ranks[0].held)
-
-
-_FIXED = torch.ones(256, 1024), torch.ones(1024, 256), torch.ones(1 << 16), torch.ones(1 << 22)
-
-
-def fixed_calls() -> None:
-    """A few calls that tell how fast the host is just now, in its caches and out of them."""
-    a, b, c, large = _FIXED
-    for _ in range(5):
-        torch.mm(a, b)
-        for _ in range(20):
-            torch.add(c, c)
-    large.mul_(1.0)
-
-
-def fixed_seconds() -> float:
-    """What they take."""
-    fixed_calls()
-    start = time.perf_counter()
-    fixed_calls()
-    return time.perf_counter() - start
-
-
-def fixed_kept(this: Machine) -> float:
-    """What they take by the figures that are kept."""
-    return sum(map(this.op_seconds, works(fixed_calls)))
 
 
 def simulated(name: str, plan: str) -> SimulatedStep:
@@ -233,86 +231,100 @@ def simulated(name: str, plan: str) -> SimulatedStep:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument("--fresh", action="store_true", help="measure all figures anew")
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    context = get_context("spawn")
-    answers, pairs = context.Queue(), []
-    print(
-        f"{'':18}{'ms, real':>10}{'least':>9}{'simulated':>11}{'/ real':>8}{'host':>6}{'now':>6}",
-        end="",
-    )
-    print(f"{'bytes, real':>14}{'simulated':>12}{'MiB, real':>11}{'simulated':>11}{'/ real':>8}")
     with tempfile.TemporaryDirectory() as folder:
-        asked = [context.Queue() for _ in range(RANKS)]
-        given = (f"{folder}/store", args.rounds, answers)
-        ranks = [
-            context.Process(target=be_rank, args=(r, given[0], asked[r], *given[1:]))
-            for r in range(RANKS)
-        ]
-        for rank in ranks:
-            rank.start()
-        for _ in ranks:
-            answers.get(timeout=600)
-        for name in args.models:
-            steps = {plan: simulated(name, plan) for plan in PLANS}
-            for queue in asked:
-                queue.put(name)
-            found = answers.get(timeout=600)
-            for plan, step in steps.items():
-                tell(name, plan, found[plan], step)
-                pairs.append((name, plan, found[plan], step))
-        for queue in asked:
-            queue.put(None)
-        for rank in ranks:
-            rank.join(30)
-            rank.kill()
-    conclude(pairs)
+        if args.fresh:
+            os.environ["XDG_CACHE_HOME"] = folder
+        compare([(name, plan) for name in args.models for plan in PLANS], folder, args.rounds)
 
 
-def host_of(real: Real, step: SimulatedStep) -> float:
-    """How many times as long as the figures say calls took between these steps."""
-    return statistics.mean(real.fixed) / fixed_kept(step.machine)
-
-
-def tell(name: str, plan: str, real: Real, step: SimulatedStep) -> None:
-    """A row of the table."""
-    took, peak, host = statistics.median(real.times), step.peaks[0].bytes, host_of(real, step)
+def compare(pairs: list[tuple[str, str]], folder: str, rounds: int) -> None:
+    """Simulate all pairs, run them, and print both."""
+    context = get_context("spawn")
+    answers, asked = context.Queue(), [context.Queue() for _ in range(RANKS)]
+    ranks = [
+        context.Process(target=be_rank, args=(r, f"{folder}/store", asked[r], rounds, answers))
+        for r in range(RANKS)
+    ]
+    for rank in ranks:
+        rank.start()
+    for _ in ranks:
+        answers.get(timeout=600)
+    steps = [simulated(name, plan) for name, plan in pairs]
+    for queue in asked:
+        queue.put(pairs)
+    found = answers.get(timeout=1200)
+    for rank in ranks:
+        rank.join(30)
+        rank.kill()
     print(
-        f"{name + ', ' + plan:18}{took * 1e3:10.2f}{min(real.times) * 1e3:9.2f}"
-        f"{step.seconds * 1e3:11.2f}{step.seconds / took:8.2f}"
-        f"{host:6.2f}{step.seconds * host / took:6.2f}"
-        f"{real.sent:14,}{step.bytes_of.get(0, 0):12,}"
-        f"{real.held / 2**20:11.1f}{peak / 2**20:11.1f}{peak / real.held:8.2f}",
-        flush=True,
+        f"{'':18}{'ms, real':>10}{'quarter':>9}{'simulated':>11}{'/ real':>8}{'host':>6}{'now':>6}"
+        f"{'bytes, real':>14}{'simulated':>12}{'MiB, real':>11}{'simulated':>11}{'/ real':>8}"
     )
+    made = [Pair(*pair, *each) for pair, *each in zip(pairs, found, steps, strict=True)]
+    for pair in made:
+        print(pair.row())
+    conclude(made)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A model under a plan, run and simulated."""
+
+    name: str
+    plan: str
+    real: Real
+    step: SimulatedStep
+
+    @property
+    def ratio(self) -> float:
+        """Simulated seconds / real ones."""
+        return self.step.seconds / self.real.seconds
+
+    @property
+    def host(self) -> float:
+        """How many times as long as usual fixed calls took between its steps."""
+        machine = self.step.machine
+        assert isinstance(machine, ThisMachine) and machine.pace is not None
+        return statistics.mean(self.real.fixed) / machine.pace.usual
+
+    def row(self) -> str:
+        """Its row of the table."""
+        real, step, peak = self.real, self.step, self.step.peaks[0].bytes
+        return (
+            f"{self.name + ', ' + self.plan:18}{real.seconds * 1e3:10.2f}"
+            f"{real.fastest * 1e3:9.2f}{step.seconds * 1e3:11.2f}"
+            f"{self.ratio:8.2f}{self.host:6.2f}{self.ratio * self.host:6.2f}"
+            f"{real.sent:14,}{step.bytes_of.get(0, 0):12,}"
+            f"{real.held / 2**20:11.1f}{peak / 2**20:11.1f}{peak / real.held:8.2f}"
+        )
 
 
 NEAR = 0.05  # plans whose real times differ by less are as fast as each other
 
 
-def conclude(pairs: Sequence[tuple[str, str, Real, SimulatedStep]]) -> None:
+def conclude(pairs: Sequence[Pair]) -> None:
     """How near all of them are, and whether plans are ranked right."""
-    took = {(name, plan): statistics.median(real.times) for name, plan, real, _ in pairs}
-    made = {(name, plan): step.seconds for name, plan, _, step in pairs}
-    off = [abs(made[pair] / took[pair] - 1) for pair in took]
-    hosts = [host_of(real, step) for _, _, real, step in pairs]
-    now = [abs(made[pair] * host / took[pair] - 1) for pair, host in zip(took, hosts, strict=True)]
-    for what, found in (("time", off), ("time, times host", now)):
-        near = sum(x <= 0.15 for x in found)
-        print(f"{what}: {near} of {len(found)} within 15 %, the furthest {max(found):.0%}")
-    exact = sum(step.bytes_of.get(0, 0) == real.sent for _, _, real, step in pairs)
-    held = [abs(step.peaks[0].bytes / real.held - 1) for _, _, real, step in pairs]
-    print(f"bytes: {exact} of {len(off)} exact; memory: the furthest {max(held):.1%}")
+    now = [pair.ratio * pair.host for pair in pairs]
+    for what, ratios in (("time", [pair.ratio for pair in pairs]), ("time, times host", now)):
+        off = [abs(ratio - 1) for ratio in ratios]
+        near = sum(x <= 0.15 for x in off)
+        print(f"{what}: {near} of {len(off)} within 15 %, the furthest {max(off):.0%}")
+    exact = sum(pair.step.bytes_of.get(0, 0) == pair.real.sent for pair in pairs)
+    held = [abs(pair.step.peaks[0].bytes / pair.real.held - 1) for pair in pairs]
+    print(f"bytes: {exact} of {len(pairs)} exact; memory: the furthest {max(held):.1%}")
     right, wrong = 0, []
-    for a, b in combinations(took, 2):
-        if a[0] != b[0] or abs(took[a] / took[b] - 1) <= NEAR:
+    for a, b in combinations(pairs, 2):
+        if a.name != b.name or abs(a.real.seconds / b.real.seconds - 1) <= NEAR:
             continue
-        if (took[a] < took[b]) == (made[a] < made[b]):
+        if (a.real.seconds < b.real.seconds) == (a.step.seconds < b.step.seconds):
             right += 1
         else:
-            wrong.append(f"{a[0]}: {a[1]} and {b[1]}")
+            wrong.append(f"{a.name}: {a.plan} and {b.plan}")
     print(
         f"order of two plans of a model that differ by more than {NEAR:.0%}: {right} right", end=""
     )

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mirrored.freed_memory import keep_freed_memory
+
 from ...dispatch.planning.without_modes import without_modes
 from .described import Described, Like, Many, Plain, Same, is_known, tensors
 from .stopwatch import typical_seconds
@@ -21,7 +23,6 @@ from .work import Work, work_of
 MOST_BYTES = 1 << 28  # of one trial; longer ones are made smaller
 MOST_SECONDS = 0.3  # of one call
 CACHE_BYTES = 1 << 25  # of a host that does not say what its caches hold
-LARGE_BYTES = 31 << 20  # blocks of 32 MiB and more glibc always gives back
 MOST_COPIES = 512  # of the tensors of a call
 _BOUNDS = {"embedding": 0, "index_select": 0, "index": 0, "nll_loss_forward": 1}
 
@@ -141,7 +142,7 @@ def repeated(call: Described, cold: bool = False, device: str = "cpu") -> Callab
     Raises:
         CannotAgain: it cannot be made.
     """
-    _as_later()
+    keep_freed_memory()  # as ranks do
     func, needed = op_named(call.op), max(bytes_needed(call), 1)
     count = max(1, min(MOST_COPIES, -(-cache_bytes() // needed))) + 1 if cold else 1
     turns = cycle([arguments(call, device) for _ in range(count)])
@@ -151,14 +152,6 @@ def repeated(call: Described, cold: bool = False, device: str = "cpu") -> Callab
         return func(*args, **kwargs)
 
     return run
-
-
-@lru_cache
-def _as_later() -> None:
-    """Let malloc keep what is let go of, as it does in a program that has run for a while: glibc
-    gives memory back to the system until it has seen blocks of some size come and go, and a result
-    that lies in new memory each time takes several times as long."""
-    torch.empty(LARGE_BYTES, dtype=torch.uint8)
 
 
 @lru_cache

@@ -1,4 +1,5 @@
-"""Other processes that make the same call at the same time, as the other ranks of a host do.
+"""Other processes that make the same call at the same time, as the other ranks of a host do; or the
+fixed calls that tell the host's pace.
 
 ```
 this process   asks   times the call                  asks   times the next one
@@ -27,12 +28,13 @@ import torch
 
 from . import again
 from .described import Described
+from .pace import fixed_calls
 
 MOST = 15  # others; more make no figure that differs, and each takes memory
 IDLE_S = 60.0  # after which they end
 STARTING_S = 60.0
 BEGUN, CANNOT = True, False  # what a helper answers
-Asked = tuple[Described, bool]
+Asked = tuple[Described | None, bool]  # (call or None for the fixed calls, cold)
 _PAUSE_S = 1e-4  # of calls between two looks for what is asked next
 _MAIN = "from consistent.auto.machines.company import helper; helper()"
 
@@ -48,8 +50,9 @@ class Company:
         self._ending: Callable[[], object] = lambda: None
 
     @contextlib.contextmanager
-    def beside(self, call: Described, cold: bool) -> Iterator[int]:
-        """Inside, the others make the call, as ``again.repeated`` does; gives how many of them."""
+    def beside(self, call: Described | None, cold: bool = False) -> Iterator[int]:
+        """Inside, the others make the call, as ``again.repeated`` does, or without one the fixed
+        calls; gives how many of them."""
         self._begin()
         self._tell((call, cold))
         try:
@@ -132,11 +135,11 @@ def helper() -> None:
                 _keep_on(call, cold, link)
 
 
-def _keep_on(call: Described, cold: bool, link: Connection) -> None:
+def _keep_on(call: Described | None, cold: bool, link: Connection) -> None:
     """Make the call until something else is asked."""
     with again.alone():
         try:
-            run = again.repeated(call, cold)
+            run = again.repeated(call, cold) if call is not None else fixed_calls
             run()
         except Exception:  # an op that refuses these values, say: who asked finds out as well
             link.send(CANNOT)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -33,9 +34,11 @@ from .described import Described
 from .kept import Kept, folder
 from .machine import Machine, Ranks
 from .messages import Wire
+from .pace import USUAL_S, Pace, fixed_seconds
 from .stopwatch import typical_seconds
 from .work import Work
 
+HOST_LOOKS = 5  # of which the median counts
 _FLAT = ((1e-9, 1.0),)  # the rate measured is the one that is reached
 # Gloo between hosts, which no process alone can measure: orders of magnitude, as in boxing/cost.py.
 _BETWEEN = Wire(300e-6, 1e9)
@@ -49,6 +52,7 @@ class ThisMachine(Machine):
     company: Company = field(
         default_factory=lambda: Company(_cores() - 1), compare=False, repr=False
     )
+    pace: Pace | None = field(default=None, compare=False, repr=False)
     sharing: float = 1.0  # ranks to a core
 
     def of(self, ranks: int) -> ThisMachine:
@@ -116,8 +120,11 @@ class ThisMachine(Machine):
 
     def _timed(self, call: Described, cold: bool) -> float:
         """While the other cores make it too, as in a job that has all of them."""
+        if self.pace is not None and not self.pace.is_known:
+            _look(self.pace, self.company)
         with self.company.beside(call, cold):
-            return again.timed(call, cold)
+            seconds = again.timed(call, cold)
+        return seconds if self.pace is None else self.pace.usually(seconds)
 
     def _fits(self, work: Work) -> bool:
         """Whether the call may be made on this host."""
@@ -154,7 +161,7 @@ def _short(call: Described) -> str:
 def kept_path() -> Path:
     """The file of this host's figures."""
     threads = f"{torch.get_num_threads()} threads"
-    name = f"machine {cpu_model()} torch {torch.__version__} {threads} typical.jsonl"
+    name = f"machine {cpu_model()} torch {torch.__version__} {threads} paced.jsonl"
     return folder() / "-".join(name.replace("/", " ").split())
 
 
@@ -170,7 +177,7 @@ def cpu_model() -> str:
 
 
 def this_machine() -> ThisMachine:
-    """This host's CPU. The first call on a host takes about a second."""
+    """This host's CPU. The first call on a host takes a few seconds."""
     kept, ranks = Kept(kept_path()), os.cpu_count() or 1
 
     def figure(name: str, measure: Callable[[], float]) -> float:
@@ -181,6 +188,17 @@ def this_machine() -> ThisMachine:
     link = _link(max(ranks, 2))
     dtypes = (torch.float32, torch.float64, torch.bfloat16)
     with without_modes():
+        company = Company(_cores() - 1)
+
+        pace = Pace(figure("fixed calls s", partial(_usual_s, company)))
+
+        def host_s() -> float:
+            found = []
+            for _ in range(HOST_LOOKS):
+                _look(pace, company)
+                found.append(pace.usually(_host_s()))
+            return statistics.median(found)
+
         copies = link.copy_bytes_per_s
         return ThisMachine(
             name="this",
@@ -194,9 +212,11 @@ def this_machine() -> ThisMachine:
             between=_BETWEEN,
             message_start_s=link.latency_s,
             launch_seconds=figure("launch s", _launch_s),
-            host_seconds=figure("host s of a global op or view", _host_s),
+            host_seconds=figure("host s of a global op or view", host_s),
             efficiency=_FLAT,
             kept=kept,
+            company=company,
+            pace=pace,
         )
 
 
@@ -210,6 +230,18 @@ def _on_meta(call: Described) -> float | None:
         return again.timed(call, device="meta")
     except again.CannotAgain:
         return None
+
+
+def _usual_s(company: Company) -> float:
+    """Seconds of the fixed calls at the host's usual pace."""
+    with again.alone(), company.beside(None):
+        return fixed_seconds(USUAL_S)
+
+
+def _look(pace: Pace, company: Company) -> None:
+    """See how fast the host is now."""
+    with again.alone(), company.beside(None):
+        pace.look()
 
 
 # ---- figures ------------------------------------------------------------------------------------

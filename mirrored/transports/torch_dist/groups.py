@@ -26,6 +26,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
 from ...comm import Ranks
+from ...freed_memory import keep_freed_memory
 from ..faults.directory import Rank
 from ..faults.watch import Call, Watch
 from . import children
@@ -175,6 +176,7 @@ def _world_of(group: dist.ProcessGroup) -> World:
         is_childs=group is children.inherited,
     )
     if made.size > 1 and not made.is_childs:
+        keep_freed_memory()
         made.watch = _watch_of(made)
         weakref.finalize(group, made.watch.close).atexit = False  # the watch has its own
     return made
