@@ -1,6 +1,8 @@
 """Recording a step's logical program: it is followed once on tensors that are B and have no values.
 
-Nothing is computed or sent, so one process may record a program for any number of ranks.
+Nothing is computed or sent, so one process may record a program for any number of ranks. What
+follows from whole numbers and truth values of the example is known all the same: models look at
+masks and tokens, whether any is padding, say.
 """
 
 from __future__ import annotations
@@ -12,17 +14,20 @@ from typing import Any
 import torch
 
 from ...autograd import backward
+from ...dispatch.plans.arguments import fill
 from ...dispatch.plans.plan import followers
-from ...dispatch.plans.shards import is_global
+from ...dispatch.plans.shards import HookOff, is_global
 from ...dispatch.running.moved_views import is_view
 from ...graph.stand_ins import of_spec, outside
 from ...nn.nested import map_tensors, tensors_in
 from ...nn.slots import Slot, plain_slots
 from ...rules import table
 from ...spec import B, Placement, TensorSpec
+from ...tensor.inspection import reading
 from ...tensor.storage import moving
 from .program import BUFFER, CONSTANT, INPUT, OP, PARAMETER, Enter, Exit, Op, Program, Value
 
+KNOWN = 1 << 20  # the most elements of a tensor whose values are followed
 _WHY = "a plan is searched without values, and here a value is needed"
 
 
@@ -71,6 +76,7 @@ class _Recorder:
         self._alive: list[Any] = []
         self._calling: list[str] = [""]
         self._inputs: dict[int, Any] = {}
+        self._values_of: dict[int, torch.Tensor] = {}  # value -> whole numbers, where known
 
     # -- what there is before the step -------------------------------------------------------------
 
@@ -116,6 +122,8 @@ class _Recorder:
                 self.program.values[index].fixed = x._spec.sbp  # type: ignore[attr-defined]
             elif x.ndim == 0:
                 self.program.values[index].fixed = self._whole()
+            elif _is_followed(x):
+                self._values_of[index] = x.detach().clone()
             self._inputs[id(x)] = made
             self._alive.append(x)
         return self._inputs[id(x)]
@@ -136,6 +144,7 @@ class _Recorder:
                 self._listen_to(stack, module, name)
             for calls, mine in (
                 (followers, self._op),
+                (reading.knowers, self._value_of),
                 (backward.takers, self._backward),
                 (moving.takers, self._to_global),
             ):
@@ -176,6 +185,26 @@ class _Recorder:
         view = not call.inplace and is_view(plan)
         op = Op(plan.name, call, row, ins, outs, view, self._calling[-1])
         self.program.events.append(op)
+        self._follow_values(plan, ins, outs)
+
+    def _follow_values(self, plan: Any, ins: tuple[int, ...], outs: tuple[int, ...]) -> None:
+        """Compute what the op gives, where all that it is given is known."""
+        known = [self._values_of[i] for i in ins if i in self._values_of]
+        if plan.call.inplace and known:
+            self._values_of.clear()  # views may lie on what it writes
+        elif known and len(known) == len(ins):
+            try:
+                with HookOff():
+                    call = plan.call
+                    out = plan.function(*fill(call.args, known), **fill(call.kwargs, known))
+            except Exception:  # the function is one of shards
+                return
+            for index, x in zip(outs, tensors_in(out)):
+                if _is_followed(x):
+                    self._values_of[index] = x
+
+    def _value_of(self, x: Any) -> torch.Tensor | None:
+        return self._values_of.get(self._known.get(id(x), -1))
 
     def _own(self, x: Any) -> int:
         if id(x) in self._known:
@@ -203,3 +232,8 @@ class _Recorder:
         for x in tensors_in(result):
             if id(x) in self._known and (index := self._known[id(x)]) not in self.program.results:
                 self.program.results.append(index)
+
+
+def _is_followed(x: torch.Tensor) -> bool:
+    whole = not (x.dtype.is_floating_point or x.dtype.is_complex)
+    return whole and not x.is_meta and x.numel() <= KNOWN

@@ -202,6 +202,37 @@ def test_programs_that_read_values_or_lay_out_tensors_are_refused():
         best_plan(lambda a, b, x: b(a(x)), PAIR, (model, MLP(), x))
 
 
+class Masked(MLP):
+    """Looks at its mask and its tokens, as models of transformers do."""
+
+    def forward(self, x, mask, tokens):
+        y = super().forward(x)
+        if not mask.all() or 0 in tokens[:, [-1, 0]]:
+            y = y * mask.unsqueeze(-1)
+        return y
+
+
+@pytest.mark.parametrize("padding, ops", [(False, 0), (True, 1)])
+def test_values_of_whole_numbers_in_the_example_are_known(padding, ops):
+    model, x, mask = Masked(), torch.randn(4, 8), torch.ones(4, dtype=torch.bool)
+    mask[1] = not padding
+    tokens = torch.arange(8).reshape(4, 2) + 1
+    program = record(model, model, PAIR, (x, mask, tokens), {})
+    assert sum(op.name.endswith("mul") for op in program.ops) == ops
+    assert best_plan(model, PAIR, (x, mask, tokens)).notes
+
+
+def test_values_that_were_written_over_are_not_known():
+    model, mask = MLP(), torch.ones(4, dtype=torch.bool)
+
+    def step(model, x, mask):
+        mask[0] = False
+        return model(x) if mask.all() else x
+
+    with pytest.raises(ValueError, match="reads a value"):
+        best_plan(step, PAIR, (model, torch.randn(4, 8), mask))
+
+
 def test_scipy_is_asked_for_where_it_is_missing(monkeypatch):
     found = builtins.__import__
 
