@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from ...graph.stand_ins import of_spec, outside
 from ...nn.nested import map_tensors, tensors_in
 from ...nn.slots import Slot, plain_slots
 from ...rules import table
+from ...rules.signature import Out
 from ...spec import B, Placement, TensorSpec
 from ...tensor.inspection import reading
 from ...tensor.storage import moving
@@ -182,6 +184,9 @@ class _Recorder:
             made = given[:1]
         outs = tuple(self._value(x, OP) for x in made)
         row = None if plan.is_whole or len(call.outs) != len(outs) else table.find(plan.name)
+        if len(call.outs) != len(made):  # of an op without a rule they were not planned
+            specs = (x._spec for x in made)
+            call = replace(call, outs=tuple(Out(x.shape, x.dtype) for x in specs))
         view = not call.inplace and is_view(plan)
         op = Op(plan.name, call, row, ins, outs, view, self._calling[-1])
         self.program.events.append(op)

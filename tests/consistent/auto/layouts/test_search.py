@@ -233,6 +233,14 @@ def test_values_that_were_written_over_are_not_known():
         best_plan(step, PAIR, (model, torch.randn(4, 8), mask))
 
 
+def test_ops_without_a_rule_are_whole():
+    model = torch.nn.utils.parametrizations.weight_norm(nn.Conv1d(4, 6, 3))
+    x = torch.randn(2, 4, 9)
+    program = record(lambda m, x: m(x).sum().backward(), model, PAIR, (model, x), {})
+    assert any(op.row is None for op in program.ops)
+    assert best_plan(lambda m, x: m(x).sum().backward(), PAIR, (model, x)).notes
+
+
 def test_scipy_is_asked_for_where_it_is_missing(monkeypatch):
     found = builtins.__import__
 
