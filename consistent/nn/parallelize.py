@@ -79,8 +79,9 @@ def parallelize(
         initialise: a module that was built on ``meta`` gets only its shards allocated, and the
             values that its modules' ``reset_parameters`` and ``_init_weights`` give: those that
             the same call gives on one rank. ``False``: values are loaded later.
-        example: of ``"auto"``, a batch whose sizes count: a tensor, a tuple of arguments, or a
-            mapping of keywords.
+        example: of ``"auto"``, a batch whose sizes count, and whose masks and tokens may be looked
+            at: a tensor, a tuple of arguments, or a mapping of keywords. That of the placement's
+            first rank serves for all.
         memory: of ``"auto"``, bytes that a rank may hold.
 
     Returns:

@@ -12,6 +12,7 @@ from ..movement.check_mode import digest
 from ..movement.world import device_of
 from ..spec import Placement
 from .plan import Layouts, Plan, nd_text
+from .plan.table import border_text
 from .slots import Slot
 
 # Bytes that are sent at once: long enough that their number does not matter, short enough to be
@@ -28,25 +29,17 @@ def check_alike(
     Raises:
         ValueError: names the first tensor that differs, and what two ranks say of it.
     """
-    told = [
-        (
-            [slot.name for slot in places],
-            tuple(places[0].value.shape),
-            str(places[0].value.dtype).removeprefix("torch."),
-            ("on meta, " if places[0].value.is_meta else "")
-            + laid_text(plan.layouts(places[0].name)),
-        )
-        for places in tensors
-    ]
+    told = [_told(places, plan) for places in tensors]
+    told += [border_text(name, border) for name, border in plan.modules.items()]
     ranks = tuple(placement.ranks.ravel().tolist())
     notes = current().gather_objects(told, ranks)
     for rank, note in zip(ranks, notes):
         if note != notes[0]:
-            ours = next((n for n in notes[0] if n not in note), None)
-            theirs = next((n for n in note if n not in notes[0]), None)
+            ours = next((n for n in notes[0] if n not in note), "fewer tensors")
+            theirs = next((n for n in note if n not in notes[0]), "fewer tensors")
             raise ValueError(
                 f"{what}: the ranks' modules, or their plans, differ.\n"
-                f"  rank {ranks[0]} has {_shown(ours)}\n  rank {rank} has {_shown(theirs)}\n"
+                f"  rank {ranks[0]} has {ours}\n  rank {rank} has {theirs}\n"
                 "  Build the same module on every rank (class, configuration, dtype), and give the "
                 "same plan."
             )
@@ -60,11 +53,13 @@ def laid_text(layouts: Layouts | None) -> str:
     return nd_text(layouts.sbp) if layouts.is_plain else "/".join(map(nd_text, sides))
 
 
-def _shown(note: tuple | None) -> str:
-    if note is None:
-        return "fewer tensors"
-    names, shape, dtype, laid = note
-    return f"{' = '.join(names)}: {dtype} {list(shape)} {laid}"
+def _told(places: Sequence[Slot], plan: Plan) -> str:
+    """What a rank says of a tensor."""
+    value = places[0].value
+    where = "on meta, " if value.is_meta else ""
+    dtype = str(value.dtype).removeprefix("torch.")
+    names = " = ".join(slot.name for slot in places)
+    return f"{names}: {dtype} {list(value.shape)} {where}{laid_text(plan.layouts(places[0].name))}"
 
 
 def send_values(what: str, tensors: Sequence[Sequence[Slot]], placement: Placement) -> None:

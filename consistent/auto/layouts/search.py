@@ -48,7 +48,8 @@ def best_plan(
     ```
 
     The step is followed once without values: nothing is computed or sent, and ``model`` and its
-    gradients stay as they are. Every rank finds the same plan, and none needs the others for it.
+    gradients stay as they are. Ranks that give the same example find the same plan, and none needs
+    the others for it.
     The plan's notes say what was estimated.
 
     Args:
@@ -57,8 +58,9 @@ def best_plan(
             of each parameter are counted for it.
         placement: where the model is to lie. There need be no such ranks yet.
         example: the arguments: a tuple, a mapping of keywords, or one tensor. Their sizes count,
-            and tensors on ``meta`` serve as well. A global tensor keeps its layout; for others the
-            plan says in the border of the model what layout they should come in, and
+            and what a step asks of whole numbers and masks among them is answered; tensors on
+            ``meta`` serve as well where it asks nothing. A global tensor keeps its layout; for
+            others the plan says in the border of the model what layout they should come in, and
             ``inputs=`` of ``parallelize`` makes them global.
         memory: bytes that a rank may hold.
         figures: of the machine, if not those that ops are planned by.

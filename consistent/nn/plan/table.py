@@ -42,6 +42,13 @@ def border_lines(modules: Mapping[str, Border]) -> list[str]:
     return columns(rows)
 
 
+def border_text(name: str, border: Border) -> str:
+    """The same of one module, as a part of a sentence."""
+    sides = (("inputs", _ways(border.inputs)), ("outputs", _ways(border.outputs)))
+    boxed = " and ".join(f"{side} boxed to {ways}" for side, ways in sides if ways)
+    return f"{name or 'the module'} with {boxed or 'nothing boxed'}"
+
+
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of cells that stand below each other, the first row underlined."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]

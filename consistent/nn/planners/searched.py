@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+from mirrored.transports.default import current
+
+from ...movement.world import my_coordinate
 from ...spec import Placement
 from ..plan import Plan
 
@@ -25,10 +28,12 @@ def use_search(search: Search) -> None:
 def searched(
     module: torch.nn.Module, placement: Placement, plan: Any, example: Any, memory: int | None
 ) -> Any:
-    """``plan``, or what is found where it is "auto".
+    """``plan``, or what is found where it is "auto". The first rank of the placement searches for
+    all of them, as each may have a batch of its own as an example: one small collective.
 
     Raises:
-        ValueError: "auto" has no example, or another plan has one.
+        ValueError: "auto" has no example, or another plan has one; or, on all ranks, what the
+            search says.
     """
     if not isinstance(plan, str) or plan != "auto":
         if example is not None or memory is not None:
@@ -44,4 +49,15 @@ def searched(
             "count, so one on `meta` serves as well."
         )
     assert _search is not None, "consistent/__init__.py enters it"
-    return _search(module, placement, example, memory)
+    if placement.size == 1 or my_coordinate(placement) is None:
+        return _search(module, placement, example, memory)
+    answer: Plan | Exception | None = None
+    if current().rank == placement.first_rank:
+        try:
+            answer = _search(module, placement, example, memory)
+        except Exception as error:  # every rank is to raise it
+            answer = error
+    answer = current().gather_objects(answer, tuple(placement.ranks.ravel().tolist()))[0]
+    if isinstance(answer, Exception):
+        raise answer
+    return answer

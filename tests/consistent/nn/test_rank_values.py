@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 import consistent
-from consistent import Placement, S
+from consistent import B, Placement, S
 from consistent.nn import rank_values
+from consistent.nn.plan import Border, Plan
 from mirrored.transports.counting import Counting
 from mirrored.transports.default import current, use
 from tests.ranks import on_ranks
@@ -103,3 +104,7 @@ def test_other_modules_are_an_error_on_every_rank(rank: int) -> None:
         assert type(module.weight) is nn.Parameter
     with pytest.raises(ValueError, match=r"or their plans, differ.\n.*\[4, 3\] B\n.*\] S\(0\)"):
         consistent.parallelize(nn.Linear(3, 4), p, {"weight": S(0)} if rank else None)
+    border = Plan({}, {"": Border({0: S(0)}, {}) if rank else Border({}, {0: B})})
+    words = r"the module with outputs boxed to 0: B\n.*the module with inputs boxed to 0: S\(0\)"
+    with pytest.raises(ValueError, match=words):
+        consistent.parallelize(nn.Linear(3, 4), p, border)

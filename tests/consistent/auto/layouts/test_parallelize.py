@@ -30,6 +30,41 @@ def test_auto_trains_as_plain_torch(rank: int) -> None:
     assert "seconds" in str(consistent.plan_of(model)) or consistent.plan_of(model).notes
 
 
+class Masked(nn.Module):
+    """What is cheapest depends on whether all of a mask is true."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(512, 4096), nn.Linear(4096, 512), nn.Linear(512, 512)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        y = self.b(torch.relu(self.a(x)))
+        return y if mask.all() else self.c(y) * mask.unsqueeze(-1)
+
+
+@on_ranks(2)
+def test_ranks_whose_examples_differ_get_one_plan(rank: int) -> None:
+    torch.manual_seed(0)
+    x, mask = torch.randn(8, 512), torch.ones(8, dtype=torch.bool)
+    model = Masked()
+    wanted = model(x, mask)
+    mask[0] = rank == 0
+    place = consistent.placement.all("cpu")
+    consistent.parallelize(model, place, "auto", example=(x, mask), verbose=False)
+    found = model(x, torch.ones(8, dtype=torch.bool)).full()
+    assert torch.allclose(found, wanted, atol=1e-5)
+
+
+@on_ranks(2)
+def test_all_ranks_raise_what_the_first_ones_search_says(rank: int) -> None:
+    x, mask = torch.randn(8, 512), torch.ones(8, dtype=torch.bool)
+    example = (x, mask.to("meta") if rank == 0 else mask)
+    with pytest.raises(ValueError, match="reads a value"):
+        consistent.parallelize(
+            Masked(), consistent.placement.all("cpu"), "auto", example=example, verbose=False
+        )
+
+
 def test_an_example_belongs_to_auto() -> None:
     placement = consistent.placement("cpu", [0])
     with pytest.raises(ValueError, match="there is none. Give example=batch"):
