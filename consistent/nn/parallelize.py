@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from mirrored.freed_memory import give_back_freed_memory
 from mirrored.transports.default import current
 
 from ..dispatch.plans.gradients import settled_spec
@@ -115,6 +116,7 @@ def parallelize(
     empty = [places[0].name for places in tensors if places[0].value.is_meta]
     install_assign({slot.owner: None for places in tensors for slot in places})
     _lay_out(tensors, placement, decided)
+    give_back_freed_memory()
     if empty and initialise:
         deferred.initialise(module, empty)
     if initialise:

@@ -6,11 +6,12 @@ import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from mirrored.freed_memory import SWITCH, keep_freed_memory
+from mirrored.freed_memory import SWITCH, give_back_freed_memory, keep_freed_memory
 from mirrored.transports.default import current
 
 BLOCKS, BYTES = 4, 12 << 20  # together more than glibc keeps by itself
@@ -40,16 +41,26 @@ def started(*words: str, **environment: str) -> list[str]:
     return done.stdout.split()
 
 
-def elsewhere(**environment: str) -> tuple[str, int]:
-    """What ``keep_freed_memory`` says in a process of its own, and the new pages there."""
-    said, pages = started(**environment)
-    return said, int(pages)
+def elsewhere(**environment: str) -> tuple[str, int, int]:
+    """In a process of its own: what ``keep_freed_memory`` says, new pages, and pages that it has
+    fewer after giving back what is free."""
+    said, pages, fewer = started(**environment)
+    return said, int(pages), int(fewer)
+
+
+def given_back() -> int:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1])
+
+    before = resident()
+    give_back_freed_memory()
+    return before - resident()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's figures")
 def test_what_is_allocated_again_lies_in_pages_that_were_there() -> None:
-    said, pages = elsewhere()
-    assert said == "True" and pages < PAGES / 100
+    said, pages, fewer = elsewhere()
+    assert said == "True" and pages < PAGES / 100 and fewer > PAGES / 2
 
 
 @pytest.mark.parametrize(
@@ -62,8 +73,8 @@ def test_what_is_allocated_again_lies_in_pages_that_were_there() -> None:
     ],
 )
 def test_what_the_user_says_holds(name: str, value: str) -> None:
-    said, pages = elsewhere(**{name: value})
-    assert said == "False"
+    said, pages, fewer = elsewhere(**{name: value})
+    assert said == "False" and fewer == 0
     if "MMAP" in name:  # each block is given back when it is freed
         assert pages > PAGES / 2
 
@@ -78,4 +89,4 @@ if __name__ == "__main__":
         assert current().size == 2  # which is when a rank begins to keep it
         os.write(1, f"{new_pages()}\n".encode())
     else:
-        print(keep_freed_memory(), new_pages())
+        print(keep_freed_memory(), new_pages(), given_back())

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from mirrored.freed_memory import give_back_freed_memory
 from mirrored.transports.default import current
 
 from ...spec import Placement, SbpLike
@@ -98,6 +99,7 @@ def move(
     job = carried.job
     take_off(model)
     carried.put()
+    give_back_freed_memory()
     install(model, job.placement, job.plan, job.inputs)
     carried.watch()
     return model
