@@ -33,7 +33,10 @@ def test_every_program_has_a_check_and_runs_here() -> None:
     assert tried == {f"tests.gpu.{name}" for name in programs - beside}
 
 
-@pytest.mark.parametrize("name", ON_TWO_RANKS)
+# The others' programs repeat on ranks what tests of boxing, products and compiled steps show.
+@pytest.mark.parametrize(
+    "name", ON_TWO_RANKS if ALL else ["native_ops", "random_bits", "schedules_4_messages"]
+)
 def test_nothing_is_wrong_on_two_cpu_ranks(name: str, tmp_path: Path) -> None:
     command = [str(RUN), "--device", "cpu", str(tmp_path), name]
     done = subprocess.run(

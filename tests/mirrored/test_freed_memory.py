@@ -67,7 +67,6 @@ def test_what_is_allocated_again_lies_in_pages_that_were_there() -> None:
     "name, value",
     [
         (SWITCH, "0"),
-        ("MALLOC_TRIM_THRESHOLD_", "131072"),
         ("MALLOC_MMAP_THRESHOLD_", "131072"),
         ("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=131072"),
     ],
