@@ -51,13 +51,24 @@ def searched(
     assert _search is not None, "consistent/__init__.py enters it"
     if placement.size == 1 or my_coordinate(placement) is None:
         return _search(module, placement, example, memory)
-    answer: Plan | Exception | None = None
+    found: Plan | Exception | None = None
+    failed: Exception | None = None
     if current().rank == placement.first_rank:
         try:
-            answer = _search(module, placement, example, memory)
+            found = _search(module, placement, example, memory)
         except Exception as error:  # every rank is to raise it
-            answer = error
-    answer = current().gather_objects(answer, tuple(placement.ranks.ravel().tolist()))[0]
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+            failed, found = error, _as_sent(error)
+    found = current().gather_objects(found, tuple(placement.ranks.ravel().tolist()))[0]
+    if failed is not None:
+        raise failed
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def _as_sent(error: Exception) -> Exception:
+    """An error that can be made again elsewhere: those of other libraries may need more than what
+    they say."""
+    if type(error).__module__ == "builtins":
+        return error
+    return RuntimeError(f"{type(error).__name__}: {error}")

@@ -65,6 +65,25 @@ def test_all_ranks_raise_what_the_first_ones_search_says(rank: int) -> None:
         )
 
 
+class Odd(Exception):
+    """Cannot be made again from what it says."""
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(f"{a} and {b} are odd")
+
+
+class Raises(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        raise Odd(1, 3)
+
+
+@on_ranks(2)
+def test_all_ranks_raise_what_a_model_raises(rank: int) -> None:
+    place, x = consistent.placement.all("cpu"), torch.ones(2, 2)
+    with pytest.raises(Odd if rank == 0 else RuntimeError, match="1 and 3 are odd"):
+        consistent.parallelize(Raises(2, 2), place, "auto", example=x, verbose=False)
+
+
 def test_an_example_belongs_to_auto() -> None:
     placement = consistent.placement("cpu", [0])
     with pytest.raises(ValueError, match="there is none. Give example=batch"):
