@@ -201,7 +201,7 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=768)
     parser.add_argument("--vocabulary", type=int, default=8192)
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--ways", nargs="*", default=list(WAYS))
+    parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=list(WAYS))
     options = parser.parse_args()
     sizes = options.layers, options.dim, options.vocabulary, options.batch
     shape_model(*sizes)
