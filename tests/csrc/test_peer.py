@@ -3,6 +3,7 @@
 import pytest
 
 from tests.csrc.compiling import CXX, ROOT, run
+from tests.ranks import ALL
 
 PEER = ROOT / "csrc" / "peer"
 
@@ -11,7 +12,8 @@ needs_compiler = pytest.mark.skipif(CXX is None, reason="a C++ compiler was not 
 
 @needs_compiler
 @pytest.mark.parametrize(
-    "sanitizer, ranks", [("address,undefined", "processes"), ("thread", "threads")]
+    "sanitizer, ranks",
+    [("thread", "threads"), *([("address,undefined", "processes")] if ALL else [])],
 )
 def test_every_move_is_right_and_clean(sanitizer, ranks, tmp_path):
     program = tmp_path / "peer_test"
