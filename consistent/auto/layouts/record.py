@@ -195,8 +195,10 @@ class _Recorder:
     def _follow_values(self, plan: Any, ins: tuple[int, ...], outs: tuple[int, ...]) -> None:
         """Compute what the op gives, where all that it is given is known."""
         known = [self._values_of[i] for i in ins if i in self._values_of]
-        if plan.call.inplace and known:
-            self._values_of.clear()  # views may lie on what it writes
+        if plan.call.inplace:
+            dtype = self.program.values[ins[0]].spec.dtype
+            if known or not (dtype.is_floating_point or dtype.is_complex):
+                self._values_of.clear()  # views, known or not, may lie on what it writes
         elif known and len(known) == len(ins):
             try:
                 with HookOff():
