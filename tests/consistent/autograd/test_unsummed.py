@@ -12,6 +12,7 @@ from torch import nn
 import consistent
 from consistent import Placement, S
 from tests.ranks import on_ranks
+from tests.twins import randn
 
 
 def _pair(make: Any, placement: Placement) -> tuple[nn.Module, nn.Module]:
@@ -26,7 +27,7 @@ def _pair(make: Any, placement: Placement) -> tuple[nn.Module, nn.Module]:
 @on_ranks(2)
 def test_an_embedding_adds_up(rank: int, sparse: bool) -> None:
     placement = Placement("cpu", [0, 1])
-    plain, ours = _pair(lambda: nn.Embedding(8, 4, sparse=sparse), placement)
+    plain, ours = _pair(lambda: nn.Embedding(8, 4, sparse=sparse).double(), placement)
     batches = [torch.tensor(each) for each in ([0, 1, 1, 7], [1, 2, 3, 4], [0, 5, 6, 6])]
     for batch in batches:
         plain(batch).square().sum().backward()
@@ -42,8 +43,8 @@ def test_an_embedding_adds_up(rank: int, sparse: bool) -> None:
 @on_ranks(2)
 def test_grad_stays_the_object_that_it_was(rank: int) -> None:
     placement = Placement("cpu", [0, 1])
-    plain, ours = _pair(lambda: nn.Linear(4, 3), placement)
-    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+    plain, ours = _pair(lambda: nn.Linear(4, 3).double(), placement)
+    x = randn(6, 4)
     given = consistent.distribute(x, placement, S(0))
     ours(given).square().sum().backward()
     kept = [p.grad for p in ours.parameters()]
@@ -60,8 +61,8 @@ def test_grad_stays_the_object_that_it_was(rank: int) -> None:
 @on_ranks(3)
 def test_ranks_outside_follow(rank: int) -> None:
     placement = Placement("cpu", [0, 1])
-    plain, ours = _pair(lambda: nn.Linear(4, 3), placement)
-    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+    plain, ours = _pair(lambda: nn.Linear(4, 3).double(), placement)
+    x = randn(6, 4)
     plain(x).square().sum().backward()
     with consistent.no_sync():
         ours(consistent.distribute(x, placement, S(0))).square().sum().backward()
@@ -83,7 +84,7 @@ def test_a_cast_copy_that_is_older_than_a_write_is_itself_kept(rank: int) -> Non
 
     placement = Placement("cpu", [0, 1])
     plain, ours = _pair(lambda: Writes(4, 3, bias=False), placement)
-    x = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    x = randn(6, 4)
     wanted, given = x.clone().requires_grad_(), consistent.distribute(x, placement, S(0))
     given.requires_grad_()
     plain(wanted).square().sum().backward()

@@ -17,10 +17,12 @@ def beside(
     batches: list[tuple],
     backend: str = "ops",
     after: Callable[[list[Any]], None] = lambda changed: None,
+    rtol: float = 1e-8,
     **how: Any,
 ) -> Any:
     """Call the step that ``make`` gives with each batch, eagerly and as a program; after each call,
-    ``after`` is given what the step changes.
+    ``after`` is given what the step changes. ``rtol`` is for float64; a step in float32 says what
+    its roundings allow (tests/rounding.py).
 
     Raises:
         AssertionError: results, or what the step changes, are not the same after a call.
@@ -40,7 +42,7 @@ def beside(
         found = _values(program(*batch)), [_values(x) for x in changed]
         for ours, theirs in zip(_flat(found), _flat(wanted[i]), strict=True):
             torch.testing.assert_close(
-                ours, theirs, rtol=1e-8, atol=1e-9, msg=lambda m, i=i: f"call {i}: {m}"
+                ours, theirs, rtol=rtol, atol=1e-9, msg=lambda m, i=i: f"call {i}: {m}"
             )
         after(changed)
     assert torch.equal(random, torch.get_rng_state()), "another count of random numbers"

@@ -13,6 +13,7 @@ from consistent import B, Placement, S
 from consistent.forms.families.matrices.grouped_mm import product
 from mirrored.transports.counting import counting
 from tests.ranks import simulate
+from tests.rounding import assert_rounded
 from tests.twins import randn
 
 
@@ -35,16 +36,23 @@ EDGES = [[0, 2, 5, 9], [2, 2, 4, 7], [9, 9, 9, 9], [0, 0, 0, 0]]
 @pytest.mark.parametrize("edges", EDGES, ids=repr)
 @pytest.mark.parametrize("shapes", SHAPES, ids=repr)
 def test_groups_lie_between_edges_forward_and_twice_backward(shapes: Any, edges: Any) -> None:
-    given = [randn(*shape, seed=i).float().requires_grad_() for i, shape in enumerate(shapes)]
+    single = [randn(*shape, seed=i).float() for i, shape in enumerate(shapes)]  # as torch takes it
     at = torch.tensor(edges, dtype=torch.int32)
 
-    def found(made: torch.Tensor) -> list[Any]:
+    def found(multiply: Any, given: list[torch.Tensor]) -> list[torch.Tensor]:
+        given = [x.requires_grad_() for x in given]
+        made = multiply(*given)
         first = torch.autograd.grad(made.square().sum(), given, create_graph=True)
         second = torch.autograd.grad(sum(g.square().sum() for g in first), given)
         return [made, *first, *second]
 
-    ours = found(product(*given, at))
-    torch.testing.assert_close(ours, found(_alone(*given, edges)))
+    def alone(x: Any, w: Any) -> torch.Tensor:
+        return _alone(x, w, edges)
+
+    exact = found(alone, [x.double() for x in single])
+    sizes = found(alone, [x.double().abs() for x in single])
+    # A term of the last gradients has passed five sums of at most 9 products, and additions.
+    assert_rounded(found(lambda x, w: product(x, w, at), single), exact, sizes, 5 * (9 + 3))
 
 
 @pytest.mark.parametrize("shapes", [*SHAPES, ((3, 4, 5), (3, 5, 6))], ids=repr)
@@ -58,7 +66,7 @@ def test_what_transformers_calls_where_it_is_compiled_is_the_same_product() -> N
     pytest.importorskip("transformers.integrations.moe")
     x, w = randn(10, 8).float(), randn(4, 8, 4).float()
     offs = torch.tensor([2, 2, 7, 10], dtype=torch.int32)
-    fallback = torch.ops.transformers.grouped_mm_fallback
+    fallback, wide = torch.ops.transformers.grouped_mm_fallback, [t.double() for t in (x, w)]
 
     def main(rank: int) -> list[Any]:
         p = Placement("cpu", range(3))
@@ -68,7 +76,9 @@ def test_what_transformers_calls_where_it_is_compiled_is_the_same_product() -> N
             assert [m.sbp for m in made] == [(S(0),)] * 2
             assert set(sent.names) <= {"gather_objects"}  # by which plain tensors are compared
         whole = fallback(*(t.double() for t in given), offs)  # torch has no such product
-        return [m.full() for m in (*made, whole.float())]
+        return [m.full() for m in (*made, whole)]
 
-    for found in simulate(main, 3):
-        torch.testing.assert_close(found, [_alone(x, w, [0, 2, 2, 7, 10])] * 3)
+    exact, sizes = (_alone(*given, [0, 2, 2, 7, 10]) for given in (wide, [t.abs() for t in wide]))
+    for *single, whole in simulate(main, 3):
+        assert_rounded(single, [exact] * 2, [sizes] * 2, 8)
+        torch.testing.assert_close(whole, exact, rtol=1e-13, atol=1e-13)
