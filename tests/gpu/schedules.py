@@ -1,5 +1,6 @@
 """A small GPT in stages, one on each rank or two, has under every schedule the losses and gradients
-of one process. Ranks may share a GPU."""
+of one process. Ranks may share a GPU. On the CPU two schedules show that the program runs: there
+tests/consistent/pipeline has the others."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def compare(world: World, schedule: str, wanted: list[float], grads: dict[str, A
 def main() -> None:
     world = start(__doc__)
     wanted, grads = trained(GPT(BLOCKS), STEPS, ROWS)
-    for schedule in SCHEDULES:
+    for schedule in SCHEDULES if world.device == "cuda" else list(SCHEDULES)[:2]:
         compare(world, schedule, wanted, grads)
     world.end()
 
