@@ -14,18 +14,14 @@ import sys
 import warnings
 from typing import Any
 
-import numpy as np
 import torch
 
 from mirrored.transports.default import current
 
 from ...dispatch.plans import gradients
 from ...dispatch.plans.shards import attach, plain
-from ...movement.world import device_of, my_coordinate
-from ...spec import Placement, TensorSpec
-
-# Attributes that describe one object and are not copied along.
-_OWN = ("_spec", "_moved_view", "_in_step")
+from ...movement.world import my_coordinate
+from .restored import OWN, restored
 
 
 def shallow_copy(x: Any) -> Any:
@@ -64,7 +60,7 @@ def reduce(x: Any) -> tuple:
     at = my_coordinate(spec.placement)
     local = None if at is None else plain(x.detach()).cpu().contiguous()
     grid = (spec.placement.type, spec.placement.ranks.tolist(), spec.placement.axes)
-    extra = {k: v for k, v in x.__dict__.items() if k not in _OWN}
+    extra = {k: v for k, v in x.__dict__.items() if k not in OWN}
     layout = (grid, str(spec.sbp), tuple(spec.shape), spec.dtype)
     return (_rebuild, (local, layout, at, x.requires_grad, extra))
 
@@ -105,36 +101,15 @@ def _names(path: str, rank: int) -> bool:
 
 def _carry(old: Any, new: Any) -> None:
     for key, value in old.__dict__.items():
-        if key not in _OWN:
+        if key not in OWN:
             new.__dict__[key] = value
     if old.requires_grad:
         new.requires_grad_()
 
 
-def _rebuild(local: Any, layout: tuple, saved_at: Any, requires_grad: bool, extra: dict) -> Any:
-    grid, sbp, shape, dtype = layout
-    kind, ranks, axes = grid
-    if np.max(ranks) >= current().size:
-        raise _elsewhere(saved_at, f"ranks {ranks}", f"in a world of {current().size}")
-    spec = TensorSpec.of(Placement(kind, ranks, axes), sbp, shape, dtype)
-    at = my_coordinate(spec.placement)
-    if at != saved_at:
-        raise _elsewhere(saved_at, str(spec.placement), f"at {at}")
-    if at is None:
-        local = torch.empty(spec.local_shape(None), dtype=spec.dtype, device="meta")
-    x = attach(local.to(device_of(spec.placement)) if at is not None else local, spec)
-    x.__dict__.update(extra)
-    return x.requires_grad_() if requires_grad else x
-
-
-def _elsewhere(saved_at: Any, placement: str, here: str) -> RuntimeError:
-    return RuntimeError(
-        f"load: this is the shard of a global tensor that the rank at {saved_at} of {placement} "
-        f"saved or sent, and this rank is {here}. Use x.full() to save or send the whole tensor, "
-        "or load on every rank the file that it saved itself. consistent.checkpoint.save writes "
-        "what any number of ranks loads, and consistent.checkpoint.full_state_dict(module) is a "
-        "whole state dict on one rank."
-    )
+def _rebuild(local: Any, layout: Any, saved_at: Any, requires_grad: Any, extra: Any) -> Any:
+    """What ``reduce`` wrote; files name this function."""
+    return restored(local, layout, saved_at, requires_grad=requires_grad, extra=extra)
 
 
 # torch.load(weights_only=True) calls only functions that are registered here.

@@ -214,8 +214,8 @@ PyObject* make_getter(PyObject*, PyObject* descriptor) {
 }
 
 PyObject* py_attach(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 2) {
-    PyErr_SetString(PyExc_TypeError, "attach: a plain tensor and a spec are needed");
+  if (count != 2 || !THPVariable_Check(args[0]) || !is_spec(args[1])) {
+    PyErr_SetString(PyExc_TypeError, "attach: a plain tensor and a TensorSpec are needed");
     return nullptr;
   }
   if (!attach(args[0], args[1])) return nullptr;

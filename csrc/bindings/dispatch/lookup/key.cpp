@@ -55,6 +55,21 @@ uint64_t kind_of(double real, double imaginary = 0) {
 
 uint64_t address(const void* pointer) { return reinterpret_cast<uint64_t>(pointer); }
 
+// The attribute `_spec`, whatever it is, borrowed.
+PyObject* spec_attribute(PyObject* tensor) {
+#if PY_VERSION_HEX < 0x030D0000
+  // Reads the instance's own dict and skips the look-up in the classes, which have no `_spec`.
+  PyObject** dict = _PyObject_GetDictPtr(tensor);
+  PyObject* spec = nullptr;
+  if (dict != nullptr && *dict != nullptr) spec = PyDict_GetItemWithError(*dict, spec_name);
+  if (spec != nullptr) return spec;
+  if (PyErr_Occurred()) return nullptr;
+#endif
+  PyObject* found = PyObject_GetAttr(tensor, spec_name);
+  Py_XDECREF(found);  // the tensor holds it
+  return found;
+}
+
 }  // namespace
 
 void set_classes(PyObject* global_tensor, PyObject* mirrored_tensor) {
@@ -68,17 +83,15 @@ void set_classes(PyObject* global_tensor, PyObject* mirrored_tensor) {
 PyTypeObject* global_class() { return global_tensor_class; }
 
 PyObject* spec_of(PyObject* tensor) {
-#if PY_VERSION_HEX < 0x030D0000
-  // Reads the instance's own dict and skips the look-up in the classes, which have no `_spec`.
-  PyObject** dict = _PyObject_GetDictPtr(tensor);
-  PyObject* spec = nullptr;
-  if (dict != nullptr && *dict != nullptr) spec = PyDict_GetItemWithError(*dict, spec_name);
-  if (spec != nullptr) return spec;
-  if (PyErr_Occurred()) return nullptr;
-#endif
-  PyObject* found = PyObject_GetAttr(tensor, spec_name);
-  Py_XDECREF(found);  // the tensor holds it
-  return found;
+  PyObject* spec = spec_attribute(tensor);
+  if (spec == nullptr || is_spec(spec)) return spec;
+  PyErr_Format(
+      PyExc_TypeError,
+      "the _spec of a global tensor is of type %.200s, and not a TensorSpec, which says "
+      "how ranks hold the tensor. Do not set it: x.to_global(placement, sbp) gives another "
+      "layout.",
+      Py_TYPE(spec)->tp_name);
+  return nullptr;
 }
 
 int is_moved(PyObject* tensor) {

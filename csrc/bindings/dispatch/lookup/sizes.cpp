@@ -101,7 +101,12 @@ bool expand_sizes(const Out& out, const Sizes& ins, c10::IntArrayRef local_ins,
 bool read_sizes(Sizing sizing, const Out& out, const Key& key, const Arguments& given,
                 SizeArguments* sizes) {
   if (key.tensors.size() != 1 || !read_given(given, sizes)) return false;
-  const Sizes ins = sizes_of(shape_of(spec_of(key.tensors[0])));
+  PyObject* spec = spec_of(key.tensors[0]);
+  if (spec == nullptr) {
+    PyErr_Clear();  // the longer way raises it
+    return false;
+  }
+  const Sizes ins = sizes_of(shape_of(spec));
   const auto local_ins = THPVariable_Unpack(key.tensors[0]).sizes();
   return sizing == Sizing::kView ? view_sizes(out, ins, local_ins, sizes)
                                  : expand_sizes(out, ins, local_ins, sizes);
@@ -146,7 +151,8 @@ PyObject* spec_of_output(PyObject* tensor, const Out& out, const Key& key, const
   for (PyObject* operand : key.tensors) {
     if (Py_TYPE(operand) != global_class()) continue;
     PyObject* spec = spec_of(operand);
-    if (spec != nullptr && layout_of(spec) == out.layout && dtype_of(spec) == dtype &&
+    if (spec == nullptr) return nullptr;
+    if (layout_of(spec) == out.layout && dtype_of(spec) == dtype &&
         sizes_of(shape_of(spec)) == sizes) {
       return Py_NewRef(spec);
     }

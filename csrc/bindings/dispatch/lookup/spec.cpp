@@ -8,6 +8,7 @@ namespace {
 
 Py_ssize_t layout_at = 0, shape_at = 0, dtype_at = 0, is_whole_at = 0;
 PyObject* laid = nullptr;  // TensorSpec.laid
+PyTypeObject* spec_class = nullptr;
 
 // The offset of a slot in the objects of `type`; false with a Python error set.
 bool find_slot(PyObject* type, const char* name, Py_ssize_t* offset) {
@@ -31,12 +32,14 @@ PyObject* slot(PyObject* object, Py_ssize_t offset) {
 
 bool set_spec_classes(PyObject* tensor_spec, PyObject* layout) {
   Py_XDECREF(laid);
+  spec_class = reinterpret_cast<PyTypeObject*>(tensor_spec);
   laid = PyObject_GetAttrString(tensor_spec, "laid");
   return laid != nullptr && find_slot(tensor_spec, "layout", &layout_at) &&
          find_slot(tensor_spec, "shape", &shape_at) && find_slot(tensor_spec, "dtype", &dtype_at) &&
          find_slot(layout, "is_whole", &is_whole_at);
 }
 
+bool is_spec(PyObject* object) { return Py_TYPE(object) == spec_class; }
 PyObject* layout_of(PyObject* spec) { return slot(spec, layout_at); }
 PyObject* shape_of(PyObject* spec) { return slot(spec, shape_at); }
 PyObject* dtype_of(PyObject* spec) { return slot(spec, dtype_at); }

@@ -16,6 +16,10 @@ using Sizes = c10::SmallVector<int64_t, 8>;
 // Finds the offsets of the classes' slots; false with a Python error set.
 bool set_spec_classes(PyObject* tensor_spec, PyObject* layout);
 
+// Whether the object is a TensorSpec, whose slots may be read. Files and users' code can set any
+// object as a tensor's `_spec`.
+bool is_spec(PyObject* object);
+
 // The attributes of a TensorSpec, borrowed.
 PyObject* layout_of(PyObject* spec);
 PyObject* shape_of(PyObject* spec);

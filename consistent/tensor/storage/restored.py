@@ -1,0 +1,148 @@
+"""A global tensor made of what a file holds: everything in it is checked, as anybody may have
+written the file, and native code trusts that a shard is what its spec says."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+
+from mirrored.transports.default import current
+
+from ...dispatch.plans.shards import attach
+from ...movement.world import device_of, my_coordinate
+from ...spec import Coordinate, Placement, TensorSpec, misfit
+
+# Attributes that describe one object and are not copied along.
+OWN = ("_spec", "_moved_view", "_in_step")
+
+_MOST_BYTES = 1 << 62  # of a tensor, so that no size overflows
+
+
+def restored(local: Any, layout: Any, saved_at: Any, *, requires_grad: Any, extra: Any) -> Any:
+    """The global tensor of this shard and layout, on the rank that stands where it was saved.
+
+    Args:
+        local: this rank's shard, a plain tensor; None outside the placement.
+        layout: ((device type, ranks, names of axes), sbp as text, shape, dtype).
+        saved_at: coordinate of the rank that saved it.
+        extra: further attributes of the tensor.
+
+    Raises:
+        RuntimeError: it was saved elsewhere.
+        ValueError: its parts do not fit together; no ``torch.save`` wrote them.
+    """
+    spec = _spec_of(layout, saved_at)
+    at = my_coordinate(spec.placement)
+    if at != saved_at:
+        raise _elsewhere(saved_at, str(spec.placement), f"at {at}")
+    if type(requires_grad) is not bool:
+        _refuse(f"requires_grad is a {type(requires_grad).__name__}, and not True or False")
+    x = attach(_shard(local, spec, at), spec)
+    _check_extra(type(x), extra)
+    x.__dict__.update(extra)
+    return x.requires_grad_() if requires_grad else x
+
+
+def _refuse(why: str) -> NoReturn:
+    raise ValueError(
+        f"load: {why}, so this is no global tensor that torch.save wrote. Get the file again, or "
+        "take another one."
+    )
+
+
+def _elsewhere(saved_at: Any, placement: str, here: str) -> RuntimeError:
+    return RuntimeError(
+        f"load: this is the shard of a global tensor that the rank at {saved_at} of {placement} "
+        f"saved or sent, and this rank is {here}. Use x.full() to save or send the whole tensor, "
+        "or load on every rank the file that it saved itself. consistent.checkpoint.save writes "
+        "what any number of ranks loads, and consistent.checkpoint.full_state_dict(module) is a "
+        "whole state dict on one rank."
+    )
+
+
+def _spec_of(layout: Any, saved_at: Any) -> TensorSpec:
+    if not (_is_tuple(layout, 4) and _is_tuple(layout[0], 3)):
+        _refuse("its layout is not a grid of ranks, an SBP, a shape and a dtype")
+    (kind, ranks, axes), sbp, shape, dtype = layout
+    if not (saved_at is None or _is_ints(saved_at)):
+        _refuse("the place where it was saved is not a coordinate")
+    if not (axes is None or (type(axes) is tuple and all(type(a) is str for a in axes))):
+        _refuse("the names of its axes are not texts")
+    if type(sbp) is not str or not isinstance(dtype, torch.dtype):
+        _refuse("its SBP is not a text, or its dtype not one of torch's")
+    if not _is_ints(shape) or min(shape, default=0) < 0 or _bytes(shape, dtype) > _MOST_BYTES:
+        _refuse("its shape is not one of a tensor")
+    world = current().size
+    found = _numbers(ranks, world)
+    if found is None:
+        _refuse("its placement is not a grid of ranks")
+    if not found or max(found) >= world:
+        raise _elsewhere(saved_at, f"ranks {ranks if found else '...'}", f"in a world of {world}")
+    spec = TensorSpec.of(Placement(kind, ranks, axes), sbp, shape, dtype)
+    why = misfit(spec)
+    if why is not None:
+        _refuse(why)
+    return spec
+
+
+def _is_tuple(x: Any, size: int) -> bool:
+    return type(x) is tuple and len(x) == size
+
+
+def _is_ints(x: Any) -> bool:
+    return isinstance(x, tuple) and all(type(n) is int for n in x)
+
+
+def _bytes(shape: Any, dtype: torch.dtype) -> int:
+    total = dtype.itemsize
+    for n in shape:
+        total *= max(n, 1)  # of an empty tensor, too, the other sizes must be some that torch takes
+        if total > _MOST_BYTES:
+            break
+    return total
+
+
+def _numbers(ranks: Any, world: int) -> list[int] | None:
+    """The ints in nested lists; [] if they are more than the world has ranks, None if there is
+    anything else. A list that stands in many others is not followed for longer than that."""
+    found: list[int] = []
+    rest, steps = [(ranks, 0)], 0
+    while rest:
+        each, depth = rest.pop()
+        steps += 1
+        if type(each) is int:
+            found.append(each)
+        elif type(each) is list and depth < 16 and each:
+            rest += [(inner, depth + 1) for inner in each[: world + 1]]
+        else:
+            return None
+        if len(found) > world or steps > 16 * (world + 1):
+            return []
+    return found
+
+
+def _shard(local: Any, spec: TensorSpec, at: Coordinate | None) -> torch.Tensor:
+    shape = spec.local_shape(at)
+    if at is None:
+        if local is not None:
+            _refuse("it has a shard of a rank that is outside its placement")
+        return torch.empty(shape, dtype=spec.dtype, device="meta")
+    if type(local) is not torch.Tensor or local.layout is not torch.strided or local.is_quantized:
+        _refuse(f"its shard is a {type(local).__name__}, and not a plain dense tensor")
+    if local.is_meta or not local.is_contiguous():
+        _refuse("its shard has no values, or not in the order in which they are written")
+    if tuple(local.shape) != shape or local.dtype != spec.dtype:
+        _refuse(
+            f"its shard is {local.dtype} {list(local.shape)}, where {spec} has {list(shape)} here"
+        )
+    # Another object: the file may hold the shard a second time, as something else.
+    return local.detach().to(device_of(spec.placement))
+
+
+def _check_extra(cls: type, extra: Any) -> None:
+    if type(extra) is not dict:
+        _refuse(f"its further attributes are a {type(extra).__name__}, and not a dictionary")
+    for name in extra:
+        if type(name) is not str or name in OWN or hasattr(cls, name):
+            _refuse(f"it would replace the attribute {str(name)[:40]!r} of global tensors")
