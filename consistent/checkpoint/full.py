@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from ..dispatch.plans.shards import is_global, plain
 from ..spec import B, Placement
 from .agreement import on_every_rank
 from .files.pieces import bytes_of, header_of, write_all
+from .saving import owner
 
 
 def full_state_dict(module: torch.nn.Module, *, rank: int = 0) -> dict[str, Any]:
@@ -53,23 +55,33 @@ def save_full(module: torch.nn.Module, path: str | os.PathLike, *, rank: int = 0
         rank: the rank that writes it.
 
     Raises:
-        CheckpointError: that rank cannot write it; raised on all.
+        CheckpointError: that rank cannot write it, or another job is writing it; raised on all.
     """
     target = os.fspath(path)
     write = _write_safetensors if target.endswith(".safetensors") else _write_torch_file
-    unfinished = f"{target}.saving"
-    fault = write(module, unfinished, rank)
+    what, unfinished, mark = f"checkpoint.save_full to {target!r}", *_beside(target)
+    writes = current().rank == rank
+    on_every_rank(what, lambda: owner.claim(mark) if writes else None)
+    try:
+        fault = write(module, unfinished, rank)
 
-    def finish() -> None:
-        if current().rank != rank:
-            return
-        if fault is not None:
-            if os.path.exists(unfinished):
+        def finish() -> None:
+            if fault is not None:
+                raise fault
+            if writes:
+                os.replace(unfinished, target)
+
+        on_every_rank(what, finish)
+    finally:
+        if writes:
+            with suppress(FileNotFoundError):
                 os.remove(unfinished)
-            raise fault
-        os.replace(unfinished, target)
+            owner.release(mark)
 
-    on_every_rank(f"checkpoint.save_full to {target!r}", finish)
+
+def _beside(target: str) -> tuple[str, str]:
+    """The file that becomes the target, and the mark of the job that writes it."""
+    return f"{target}.saving", f"{target}.in-use"
 
 
 def _write_torch_file(module: torch.nn.Module, path: str, rank: int) -> Exception | None:

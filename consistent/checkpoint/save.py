@@ -15,7 +15,7 @@ from ..spec.nearest import suggestion
 from .agreement import CheckpointError, from_first, on_every_rank
 from .contents.collect import Contents, collect
 from .contents.random_state import RandomState
-from .saving import folders
+from .saving import folders, owner
 from .saving.background import Background
 from .saving.copies import Copies
 from .saving.folders import Begun
@@ -65,7 +65,8 @@ def save(
         The path of the checkpoint.
 
     Raises:
-        CheckpointError: it could not be saved; the message says what each rank met.
+        CheckpointError: it could not be saved, or another job that runs saves into ``folder``; the
+            message says what each rank met.
     """
     wait_for_last()
     _warn_of_options(objects)
@@ -140,6 +141,8 @@ def _agree(
         note = _planner.note_of(made[0], options)
         if current().rank == 0:
             begun.append(folders.begin(folder, step))
+        else:
+            owner.release(folders.mark_of(folder))  # it was rank 0 of a world before
         return note, begun[0] if begun else None
 
     try:

@@ -1,31 +1,38 @@
 """Folders of checkpoints: their names, which is the latest, and how one appears whole or not at all.
 
 ```
-run/.saving-step-00000120/     rank-00000.safetensors  rank-00001.safetensors      being written
-run/step-00000120/             the same files and checkpoint.json                  whole: one rename
+run/.saving-3f2a-step-00000120/  rank-00000.safetensors  rank-00001.safetensors    being written
+run/step-00000120/               the same files and checkpoint.json                whole: one rename
 ```
 
-Only rank 0 makes, renames and removes folders.
+Only rank 0 makes, renames and removes folders, and only of a job that owns them (``owner.py``).
 """  # noqa: E501
 
 from __future__ import annotations
 
 import os
 import shutil
+import uuid
 from dataclasses import dataclass
 
 from ..files import index as index_file
+from . import owner
 
-_SAVING, _DELETING = ".saving-", ".deleting-"
+_SAVING, _DELETING, _MARK = ".saving-", ".deleting-", ".in-use"
 
 
 @dataclass(frozen=True)
 class Begun:
-    """A checkpoint that is being written: all of them in ``root``, and where this one goes."""
+    """A checkpoint that is being written: all of them in ``root``, and where this one goes.
+
+    ``own``: what no other save has in the name of its folder, so that a rank that was stopped
+    meanwhile writes nothing into another job's.
+    """
 
     root: str
     name: str
     serial: int
+    own: str
 
     @property
     def path(self) -> str:
@@ -35,24 +42,49 @@ class Begun:
     @property
     def unfinished(self) -> str:
         """Where it is being written."""
-        return os.path.join(self.root, _SAVING + self.name)
+        return os.path.join(self.root, f"{_SAVING}{self.own}-{self.name}")
+
+    @property
+    def mark(self) -> str:
+        """The file that says whose ``root`` is."""
+        return mark_of(self.root)
 
     def file(self, name: str) -> str:
         """The path of one of its files while it is being written."""
         return os.path.join(self.unfinished, name)
 
 
+def mark_of(root: str) -> str:
+    """The file that says which job owns the folder."""
+    return os.path.join(root, _MARK)
+
+
 def begin(root: str, step: int | None) -> Begun:
-    """Make the folder to write in; what saves that were killed have left is removed."""
+    """Make the folder to write in; what saves that were killed have left is removed.
+
+    Raises:
+        CheckpointError: another job saves into ``root``.
+    """
     os.makedirs(root, exist_ok=True)
+    owner.claim(mark_of(root))
+    try:
+        return _begun(root, step)
+    except BaseException:
+        owner.release(mark_of(root), unless_kept=True)
+        raise
+
+
+def _begun(root: str, step: int | None) -> Begun:
     for name in os.listdir(root):
         if name.startswith((_SAVING, _DELETING)):
             shutil.rmtree(os.path.join(root, name), ignore_errors=True)
+        elif name.startswith(_MARK + "-"):
+            os.remove(os.path.join(root, name))
     serial = max((number for number, _ in _whole(root)), default=0) + 1
     name = f"save-{serial:08}" if step is None else f"step-{step:08}"
     if os.path.exists(os.path.join(root, name)):  # saved before, perhaps by an earlier run
         name += f"-again-{serial}"
-    begun = Begun(root, name, serial)
+    begun = Begun(root, name, serial, uuid.uuid4().hex[:4])
     os.mkdir(begun.unfinished)
     return begun
 
@@ -60,6 +92,7 @@ def begin(root: str, step: int | None) -> Begun:
 def finish(begun: Begun, keep: int | None) -> None:
     """Give a written checkpoint its name, and remove all but the last ``keep``."""
     sync(begun.unfinished)
+    owner.check(begun.mark)
     os.rename(begun.unfinished, begun.path)
     sync(begun.root)
     for _, name in _whole(begun.root)[: -keep if keep else 0]:
@@ -71,6 +104,7 @@ def finish(begun: Begun, keep: int | None) -> None:
 def give_up(begun: Begun) -> None:
     """Remove what was written of a checkpoint that will not be whole."""
     shutil.rmtree(begun.unfinished, ignore_errors=True)
+    owner.release(begun.mark, unless_kept=True)
 
 
 def latest_in(root: str) -> str | None:

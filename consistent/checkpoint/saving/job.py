@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +49,14 @@ def write_part(job: Job) -> Part:
     places: list[Where] = []
     if job.mine:
         path = job.begun.file(file)
-        places = piece_files.write(path, [(name, x) for _, name, x in job.mine])
+        try:
+            places = piece_files.write(path, [(name, x) for _, name, x in job.mine])
+        except FileNotFoundError:
+            raise OSError(
+                f"{os.path.abspath(job.begun.unfinished)}, which rank 0 has made, is not there on "
+                f"{socket.gethostname()}. The folder must be on a file system that all ranks "
+                "share, and nobody may remove it meanwhile."
+            ) from None
     job_values = {name: job.values[name] for name in job.differing if name in job.values}
     size = os.path.getsize(job.begun.file(file)) if job.mine else 0
     pieces = [
