@@ -78,8 +78,6 @@ def _begun(root: str, step: int | None) -> Begun:
     for name in os.listdir(root):
         if name.startswith((_SAVING, _DELETING)):
             shutil.rmtree(os.path.join(root, name), ignore_errors=True)
-        elif name.startswith(_MARK + "-"):
-            os.remove(os.path.join(root, name))
     serial = max((number for number, _ in _whole(root)), default=0) + 1
     name = f"save-{serial:08}" if step is None else f"step-{step:08}"
     if os.path.exists(os.path.join(root, name)):  # saved before, perhaps by an earlier run

@@ -17,6 +17,7 @@ job owns anything.
 from __future__ import annotations
 
 import atexit
+import fcntl
 import json
 import os
 import socket
@@ -24,7 +25,8 @@ import stat
 import threading
 import time
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, BinaryIO
 
@@ -177,15 +179,23 @@ def _opened(mark: str) -> BinaryIO:
 
 def _take_away(mark: str, dead: tuple[Owner | None, int]) -> None:
     """Remove the mark of an owner that is dead, and not one that was written since."""
-    aside = f"{mark}-{uuid.uuid4().hex}"
-    with suppress(FileNotFoundError):
-        os.rename(mark, aside)  # of two jobs that do this, one gets the file
-        with _opened(aside) as file:
-            text = file.read(4096)
-        if dead[0] is not None and dead[0].token.encode() not in text:
-            with suppress(OSError):
-                os.link(aside, mark)
-        os.remove(aside)
+    with _alone(os.path.dirname(mark)):
+        if _read(mark) == dead:
+            with suppress(FileNotFoundError):
+                os.remove(mark)
+
+
+@contextmanager
+def _alone(folder: str) -> Iterator[None]:
+    """No other process is inside at the same time, where the file system has locks. Where it has
+    none, one that loses its mark so learns it by ``check``."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 # -- whether the owner lives ----------------------------------------------------------------------

@@ -270,10 +270,11 @@ def test_the_last_few_are_kept_in_the_order_of_saving(rank: int, tmp_path: Path)
         path = checkpoint.save(folder, step=step, keep=2, value=step)
         assert checkpoint.latest(folder) == path
         assert checkpoint.load(folder)["step"] == step
-    assert sorted(p.name for p in folder.iterdir()) == ["step-00000005", "step-00000007-again-4"]
+    kept = [".in-use", "step-00000005", "step-00000007-again-4"]
+    assert sorted(p.name for p in folder.iterdir()) == kept
     assert checkpoint.load(folder / "step-00000005") == {"step": 5, "value": 5}
     checkpoint.save(folder, keep=None, value=1)
-    assert len(list(folder.iterdir())) == 3 and checkpoint.load(folder) == {"value": 1}
+    assert len(list(folder.iterdir())) == 4 and checkpoint.load(folder) == {"value": 1}
 
 
 @on_ranks(2)
