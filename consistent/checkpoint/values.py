@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import collections
 import math
+import reprlib
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePath
 from typing import Any
@@ -17,7 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from . import checked
+
 Trail = tuple[str, ...]
+_MOST_LEVELS = checked.MOST_LEVELS // 3  # each is written as three at most
 _FACTORIES = {"int": int, "float": float, "list": list, "dict": dict, "set": set, "None": None}
 _KINDS = "biufcSU"  # numpy's bool, numbers and texts: dtypes whose bytes are the values
 
@@ -34,6 +38,11 @@ def encode(value: Any, path: Trail, name_of: Callable[[torch.Tensor, Trail], str
         return encode(each, (*path, *map(str, more)), name_of)
 
     kind = type(value)
+    if len(path) > _MOST_LEVELS:
+        raise ValueError(
+            f"{'.'.join(path)[:80]}... is nested deeper than {_MOST_LEVELS} levels, which is read "
+            "from no file. Give it in fewer."
+        )
     if value is None or kind in (bool, int, str):
         return value
     if isinstance(value, torch.Tensor):
@@ -112,13 +121,13 @@ def decode(text: Any, tensor: Callable[[str], Any]) -> Any:
         return text
     if len(text) == 1:
         ((tag, inner),) = text.items()
-        if tag == "$tensor":
+        if tag == "$tensor" and isinstance(inner, str):
             return tensor(inner)
         if tag.startswith("$"):
             try:
                 return _DECODERS[tag](inner, lambda each: decode(each, tensor))
             except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-                raise ValueError(f"{tag} with {str(inner)[:60]!r} is not a value") from error
+                raise ValueError(f"{tag} with {reprlib.repr(inner)} is not a value") from error
     return {k: decode(each, tensor) for k, each in text.items()}
 
 
@@ -133,13 +142,6 @@ def _array(told: Any) -> np.ndarray:
     return np.frombuffer(base64.b64decode(data, validate=True), dtype=dtype).reshape(shape).copy()
 
 
-def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name)
-    if not isinstance(found, torch.dtype):
-        raise ValueError(f"torch.{name} is not a dtype")
-    return found
-
-
 _DECODERS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
     "$array": lambda x, _: _array(x),
     "$bytes": lambda x, _: base64.b64decode(x, validate=True),
@@ -148,7 +150,7 @@ _DECODERS: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {
     "$default": lambda x, inner: collections.defaultdict(_FACTORIES[x[0]], _pairs(x[1], inner)),
     "$device": lambda x, _: torch.device(x),
     "$dict": lambda x, inner: dict(_pairs(x, inner)),
-    "$dtype": lambda x, _: _dtype(x),
+    "$dtype": lambda x, _: checked.dtype(x),
     "$float": lambda x, _: float(x),
     "$frozenset": lambda x, inner: frozenset(map(inner, x)),
     "$ordered": lambda x, inner: collections.OrderedDict(_pairs(x, inner)),

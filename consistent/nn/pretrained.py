@@ -9,7 +9,6 @@ rank 1 of 2, S(0)      reads rows 2048 to 4095
 
 from __future__ import annotations
 
-import json
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..checkpoint.files.foreign import weight_map
 from ..dispatch.plans.shards import is_global, plain
 from ..movement.world import my_coordinate
 from ..spec import Placement
@@ -78,9 +78,8 @@ def _files(folder: Path) -> dict[str, Path]:
 
     index, one = folder / _INDEX, folder / _ONE
     if index.exists():
-        weights = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return {name: folder / file for name, file in weights.items()}
-    if not one.exists():
+        return {name: folder / file for name, file in weight_map(str(index)).items()}
+    if not one.is_file():
         there = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
         raise FileNotFoundError(
             f"from_pretrained: {folder} has neither {_ONE} nor {_INDEX}; "

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from reprlib import repr as short
 from typing import Any
 
 import torch
 
+from ...nn.plan import yaml_text
 from ...spec.nearest import suggestion
 from .messages import Wire
 
@@ -37,7 +39,7 @@ def to_text(machine: Any) -> str:
     for name, unit in ENTRIES.items():
         value = _plain(getattr(machine, name))
         flow = None if isinstance(value, (dict, list)) else False
-        entry = _yaml().safe_dump({name: value}, default_flow_style=flow, sort_keys=False)
+        entry = yaml_text.dumped({name: value}, default_flow_style=flow)
         lines += [f"# {unit}"] * bool(unit) + [entry.rstrip("\n")]
     return "\n".join(lines) + "\n"
 
@@ -56,10 +58,7 @@ def from_text(text: str, where: str) -> dict[str, Any]:
     Raises:
         ValueError: it is not YAML, or an entry is missing, unknown or of the wrong kind.
     """
-    try:
-        found = _yaml().safe_load(text)
-    except _yaml().YAMLError as error:
-        raise ValueError(f"machine: {where} is not YAML: {error}") from None
+    found = yaml_text.loaded(text, "machine", where)
     if not isinstance(found, dict):
         raise ValueError(
             f"machine: {where} holds no entries; Machine.save(path) writes such a file."
@@ -83,18 +82,18 @@ def _check_names(
     known = tuple(known)
     if not isinstance(found, dict):
         raise ValueError(
-            f"machine: in {where}, {of} is {found!r}; it must have {', '.join(known)}."
+            f"machine: in {where}, {of} is {short(found)}; it must have {', '.join(known)}."
         )
     inside = f" of {of}" if of else ""
     for name in found:
         if name not in known:
             raise ValueError(
-                f"machine: {where} has an unknown entry {name!r}{inside}."
+                f"machine: {where} has an unknown entry {short(name)}{inside}."
                 f"{suggestion(str(name), known)}"
             )
     for name in known:
         if name not in optional and found.get(name) is None:
-            raise ValueError(f"machine: {where} lacks the entry {name!r}{inside}.")
+            raise ValueError(f"machine: {where} lacks the entry {short(name)}{inside}.")
 
 
 def _wire(where: str, of: str, found: Any) -> Wire:
@@ -104,12 +103,14 @@ def _wire(where: str, of: str, found: Any) -> Wire:
 
 def _rates(where: str, found: Any) -> dict[torch.dtype, float]:
     if not isinstance(found, dict):
-        raise ValueError(f"machine: in {where}, peak_flops is {found!r}; it must name dtypes.")
+        raise ValueError(f"machine: in {where}, peak_flops is {short(found)}; it must name dtypes.")
     made = {}
     for name, rate in found.items():
-        dtype = getattr(torch, str(name), None)
+        dtype = vars(torch).get(str(name))
         if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"machine: in {where}, peak_flops has {name!r}, which is no dtype.")
+            raise ValueError(
+                f"machine: in {where}, peak_flops has {short(name)}, which is no dtype."
+            )
         made[dtype] = number(where, f"peak_flops of {name}", rate)
     return made
 
@@ -117,7 +118,7 @@ def _rates(where: str, found: Any) -> dict[torch.dtype, float]:
 def _points(where: str, found: Any) -> tuple[tuple[float, float], ...]:
     if not isinstance(found, list) or any(not isinstance(p, list) or len(p) != 2 for p in found):
         raise ValueError(
-            f"machine: in {where}, efficiency is {found!r}; "
+            f"machine: in {where}, efficiency is {short(found)}; "
             "it must be pairs of seconds and fractions."
         )
     a, b = (tuple(number(where, "efficiency", p[i]) for p in found) for i in (0, 1))
@@ -136,15 +137,5 @@ def number(where: str, name: str, value: Any) -> Any:
         except ValueError:
             pass
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"machine: in {where}, {name} is {value!r}; it must be a number.")
+        raise ValueError(f"machine: in {where}, {name} is {short(value)}; it must be a number.")
     return value
-
-
-def _yaml() -> Any:
-    try:
-        import yaml
-    except ImportError:
-        raise ImportError(
-            "machine: files of machines are YAML, and PyYAML is not installed: pip install pyyaml"
-        ) from None
-    return yaml

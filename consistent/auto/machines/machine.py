@@ -11,6 +11,7 @@ import torch
 
 from mirrored.comm import Link
 
+from ...nn.plan import yaml_text
 from . import files, messages
 from .checked import check_machine
 from .messages import Wire
@@ -187,4 +188,4 @@ class Machine:
         Raises:
             ValueError: it is not YAML, or a figure is missing, unknown, negative or no number.
         """
-        return cls(**files.from_text(Path(path).read_text(), str(path)))
+        return cls(**files.from_text(yaml_text.read(path), str(path)))

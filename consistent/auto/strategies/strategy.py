@@ -12,7 +12,7 @@ from torch import nn
 
 from mirrored.transports.default import current
 
-from ...nn.plan import Plan
+from ...nn.plan import Plan, yaml_text
 from ...nn.plan.files import strategy_of, strategy_text
 from ...nn.planners import plan_for
 from ...nn.slots import plain_slots
@@ -138,7 +138,7 @@ class Strategy:
             "checkpoint": list(self.checkpoint),
         }
         target = self.plan.save(path)
-        target.write_text(target.read_text() + strategy_text(numbers))
+        target.write_text(target.read_text("utf-8") + strategy_text(numbers), encoding="utf-8")
         return target
 
     @classmethod
@@ -148,7 +148,7 @@ class Strategy:
         Raises:
             ValueError: the file is no strategy.
         """
-        found, plan = strategy_of(Path(path).read_text(encoding="utf-8"), str(path))
+        found, plan = strategy_of(yaml_text.read(path), str(path))
         return cls(
             split=tuple(found.pop("split")),
             checkpoint=tuple(found.pop("checkpoint")),

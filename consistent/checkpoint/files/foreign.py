@@ -1,34 +1,29 @@
-"""Checkpoints that others wrote: safetensors, ``torch.save``, ``torch.distributed.checkpoint``.
+"""Checkpoints that others wrote: safetensors and ``torch.save``.
 
-None is read by unpickling objects: ``torch.load`` is told ``weights_only``, and the pickled index
-of ``torch.distributed.checkpoint`` is read by an unpickler that makes that index's own classes and
-no others.
+None is read by unpickling objects: ``torch.load`` is told ``weights_only``. What a file says of
+itself is held against its size before memory is asked for.
 """
 
 from __future__ import annotations
 
-import io
-import json
 import math
 import os
-import pickle
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
-    TensorStorageMetadata,
 )
 
+from .. import checked
 from ..values import encode
-from .index import Index, check_pieces
+from .index import Index
 from .pieces import NAMES, Where
-from .reader import Box, FromPieces, Reader, add_whole
+from .reader import Box, FromPieces, Reader, add_whole, narrowed
+from .torch_load import Room, loaded
 
 _DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
@@ -47,6 +42,8 @@ def safetensors(path: str) -> Reader:
     metadata = Metadata({}, storage_data={})
     for name in _files_of(path):
         for key, told in _header(os.path.join(folder, name)).items():
+            if key in metadata.state_dict_metadata:
+                raise ValueError(f"{key!r} stands in two files of {folder}. Take another copy.")
             place = Where(name, told["at"], told["nbytes"], None)
             add_whole(metadata, key, told["shape"], told["dtype"], place)
     return FromPieces(folder, Index(metadata))
@@ -63,23 +60,52 @@ def _files_of(path: str) -> list[str]:
     names = sorted(os.listdir(path))
     for name in names:
         if name.endswith(_MANY):
-            with open(os.path.join(path, name)) as file:
-                found = sorted(set(json.load(file)["weight_map"].values()))
-            return [os.path.basename(each) for each in found]
+            return files_named(os.path.join(path, name))
     return [name for name in names if name.endswith(".safetensors")]
+
+
+def files_named(path: str) -> list[str]:
+    """The files of a model that the index of transformers names, each in the index's folder.
+
+    Raises:
+        ValueError: it is no such index.
+    """
+    return sorted(set(weight_map(path).values()))
+
+
+def weight_map(path: str) -> dict[str, str]:
+    """The name of each tensor -> the file that has it, as the index of transformers says.
+
+    Raises:
+        ValueError: it is no such index, or names a file of another folder.
+    """
+    try:
+        told = checked.of(dict, checked.parsed(checked.whole(path)), "it").get("weight_map")
+        for name, file in checked.of(dict, told, "weight_map").items():
+            checked.of(str, file, f"the file of {name}")
+            if os.path.basename(file) != file or file in ("", ".", "..") or "\0" in file:
+                raise ValueError(f"{file[:80]!r} is no file of its folder")
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is no index of files of safetensors ({error}). It was cut off or damaged; get "
+            "it again."
+        ) from None
+    return told
 
 
 def _header(path: str) -> dict[str, dict[str, Any]]:
     """Name -> dtype, shape, place and bytes of each tensor in a file."""
     size = os.path.getsize(path)
     try:
-        with open(path, "rb") as file:
+        with checked.opened(path) as file:
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= min(size - 8, 100 << 20):
                 raise ValueError(f"a header of {length} bytes does not fit")
-            header = json.loads(file.read(length))
+            header = checked.of(dict, checked.parsed(file.read(length)), "its header")
         header.pop("__metadata__", None)
-        return {key: _place(told, 8 + length, size) for key, told in header.items()}
+        found = {key: _place(key, told, 8 + length) for key, told in header.items()}
+        _check_apart(found, 8 + length, size)
+        return found
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path} of {size} bytes is no whole file of safetensors ({error}). It was cut off or "
@@ -87,14 +113,26 @@ def _header(path: str) -> dict[str, dict[str, Any]]:
         ) from None
 
 
-def _place(told: dict[str, Any], start: int, size: int) -> dict[str, Any]:
-    begin, end = told["data_offsets"]
-    dtype, shape = _DTYPES[told["dtype"]], told["shape"]
-    if not 0 <= begin <= end <= size - start:
-        raise ValueError(f"bytes {begin} to {end} of it lie beyond its end")
-    if min(shape, default=0) < 0 or end - begin != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"{told['dtype']} {shape} is not {end - begin} bytes long")
+def _place(key: str, told: dict[str, Any], start: int) -> dict[str, Any]:
+    begin, end = (checked.number(n, f"an offset of {key}") for n in told["data_offsets"])
+    shape = checked.shape(told["shape"], f"the shape of {key}")
+    if not isinstance(told["dtype"], str) or told["dtype"] not in _DTYPES:
+        raise ValueError(f"{key} is of dtype {str(told['dtype'])[:40]!r}, which is not read here")
+    dtype = _DTYPES[told["dtype"]]
+    if end - begin != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{key}, {told['dtype']} {list(shape)}, is not {end - begin} bytes long")
     return {"dtype": dtype, "shape": shape, "at": start + begin, "nbytes": end - begin}
+
+
+def _check_apart(found: dict[str, dict[str, Any]], start: int, size: int) -> None:
+    """Raise ValueError unless tensors follow one another, as the format asks, up to the end."""
+    end = start
+    for told in sorted(found.values(), key=lambda each: (each["at"], each["nbytes"])):
+        if told["at"] != end:
+            raise ValueError(f"a tensor begins at byte {told['at']}, and the last ends at {end}")
+        end += told["nbytes"]
+    if end != size:
+        raise ValueError(f"its tensors end at byte {end}, beyond its end or short of it")
 
 
 # -- torch.save ------------------------------------------------------------------------------------
@@ -104,7 +142,7 @@ class InMemory(Reader):
     """Tensors that a file of ``torch.save`` maps into memory."""
 
     def piece(self, stored: MetadataIndex, chunk: ChunkStorageMetadata, box: Box) -> torch.Tensor:
-        return _box_of(self.index.tensors.storage_data[stored], box)
+        return narrowed(self.index.tensors.storage_data[stored], box)
 
 
 def torch_file(path: str) -> Reader:
@@ -113,162 +151,40 @@ def torch_file(path: str) -> Reader:
     Raises:
         ValueError: it is damaged, or holds objects other than tensors and values.
     """
+    with checked.opened(path):  # a file, and one that may be read
+        pass
     try:
-        try:
-            held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError as error:
-            if "mmap can only be used with files" not in str(error):  # of torch before 1.6
-                raise
-            held = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, KeyError, OSError) as error:
-        why = str(error).partition("\n")[0]
+        held = loaded(path)
+    except ValueError as error:
         raise ValueError(
-            f"{path} is no whole file of torch.save that holds tensors and values only: {why}"
+            f"{path} is no whole file of torch.save that holds tensors and values only: {error}"
         ) from None
     if not isinstance(held, Mapping):
         raise ValueError(f"{path} holds a {type(held).__name__}, and not a dictionary.")
-    return InMemory(_index_of(held))
+    return InMemory(_index_of(held, path))
 
 
-def _index_of(held: Mapping[Any, Any]) -> Index:
+def _index_of(held: Mapping[Any, Any], file: str) -> Index:
     """The index of a nested dictionary; tensors at its top belong to one module."""
     index = Index(Metadata({}, storage_data={}))
+    room = Room(os.path.getsize(file))
 
     def enter(x: torch.Tensor, path: tuple[str, ...]) -> str:
         key = ".".join(path)
+        room.take(key, x)
+        if key in index.tensors.state_dict_metadata:
+            raise ValueError(f"two tensors of {file} would both be {key!r}. Save it by other keys.")
         add_whole(index.tensors, key, x.shape, x.dtype, x.detach())
         return key
 
     for name, value in held.items():
         index.values[str(name)] = encode(value, (str(name),), enter)
-        index.kinds[str(name)] = _kind(value)
+        index.kinds[str(name)] = kind_of(value)
     return index
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
     """What was saved, as ``Index.kinds`` says; a tensor may be one of a module."""
-    if isinstance(value, torch.Tensor | _Place):
+    if isinstance(value, torch.Tensor):
         return "tensor"
     return "state" if isinstance(value, Mapping) else "value"
-
-
-# -- torch.distributed.checkpoint ------------------------------------------------------------------
-
-DCP_INDEX = ".metadata"
-_DCP = "torch.distributed.checkpoint."
-_DCP_CLASSES = {
-    _DCP + "metadata": {
-        "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta",
-        "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
-    },
-    _DCP + "filesystem": {"_StorageInfo"},
-    "torch": {"Size", *(str(d).removeprefix("torch.") for d in vars(torch).values()
-                        if isinstance(d, torch.dtype))},
-    "torch.serialization": {"_get_layout"},
-    "collections": {"OrderedDict"},
-    "pathlib": {"Path", "PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"},
-    "pathlib._local": {"Path", "PosixPath"},
-}  # fmt: skip
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if name not in _DCP_CLASSES.get(module, ()):
-            raise pickle.UnpicklingError(f"it would make a {module}.{name}")
-        return super().find_class(module, name)
-
-
-class FromDcp(Reader):
-    """Reads a folder that ``torch.distributed.checkpoint.save`` wrote to a file system."""
-
-    def __init__(self, folder: str, index: Index) -> None:
-        super().__init__(index)
-        self._folder = folder
-
-    def piece(self, stored: MetadataIndex, chunk: ChunkStorageMetadata, box: Box) -> torch.Tensor:
-        held = self.record(stored)
-        if not isinstance(held, torch.Tensor) or held.shape != chunk.sizes:
-            raise ValueError(f"{stored.fqn}: what is stored is not a tensor of {chunk.sizes}.")
-        return _box_of(held, box)
-
-    def record(self, stored: MetadataIndex) -> Any:
-        """What is stored there: a tensor, or a value."""
-        info = self.index.tensors.storage_data[stored]
-        if os.path.basename(info.relative_path) != info.relative_path:
-            raise ValueError(f"{stored.fqn} lies outside the folder, at {info.relative_path!r}.")
-        path = os.path.join(self._folder, info.relative_path)
-        if getattr(info, "transform_descriptors", None):
-            raise ValueError(f"{path} is compressed or encrypted, and is not read here.")
-        try:
-            with open(path, "rb") as file:
-                file.seek(info.offset)
-                data = io.BytesIO(file.read(info.length))
-            return torch.load(data, map_location="cpu", weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, KeyError) as error:
-            why = str(error).partition("\n")[0]
-            raise ValueError(f"{stored.fqn} in {path} cannot be read: {why}") from None
-
-
-def dcp_folder(folder: str) -> Reader:
-    """A folder of ``torch.distributed.checkpoint``.
-
-    Raises:
-        ValueError: its index is damaged, or would make objects of other classes.
-    """
-    path = os.path.join(folder, DCP_INDEX)
-    try:
-        with open(path, "rb") as file:
-            held = _Unpickler(file).load()
-        index = Index(Metadata({}, storage_data=held.storage_data))
-        reader = FromDcp(folder, index)
-        nested: dict[str, Any] = {}
-        for key, found in held.state_dict_metadata.items():
-            _enter_dcp(reader, held, key, found, nested)
-        _name_values(index, nested)
-    except (pickle.UnpicklingError, EOFError, TypeError, AttributeError, KeyError) as error:
-        raise ValueError(f"{path} is no index that is read here: {error}") from None
-    return reader
-
-
-class _Place:
-    """Stands for a tensor in a value."""
-
-    def __init__(self, key: str) -> None:
-        self.key = key
-
-
-def _enter_dcp(reader: FromDcp, held: Metadata, key: str, found: Any, nested: Any) -> None:
-    """Enter a tensor or value, and put it where the dictionary that was saved had it."""
-    value: Any
-    if isinstance(found, TensorStorageMetadata):
-        check_pieces(key, found)
-        reader.index.tensors.state_dict_metadata[key] = found
-        value = _Place(key)
-    elif isinstance(found, BytesStorageMetadata):
-        value = reader.record(MetadataIndex(key))
-    else:
-        raise TypeError(f"{key} is a {type(found).__name__}")
-    set_element(nested, (held.planner_data or {}).get(key, (key,)), value)
-
-
-def _name_values(index: Index, nested: dict[str, Any]) -> None:
-    for name, value in nested.items():
-        index.values[name] = _encode_places(value, (name,))
-        index.kinds[name] = _kind(value)
-
-
-def _encode_places(value: Any, path: tuple[str, ...]) -> Any:
-    """``values.encode`` of a nested value in which ``_Place`` stands for tensors."""
-    if isinstance(value, _Place):
-        return {"$tensor": value.key}
-    if isinstance(value, dict) and all(isinstance(k, str) for k in value):
-        return {k: _encode_places(each, (*path, k)) for k, each in value.items()}
-    if isinstance(value, list):
-        return [_encode_places(each, (*path, str(k))) for k, each in enumerate(value)]
-    return encode(value, path, lambda x, _: "")
-
-
-def _box_of(x: torch.Tensor, box: Box) -> torch.Tensor:
-    for d, (start, size) in enumerate(zip(*box, strict=True)):
-        x = x.narrow(d, start, size)
-    return x

@@ -12,8 +12,9 @@ import math
 import os
 import re
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -25,12 +26,14 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from .pieces import Where
+from .. import checked
+from .pieces import BLOCK, Where
+from .tiling import check_pieces
 
 NAME = "checkpoint.json"
 _HEAD = re.compile(
-    r'\{"format": "consistent.checkpoint", "version": (\d+), "serial": (\d+), "crc32": (\d+), '
-    r'"body": '
+    rb'\{"format": "consistent.checkpoint", "version": (\d+), "serial": (\d+), "crc32": (\d+), '
+    rb'"body": '
 )
 _VERSION = 1
 
@@ -56,6 +59,11 @@ class Index:
     step: int | None = None
     serial: int = 0
     files: dict[str, int] = field(default_factory=dict)  # name -> bytes
+
+    def place_of(self, stored: MetadataIndex) -> Any:
+        """Where a piece lies, by any name of its tensor."""
+        name = self.aliases.get(stored.fqn, stored.fqn)
+        return self.tensors.storage_data[MetadataIndex(name, stored.offset)]
 
 
 def write(path: str, index: Index) -> None:
@@ -101,9 +109,9 @@ def _told(metadata: Metadata, key: str) -> dict[str, Any]:
 def serial_of(path: str) -> int | None:
     """The serial number of the checkpoint whose index this is; None if it is not one."""
     try:
-        with open(path, errors="replace") as file:
+        with checked.opened(path) as file:
             head = _HEAD.match(file.read(200))
-    except OSError:
+    except (OSError, ValueError):
         return None
     return int(head[2]) if head else None
 
@@ -114,43 +122,56 @@ def read(path: str) -> Index:
     Raises:
         ValueError: the file is damaged, or its parts do not fit together.
     """
-    try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
-    except UnicodeDecodeError as error:
-        raise _damaged(path, f"it is not text ({error.reason})") from None
+    text = checked.whole(path)
     head = _HEAD.match(text)
-    if head is None or not text.endswith("}\n"):
+    if head is None or not text.endswith(b"}\n"):
         raise _damaged(path, "it does not begin and end as an index does")
     if int(head[1]) > _VERSION:
         raise ValueError(
-            f"{path} is of version {head[1]}, and this library reads version {_VERSION}. Read it "
-            "with the library that wrote it, or a later one."
+            f"{path} is of version {int(head[1])}, and this library reads version {_VERSION}. Read "
+            "it with the library that wrote it, or a later one."
         )
-    body = text[head.end() : -2]
-    if zlib.crc32(body.encode()) != int(head[3]):
+    body = memoryview(text)[head.end() : -2]
+    if zlib.crc32(body) != int(head[3]):
         raise _damaged(path, "its checksum differs")
     try:
-        index = _index_of(json.loads(body), int(head[2]), os.path.dirname(path))
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise _damaged(path, f"{type(error).__name__}: {error}") from error
-    return index
+        return _index_of(checked.parsed(body), int(head[2]), os.path.dirname(path))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+        raise _damaged(path, f"{kind}{error}") from error
 
 
 def _damaged(path: str, why: str) -> ValueError:
     return ValueError(f"{path} is damaged: {why}. Take an earlier checkpoint.")
 
 
-def _index_of(body: dict[str, Any], serial: int, folder: str) -> Index:
+# Of which type the entries are that are taken as they stand.
+_ENTRIES = {
+    "values": dict, "kinds": dict, "differing": list, "aliases": dict, "ranks": int, "files": dict,
+}  # fmt: skip
+
+
+def _index_of(body: Any, serial: int, folder: str) -> Index:
     metadata = Metadata({}, storage_data={})
+    for name, kind in _ENTRIES.items():
+        checked.of(kind, body[name], name)
     for name, size in body["files"].items():
         _check_file(folder, name, size)
     for key, told in body["tensors"].items():
         _add_tensor(metadata, key, told, body["files"])
+    check_apart(metadata.storage_data.values())
     for alias, key in body["aliases"].items():
-        _add_alias(metadata, alias, key)
-    given = ("values", "kinds", "differing", "aliases", "ranks", "step", "files")
-    return Index(metadata, serial=serial, **{name: body[name] for name in given})
+        metadata.state_dict_metadata[alias] = metadata.state_dict_metadata[key]
+    if body["step"] is not None:
+        checked.of(int, body["step"], "step")
+    for name in body["differing"]:
+        if name in body["values"]:
+            values = checked.of(list, body["values"][name], name)
+            if len(values) != body["ranks"]:
+                raise ValueError(f"{name} has {len(values)} values of {body['ranks']} ranks")
+    return Index(
+        metadata, serial=serial, step=body["step"], **{name: body[name] for name in _ENTRIES}
+    )
 
 
 def _check_file(folder: str, name: str, size: int) -> None:
@@ -164,59 +185,34 @@ def _check_file(folder: str, name: str, size: int) -> None:
 
 
 def _add_tensor(metadata: Metadata, key: str, told: dict[str, Any], files: dict[str, int]) -> None:
-    dtype = getattr(torch, told["dtype"])
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{key}: {told['dtype']} is not a dtype")
+    dtype = checked.dtype(told["dtype"])
+    size = checked.shape(told["shape"], f"the shape of {key}")
     chunks = []
-    for offset, sizes, file, at, nbytes, checksums in told["pieces"]:
-        if nbytes != math.prod(sizes) * dtype.itemsize or min(at, nbytes) < 0:
-            raise ValueError(f"{key}: a piece of {sizes} has {nbytes} bytes")
-        if nbytes and at + nbytes > files[file]:
-            raise ValueError(f"{key}: a piece lies beyond the end of {file}")
+    for piece in checked.of(list, told["pieces"], f"the pieces of {key}"):
+        offset, sizes = (checked.shape(each, f"a piece of {key}") for each in piece[:2])
+        where = _where(key, piece[2:], math.prod(sizes) * dtype.itemsize, files)
         chunks.append(ChunkStorageMetadata(torch.Size(offset), torch.Size(sizes)))
-        where = Where(file, at, nbytes, tuple(checksums))
         metadata.storage_data[MetadataIndex(key, offset)] = where
-    found = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(told["shape"]), chunks)
+    found = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(size), chunks)
     check_pieces(key, found)
     metadata.state_dict_metadata[key] = found
 
 
-def _add_alias(metadata: Metadata, alias: str, key: str) -> None:
-    found: Any = metadata.state_dict_metadata[key]
-    metadata.state_dict_metadata[alias] = found
-    for chunk in found.chunks:
-        where = metadata.storage_data[MetadataIndex(key, chunk.offsets)]
-        metadata.storage_data[MetadataIndex(alias, chunk.offsets)] = where
+def _where(key: str, told: list[Any], wanted: int, files: dict[str, int]) -> Where:
+    file, at, nbytes, checksums = told
+    checked.of(list, checksums, f"the checksums of {key}")
+    if checked.number(nbytes, f"the bytes of {key}") != wanted:
+        raise ValueError(f"{key}: a piece of {wanted} bytes has {nbytes} bytes")
+    if nbytes and (type(at) is not int or not 0 <= at <= files[file] - nbytes):
+        raise ValueError(f"{key}: a piece lies beyond the end of {file}")
+    if len(checksums) != -(-nbytes // BLOCK):
+        raise ValueError(f"{key}: a piece of {nbytes} bytes has {len(checksums)} checksums")
+    return Where(file, at, nbytes, tuple(checksums))
 
 
-def check_pieces(key: str, found: TensorStorageMetadata) -> None:
-    """Raise ValueError unless the pieces make up the tensor: none overlap, and none is missing."""
-    shape, chunks = found.size, found.chunks
-    for chunk in chunks:
-        box = (*zip(chunk.offsets, chunk.sizes, shape, strict=True),)
-        if any(min(a, n) < 0 or a + n > whole for a, n, whole in box):
-            raise ValueError(f"{key} of shape {tuple(shape)} has a piece outside it, {chunk}")
-    if sum(math.prod(c.sizes) for c in chunks) != math.prod(shape):
-        raise ValueError(f"{key} of shape {tuple(shape)} is not covered by its pieces")
-    if len(chunks) > 1 and _overlap(shape, chunks):
-        raise ValueError(f"{key} of shape {tuple(shape)} has pieces that overlap")
-
-
-def _overlap(shape: torch.Size, chunks: list[ChunkStorageMetadata]) -> bool:
-    """Whether two pieces share an element: on the grid of all cuts, each cell has one owner."""
-    cuts = [
-        sorted({c.offsets[d] for c in chunks} | {c.offsets[d] + c.sizes[d] for c in chunks})
-        for d in range(len(shape))
-    ]
-    places = [{cut: k for k, cut in enumerate(each)} for each in cuts]
-    seen: set[tuple[int, ...]] = set()
-    for c in chunks:
-        if 0 in c.sizes:
-            continue
-        ends = [a + n for a, n in zip(c.offsets, c.sizes, strict=True)]
-        spans = [range(p[a], p[b]) for p, a, b in zip(places, c.offsets, ends, strict=True)]
-        for cell in product(*spans):
-            if cell in seen:
-                return True
-            seen.add(cell)
-    return False
+def check_apart(places: Iterable[Where]) -> None:
+    """Raise ValueError if two pieces share bytes: a small file would fill much memory."""
+    inside = sorted((p.file, p.at, p.nbytes) for p in places if p.nbytes)
+    for (file, at, nbytes), (other, start, _) in pairwise(inside):
+        if file == other and at + nbytes > start:
+            raise ValueError(f"two pieces lie at byte {start} of {file}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from . import foreign
+from . import dcp, foreign
 from . import index as index_file
 from .reader import Reader, ours
 
@@ -18,14 +18,14 @@ def opened(path: str) -> Reader:
     """
     if os.path.isfile(os.path.join(path, index_file.NAME)):
         return ours(path)
-    if os.path.isfile(os.path.join(path, foreign.DCP_INDEX)):
-        return foreign.dcp_folder(path)
+    if os.path.isfile(os.path.join(path, dcp.NAME)):
+        return dcp.dcp_folder(path)
     if foreign.is_safetensors(path):
         return foreign.safetensors(path)
     if os.path.isfile(path):
         return foreign.torch_file(path)
     raise FileNotFoundError(
         f"{path} holds no checkpoint: no {index_file.NAME}, which save writes last, no "
-        f"{foreign.DCP_INDEX} of torch.distributed.checkpoint, and no .safetensors. A save that "
+        f"{dcp.NAME} of torch.distributed.checkpoint, and no .safetensors. A save that "
         "was killed leaves nothing that can be read."
     )

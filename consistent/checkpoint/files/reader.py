@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from .. import checked
 from . import index as index_file
 from .index import Index
 from .pieces import Where, read
@@ -100,7 +101,7 @@ class FromPieces(Reader):
         self._files = ExitStack()
 
     def piece(self, stored: MetadataIndex, chunk: ChunkStorageMetadata, box: Box) -> torch.Tensor:
-        where: Where = self.index.tensors.storage_data[stored]
+        where: Where = self.index.place_of(stored)
         found: Any = self.index.tensors.state_dict_metadata[stored.fqn]
         with self.reading():
             return read(self._file(where.file), where, found.properties.dtype, chunk.sizes, box)
@@ -109,7 +110,7 @@ class FromPieces(Reader):
         assert self._open is not None
         if name not in self._open:
             path = os.path.join(self._folder, name)
-            self._open[name] = self._files.enter_context(open(path, "rb", buffering=0))  # type: ignore
+            self._open[name] = self._files.enter_context(checked.opened(path))
         return self._open[name]
 
     @contextmanager
@@ -143,3 +144,10 @@ def add_whole(metadata: Metadata, key: str, shape: Any, dtype: torch.dtype, plac
         [ChunkStorageMetadata(origin, torch.Size(shape))],
     )
     metadata.storage_data[MetadataIndex(key, origin)] = place
+
+
+def narrowed(x: torch.Tensor, box: Box) -> torch.Tensor:
+    """The box of a tensor, as a view."""
+    for d, (start, size) in enumerate(zip(*box, strict=True)):
+        x = x.narrow(d, start, size)
+    return x

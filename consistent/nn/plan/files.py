@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from reprlib import repr as short
 from typing import Any
 
+from . import yaml_text
 from .layouts import NAMES, Border, Layouts, Nd, nd_text
 from .names import as_patterns, path_matches
 
@@ -37,7 +39,7 @@ def to_text(
     found["notes"] = notes
     head = "# What consistent.parallelize does with each tensor and at each module's border.\n"
     kept = {key: value for key, value in found.items() if value or key == "tensors"}
-    return head + _yaml().safe_dump(kept, sort_keys=False, width=100)
+    return head + yaml_text.dumped(kept, width=100)
 
 
 def from_text(text: str, where: str) -> dict[str, Any]:
@@ -75,7 +77,7 @@ def strategy_of(text: str, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def strategy_text(strategy: Mapping[str, Any]) -> str:
     """What follows a plan's text in a strategy's file."""
-    return _yaml().safe_dump({"strategy": dict(strategy)}, sort_keys=False, width=100)
+    return yaml_text.dumped({"strategy": dict(strategy)}, width=100)
 
 
 def _plan_in(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,11 +85,7 @@ def _plan_in(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _loaded(text: str, where: str) -> dict[str, Any]:
-    yaml = _yaml()
-    try:
-        found = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"plan: {where} is not YAML: {error}") from None
+    found = yaml_text.loaded(text, "plan", where)
     allowed = {*KEYS, "strategy"}
     if not isinstance(found, dict) or "tensors" not in found or set(found) - allowed:
         raise ValueError(
@@ -105,13 +103,13 @@ def _check_strategy(found: Any, where: str) -> None:
         wrong = sorted(set(found or ()) ^ set(STRATEGY)) if isinstance(found, dict) else found
         raise ValueError(
             f"strategy: {where}: `strategy:` has the entries {', '.join(STRATEGY)}, and here "
-            f"{wrong} is missing or too much. strategy.save(path) writes such a file."
+            f"{short(wrong)} is missing or too much. strategy.save(path) writes such a file."
         )
     for key, kind in STRATEGY.items():
         value = found[key]
         if type(value) is not kind or (kind is int and value < 1):
             wanted = {int: "a number of 1 or more", str: "a word", list: "a list of names"}[kind]
-            raise ValueError(f"strategy: {where}: {key} is {value!r}, and it is {wanted}.")
+            raise ValueError(f"strategy: {where}: {key} is {short(value)}, and it is {wanted}.")
 
 
 def _of_layouts(layouts: Layouts) -> Any:
@@ -131,13 +129,3 @@ def _of_border(border: Border) -> dict[str, Any]:
 
 def _ways(ways: Mapping[int | str, Nd]) -> dict[int | str, str]:
     return {key: nd_text(nd) for key, nd in ways.items()}
-
-
-def _yaml() -> Any:
-    try:
-        import yaml
-    except ImportError:
-        raise ImportError(
-            "plan: files of plans are YAML, and PyYAML is not installed: pip install pyyaml"
-        ) from None
-    return yaml

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import files, table
+from . import files, table, yaml_text
 from .layouts import Border, Layouts, join_axes, join_borders
 from .names import match, match_path
 
@@ -94,7 +94,7 @@ class Plan:
         Raises:
             ValueError: the file is not a plan.
         """
-        return cls(**files.from_text(Path(path).read_text(encoding="utf-8"), str(path)))
+        return cls(**files.from_text(yaml_text.read(path), str(path)))
 
     def __str__(self) -> str:
         lines = [f"axes: {', '.join(self.axes)}"] if self.axes else []

@@ -1,0 +1,119 @@
+"""What files say, checked before anything is made of it: anybody may have written them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from typing import Any, BinaryIO
+
+import torch
+
+DTYPES: dict[str, torch.dtype] = {  # "float32" -> torch.float32; a look-up in torch would import
+    str(found).removeprefix("torch."): found
+    for found in vars(torch).values()
+    if isinstance(found, torch.dtype)
+}
+MOST_LEVELS = 300  # of lists and objects in each other: what is read in steps of itself ends
+_TOO_DEEP = f"it is nested deeper than {MOST_LEVELS} levels"
+_MOST_DIMS = 64  # as in torch
+_MOST = 1 << 60  # elements of a tensor: no size computed from them overflows
+
+
+def opened(path: str) -> BinaryIO:
+    """A plain file, open for reading. A pipe or a device in its place would be read for ever.
+
+    Raises:
+        ValueError: it is no plain file.
+    """
+    file = open(path, "rb", buffering=0, opener=_without_waiting)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise ValueError(f"{path} is no file, but a folder, a pipe or a device. Remove it.")
+    return file  # type: ignore[return-value]
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def whole(path: str) -> bytes:
+    """All bytes of a plain file."""
+    with opened(path) as file:
+        return file.read()
+
+
+def number(given: Any, what: str) -> int:
+    """``given``, if it is a number of bytes or items.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if type(given) is not int or not 0 <= given <= _MOST:
+        raise ValueError(f"{what} is no number of 0 or more")
+    return given
+
+
+def shape(given: Any, what: str) -> tuple[int, ...]:
+    """``given``, a list or tuple, as the shape of a tensor.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(given, list | tuple) or len(given) > _MOST_DIMS:
+        raise ValueError(f"{what} is not a list of at most {_MOST_DIMS} sizes")
+    sizes = tuple(number(n, f"a size of {what}") for n in given)
+    if math.prod(max(n, 1) for n in sizes) > _MOST:
+        raise ValueError(f"{what} is of more elements than a tensor can have")
+    return sizes
+
+
+def dtype(name: Any) -> torch.dtype:
+    """The dtype of this name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not isinstance(name, str) or name not in DTYPES:
+        raise ValueError(f"{str(name)[:40]!r} is not a dtype")
+    return DTYPES[name]
+
+
+def of(kind: type, given: Any, what: str) -> Any:
+    """``given``, if it is of this type.
+
+    Raises:
+        ValueError: it is of another.
+    """
+    if type(given) is not kind:
+        raise ValueError(f"{what} is a {type(given).__name__}, and not a {kind.__name__}")
+    return given
+
+
+def parsed(text: bytes | memoryview) -> Any:
+    """What this JSON says.
+
+    Raises:
+        ValueError: it is none, names something twice, or is nested deeper than is read.
+    """
+    try:
+        found = json.loads(bytes(text), object_pairs_hook=_once)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    level = [found] if isinstance(found, dict | list) else []
+    for _ in range(MOST_LEVELS):
+        inside = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [x for each in inside for x in each if isinstance(x, dict | list)]
+        if not level:
+            return found
+    raise ValueError(_TOO_DEEP)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"{twice[:80]!r} stands there twice")
+    return found

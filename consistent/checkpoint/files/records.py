@@ -1,0 +1,86 @@
+"""Pickles as records: what a pickle would make, and nothing of it made.
+
+The index of ``torch.distributed.checkpoint`` is a pickle. Here its calls are not carried out and
+its names not looked up: an object is a ``Record`` that says which one it would be and with what
+state, and whoever reads it takes out the fields that it knows.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any
+
+
+class Record:
+    """An object that a pickle would make.
+
+    ``name``: module and name of its class or function; "" of what is a name alone.
+    ``args``: of the call; ``state``: what would be set in it.
+    """
+
+    __slots__ = ("name", "args", "state")
+
+    def __init__(self, name: str, args: tuple | None = None) -> None:
+        self.name, self.args, self.state = name, args, None
+
+    def field(self, name: str, *default: Any) -> Any:
+        """The value of one of its attributes; what has its default may be left out of a pickle.
+
+        Raises:
+            ValueError: it has none of this name.
+        """
+        state = self.state if isinstance(self.state, dict) else {}
+        if name not in state and not default:
+            raise ValueError(f"a {self.name} has no {name}")
+        return state.get(name, *default)
+
+
+def records(data: bytes) -> Any:
+    """What a pickle of protocol 2 or later makes: numbers, texts, tuples, lists, dictionaries and
+    records.
+
+    Raises:
+        ValueError: it is damaged, or asks for anything else.
+    """
+    try:
+        return _Reader(io.BytesIO(data)).load()
+    except Exception as error:  # a made-up pickle runs into any error of Python
+        raise ValueError(str(error) or type(error).__name__) from None
+
+
+_Unpickler: Any = pickle._Unpickler  # pyright: ignore  (in Python: its steps can be replaced)
+
+
+class _Reader(_Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        return Record(f"{module}.{name}")
+
+    def load_call(self) -> None:
+        args, function = self.stack.pop(), self.stack[-1]
+        if not isinstance(function, Record) or function.args is not None or type(args) is not tuple:
+            raise ValueError("it calls what is no function")
+        self.stack[-1] = Record(function.name, args)
+
+    def load_state(self) -> None:
+        state, made = self.stack.pop(), self.stack[-1]
+        if not isinstance(made, Record) or made.args is None or made.state is not None:
+            raise ValueError("it sets the state of what is no new object")
+        made.state = state
+
+    def load_refused(self) -> None:
+        raise ValueError("it has a step that no index has")
+
+    # Steps that make plain values, of protocols 2 and later; all others are refused.
+    dispatch = dict.fromkeys(range(256), load_refused)
+    for _name in (
+        "PROTO FRAME MARK STOP EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST APPEND APPENDS "
+        "EMPTY_DICT SETITEM SETITEMS NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT "
+        "SHORT_BINUNICODE BINUNICODE GLOBAL STACK_GLOBAL MEMOIZE BINPUT LONG_BINPUT BINGET "
+        "LONG_BINGET"
+    ).split():
+        _step = getattr(pickle, _name)[0]
+        dispatch[_step] = _Unpickler.dispatch[_step]
+    dispatch |= {pickle.REDUCE[0]: load_call, pickle.NEWOBJ[0]: load_call}
+    dispatch |= {pickle.BUILD[0]: load_state}
+    del _name, _step

@@ -1,0 +1,78 @@
+"""Files of YAML that people write and edit: plans, strategies, machines."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+_MOST_BYTES = 4 << 20
+_MOST_LEVELS = 50
+
+
+def read(path: str | Path) -> str:
+    """The text of a file.
+
+    Raises:
+        ValueError: it is no plain file of text, or larger than any plan is.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
+            raise ValueError(
+                f"{path} is no file of YAML: it is a folder, a pipe or a device, or larger than "
+                f"{_MOST_BYTES >> 20} MiB. Give the file that save(path) wrote."
+            )
+        try:
+            return file.read().decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{path} is no file of YAML: it is not text ({error.reason}). Give the file that "
+                "save(path) wrote."
+            ) from None
+
+
+def loaded(text: str, what: str, where: str) -> Any:
+    """The value of a YAML text. It may not refer to parts of itself: a text of ten lines that do
+    stands for more than fits into memory.
+
+    Raises:
+        ValueError: it is no YAML, refers to itself, or is nested deeper than any plan.
+    """
+    yaml = _yaml(what)
+    kind = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    levels = 0
+    try:
+        for event in yaml.parse(text, Loader=kind):
+            levels += isinstance(event, yaml.CollectionStartEvent)
+            levels -= isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent):
+                raise ValueError(
+                    f"{what}: {where} refers to a part of itself by *{event.anchor[:40]}, which is "
+                    "not read here. Write that part out where it is meant."
+                )
+            if levels > _MOST_LEVELS:
+                raise ValueError(
+                    f"{what}: {where} is nested deeper than {_MOST_LEVELS} levels, and no file of "
+                    f"a {what} is. Give the one that save(path) wrote."
+                )
+        return yaml.load(text, Loader=kind)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"{what}: {where} is not YAML: {error}") from None
+
+
+def dumped(value: Any, **options: Any) -> str:
+    """A value as YAML; ``options`` are those of PyYAML's ``safe_dump``."""
+    return _yaml("plan").safe_dump(value, sort_keys=False, **options)
+
+
+def _yaml(what: str) -> Any:
+    try:
+        import yaml
+    except ImportError:
+        raise ImportError(
+            f"{what}: files of {what}s are YAML, and PyYAML is not installed: pip install pyyaml"
+        ) from None
+    return yaml
