@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from .transports.default import current
+from .transports.faults.place import readable
 
 T = TypeVar("T")
 
@@ -47,7 +48,8 @@ def on_every_rank(
     failed = {r: a for r, a in enumerate(answers) if isinstance(a, _Failed)}
     if failed:
         missing = all(a.is_missing for a in failed.values())
-        raise (FileNotFoundError if missing else kind)(_joined(what, failed, len(answers))) from own
+        text = readable(_joined(what, failed, len(answers)))
+        raise (FileNotFoundError if missing else kind)(text) from own
     return answers
 
 

@@ -9,7 +9,7 @@ def write(path: str | Path, text: str) -> Path:
     """Write ``text`` to ``path``; folders are made."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(text, encoding="utf-8")
+    target.write_text(text, encoding="utf-8", errors="backslashreplace")
     return target
 
 

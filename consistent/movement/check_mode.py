@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mirrored.transports import default
-from mirrored.transports.faults.place import is_users
+from mirrored.transports.faults.place import is_users, readable
 
 from ..spec import Placement, TensorSpec
 
@@ -174,6 +174,6 @@ def call_site() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         if is_users(frame):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            return f"{readable(frame.f_code.co_filename)}:{frame.f_lineno}"
         frame = frame.f_back
     return "backward, in a thread of the autograd engine"

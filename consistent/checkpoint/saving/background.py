@@ -20,6 +20,8 @@ from typing import Any
 
 import torch.distributed.distributed_c10d as c10d
 
+from mirrored.transports.faults.place import readable
+
 from . import folders
 from .job import Job, Part, complete, write_part
 
@@ -34,7 +36,7 @@ class Notes:
         self._ranks = job.ranks
         self._store: Any = None
         if job.ranks > 1:
-            name = f"consistent/checkpoint/{job.begun.path}/{job.begun.serial}"
+            name = f"consistent/checkpoint/{readable(job.begun.path)}/{job.begun.serial}"
             self._store = c10d.PrefixStore(name, c10d._get_default_store())
 
     def leave(self, rank: int, told: Part) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import sys
+import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
 
 import torch
 from torch.fx import GraphModule
+
+from mirrored.transports.faults.place import readable
 
 from .apart import Run, apart
 from .form import Form, Number, form_of
@@ -32,7 +36,7 @@ class Inductor:
         self._families: OrderedDict[object, _Family] = OrderedDict()
 
     def __call__(self, graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
-        if any(x.is_meta for x in inputs):
+        if any(x.is_meta for x in inputs) or _cannot_run():
             return graph.forward
         import torch._inductor.config as config
 
@@ -82,6 +86,24 @@ class _Family:
             return None
         self._codes.append(code)
         return code if code.serves(form.numbers) else None
+
+
+def _cannot_run() -> bool:
+    """Whether torch's compiler would fail on the program's path: it reads the names of all files
+    on the stack, as UTF-8."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if readable(name) != name:
+            warnings.warn(
+                f"consistent.compile: the path {readable(name)} is not UTF-8, and torch's compiler "
+                "reads no other. The ops of this step run one by one; rename the folder or file to "
+                "have them compiled.",
+                stacklevel=2,
+            )
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _by_numbers(graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Run:

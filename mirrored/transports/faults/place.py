@@ -57,7 +57,15 @@ def _described(frames: Frames) -> str:
 def line_of(frame: FrameType, line: int | None = None) -> str:
     """`file:line in function`."""
     code = frame.f_code
-    return f"{code.co_filename}:{line or frame.f_lineno} in {code.co_name}"
+    return f"{readable(code.co_filename)}:{line or frame.f_lineno} in {code.co_name}"
+
+
+def readable(text: str) -> str:
+    """``text`` as any output takes it: a path that is not UTF-8 has bytes in it which no file and
+    no terminal takes as text."""
+    if text.isascii():
+        return text
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def is_users(frame: FrameType) -> bool:
