@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
+import math
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
+
+from mirrored.transports.tuning import own_files
 
 try:
     import fcntl
 except ImportError:  # no such locks here: processes that measure at the same time keep their own
     fcntl = None
+
+_LONGEST_S = 120.0
+_POLL_S = 0.02
 
 Measure = Callable[[], float | None]
 
@@ -41,29 +48,27 @@ class Kept:
 
     def _read(self) -> None:
         """Take in what was appended since the last time."""
-        with contextlib.suppress(OSError), self.path.open("rb") as file:
-            file.seek(self._read_up_to)
-            text = file.read()
-            self._read_up_to += len(text)
-            for line in text.decode(errors="replace").splitlines():
-                with contextlib.suppress(ValueError):  # the half of a line of a killed process
-                    name, value = json.loads(line)
+        text = own_files.read(self.path) or b""
+        for line in text[self._read_up_to :].decode(errors="replace").splitlines():
+            with contextlib.suppress(ValueError, RecursionError):  # half a line of a killed process
+                name, value = json.loads(line)
+                if isinstance(name, str) and (value is None or _is_number(value)):
                     self._known.setdefault(name, value)
+        self._read_up_to = len(text)
 
     def _append(self, name: str, value: float | None) -> None:
         self._known[name] = value
-        line = f"\n{json.dumps([name, value])}\n"
-        with contextlib.suppress(OSError), self.path.open("ab") as file:
-            file.write(line.encode())
+        with contextlib.suppress(OSError):
+            own_files.append(self.path, f"\n{json.dumps([name, value])}\n".encode())
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         file = None
         with contextlib.suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            file = self.path.with_name(f"{self.path.name}.lock").open("w")
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX)
+            lock = self.path.with_name(f"{self.path.name}.lock")
+            own_files.append(lock, b"")  # it is there now, and the user's own
+            file = lock.open("ab")
+            _lock(file)
         try:
             yield
         finally:
@@ -71,7 +76,21 @@ class Kept:
                 file.close()
 
 
+def _lock(file: IO[bytes]) -> None:
+    """Wait for the lock, and no longer than measuring takes: one that is held for ever, as by a
+    process that was stopped, costs each process its own measurement."""
+    end = time.monotonic() + _LONGEST_S
+    while fcntl is not None and time.monotonic() < end:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_POLL_S)
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+
+
 def folder() -> Path:
     """The folder of the library in the user's cache."""
-    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(root) / "consistent"
+    return own_files.folder()

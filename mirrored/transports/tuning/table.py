@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ...comm import Link
+from . import own_files
 
 NARROW = frozenset((torch.float16, torch.bfloat16))  # adding them costs more than moving them
 
@@ -66,32 +69,46 @@ def processors() -> str:
 
 def path(ranks: int, device: str) -> Path:
     """The file of the table for so many ranks on such devices."""
-    folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     name = f"transports {device} {ranks} ranks torch {torch.__version__}.json"
-    return Path(folder) / "consistent" / "-".join(name.replace("/", " ").split())
+    return own_files.folder() / "-".join(name.replace("/", " ").split())
 
 
 def load(ranks: int, device: str) -> Table | None:
     """The kept table; the built-in one if none can be kept; None if it has yet to be measured."""
     file = path(ranks, device)
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        kept = json.loads(file.read_text())
-        if kept.keys() == {each.name for each in fields(Table)}:
+    kept = _read(own_files.read(file))
+    if kept is not None:
+        return kept
+    # Another user's file in its place cannot be replaced, and measuring it at each start is slow.
+    may_measure = own_files.may_keep(file) and (not os.path.lexists(file) or _is_mine(file))
+    return None if may_measure else Table()
+
+
+def _is_mine(file: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return os.lstat(file).st_uid == os.geteuid()
+    return False
+
+
+def _read(text: bytes | None) -> Table | None:
+    """The table in a file; None if it holds anything else."""
+    with contextlib.suppress(ValueError, AttributeError, RecursionError):
+        kept = json.loads(text or b"")
+        if kept.keys() == {each.name for each in fields(Table)} and _fits(kept):
             return Table(**kept)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return Table()
-    return None if os.access(file.parent, os.W_OK) else Table()
+    return None
+
+
+def _fits(kept: dict[str, Any]) -> bool:
+    sizes = [kept["one_shot"], kept["one_shot_narrow"], *kept["messages_above"].values()]
+    seconds = [kept["latency_s"], kept["bytes_per_s"]]
+    seconds += [x for x in (kept["copy_start_s"], kept["copy_bytes_per_s"]) if x is not None]
+    return all(type(n) is int and n >= 0 for n in sizes) and all(
+        type(x) in (int, float) and 0 < x < math.inf for x in seconds
+    )
 
 
 def save(table: Table, ranks: int, device: str) -> None:
     """Keep `table`; another process that reads meanwhile sees the old one or the new one."""
-    file = path(ranks, device)
-    part = file.with_name(f"{file.name}.{os.getpid()}")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(asdict(table), indent=1) + "\n")
-        part.replace(file)
-    except OSError:
-        pass  # the next start measures it again
+    with contextlib.suppress(OSError):  # the next start measures it again
+        own_files.write(path(ranks, device), f"{json.dumps(asdict(table), indent=1)}\n".encode())
