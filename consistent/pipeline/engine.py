@@ -28,6 +28,7 @@ from .run import MicroBatch, Run, run_all
 from .schedules import schedule
 from .stage import stage_of
 from .table import Schedule
+from .tied import Tied
 
 MOST = 16  # programs that are kept, by the shapes of their inputs
 
@@ -43,6 +44,7 @@ class Engine:
         modules: gives all modules that the program calls.
         schedule: the name of the order.
         moves: whether tensors are moved between stages where the program does not say so.
+        tied: the parameters that several stages use.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Engine:
     modules: Callable[[], list[torch.nn.Module]]
     schedule: str
     moves: bool
+    tied: Tied = field(default_factory=Tied)
     _programs: dict[Any, Program] = field(default_factory=dict)
 
     def table(self, count: int) -> Schedule:
@@ -91,6 +94,18 @@ class Engine:
             RuntimeError: ranks disagree on the batch, one of them failed, backward is called on no
                 loss where one is needed, or on one without gradients.
         """
+        with self.tied.shown():
+            return self._run(step, args, kwargs, count, scale, needs_loss)
+
+    def _run(
+        self,
+        step: Callable[..., Any],
+        args: tuple,
+        kwargs: dict[str, Any],
+        count: int,
+        scale: Callable[[Any], Any] | None,
+        needs_loss: bool,
+    ) -> Any:
         rows = rows_of(self.name, (args, kwargs))
         self._agree(args, kwargs, count)
         parts = cuts(self.name, rows, count)
@@ -109,12 +124,14 @@ class Engine:
             batch.append(MicroBatch(program, tensors_in(given), draws, share))
             draws += program.draws
         going = Run(table if scale is not None else table.forwards(), self.placements, batch)
+        self.tied.begin()
         with torch.set_grad_enabled(scale is not None):
             run_all(going)
         if draws != generator.get_state().counter:
             generator.set_count(torch.default_generator, draws)
         if scale is not None:
             self._follow_gradients(batch[0].program)
+            self.tied.end()
         results = [self._result(given, found) for given, found in zip(batch, going.results)]
         return joined(self.name, results, [size for _, size in parts])
 
@@ -130,7 +147,7 @@ class Engine:
     ) -> Program:
         modules = self.modules()
         key = (_shown((args, kwargs)), trains, tuple(m.training for m in modules), autocast.now())
-        key = (*key, _state(modules), _trained(modules))
+        key = (*key, _state(modules), _parameters(modules))
         if key not in self._programs:
             if len(self._programs) >= MOST:
                 self._programs.pop(next(iter(self._programs)))
@@ -249,9 +266,11 @@ def _is_graded(p: Any) -> bool:
     return is_global(p) and p.requires_grad and p.grad is not None
 
 
-def _trained(modules: list[torch.nn.Module]) -> tuple[bool, ...]:
-    """Of each parameter, whether it requires grad: gradients are sent where the program says so."""
-    return tuple(p.requires_grad for m in modules for p in m.parameters(recurse=False))
+def _parameters(modules: list[torch.nn.Module]) -> tuple:
+    """Of each parameter what a program depends on: gradients are sent where it says so, in this
+    dtype."""
+    params = (p for m in modules for p in m.parameters(recurse=False))
+    return tuple((p.requires_grad, p.dtype, p.shape) for p in params)
 
 
 def _state(modules: list[torch.nn.Module]) -> int:

@@ -20,11 +20,12 @@ from .engine import Engine
 from .measure import measured
 from .micro_batches import rows_of
 from .schedules import lines_of, stages_per_line
-from .share import batch_axes, check_plan, has_state, modules_of, plan_of_share, share_of
+from .share import batch_axes, has_state, modules_of, plan_of_share, plans_of, share_of
 from .show import show
 from .stage import Stage, check_stages, set_stage
 from .table import Schedule
-from .tied import Tied, tied_places, untie
+from .tied import untie
+from .twins import Twins
 
 Loss = Callable[[Any, Any], Any]
 
@@ -88,21 +89,16 @@ def pipeline(
     for placement in placements:
         check_placement("pipeline", placement)
     mark(model, checkpoint)
-    cut = _cut(model, placements, split, schedule, sample)
-    where = _placed(placements, len(cut.stages), schedule)
-    _check_ranks(where)
-    several = isinstance(plan, list | tuple)
-    plans = list(plan) if several else [plan] * len(where)
-    if len(plans) != len(where):
-        raise ValueError(
-            f"pipeline: {len(plans)} plans are given for {len(where)} stages. Give one for each, "
-            "or a single one for all."
-        )
-    for each in plans if several else [plan]:
-        check_plan(model, each)
+    twins = Twins(model)
+    try:
+        cut = twins.settled(_cut(model, placements, split, schedule, sample))
+        where = _placed(placements, len(cut.stages), schedule)
+        plans = plans_of(model, plan, len(where))
+    except BaseException:
+        twins.take_back()
+        raise
     held = [modules_of(cut, stage) for stage in range(len(where))]
-    tied = tied_places(held)
-    untie(held)
+    tied = untie(held)
     splits = []
     for stage, placement in enumerate(where):
         share = share_of(cut, stage)
@@ -111,10 +107,12 @@ def pipeline(
         for unit in cut.stages[stage]:
             if has_state(unit.module):
                 set_stage(unit.module, stage, placement)
+    tied.join()
+    name = type(model).__name__
     engine = Engine(
-        type(model).__name__, where, splits, lambda: list(model.modules()), schedule, moves=True
+        name, where, splits, lambda: list(model.modules()), schedule, moves=True, tied=tied
     )
-    made = Pipeline(model, engine, cut, Tied(tied), loss, micro_batches, reduction)
+    made = Pipeline(model, engine, cut, loss, micro_batches, reduction)
     engine.table(micro_batches)
     return made
 
@@ -127,13 +125,12 @@ class Pipeline:
         model: nn.Module,
         engine: Engine,
         cut: Cut,
-        tied: Tied,
         loss: Loss | None,
         micro_batches: int,
         reduction: str,
     ) -> None:
         self.model, self.micro_batches = model, micro_batches
-        self._engine, self._cut, self._tied = engine, cut, tied
+        self._engine, self._cut = engine, cut
         self._loss, self._reduction = loss, reduction
 
     @property
@@ -180,15 +177,9 @@ class Pipeline:
         """
         args, kwargs = arguments_of(batch)
         rows = rows_of(type(self.model).__name__, (args, kwargs))
-        self._tied.begin()
         given = (args, kwargs, target, rows, outputs)
-        try:
-            with recomputing(self.model.modules()):
-                found = self._engine.run(self._trained, given, {}, self.micro_batches, _as_is)
-        finally:
-            if self._tied:
-                self._tied.end()
-        return found
+        with recomputing(self.model.modules()):
+            return self._engine.run(self._trained, given, {}, self.micro_batches, _as_is)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns for a batch, without gradients: a global tensor on the placement
@@ -250,7 +241,7 @@ def mark(model: nn.Module, names: Sequence[str]) -> None:
     Raises:
         ValueError: a name is no module.
     """
-    known = dict(model.named_modules())
+    known = dict(model.named_modules(remove_duplicate=False))
     for name in names:
         if name not in known:
             raise ValueError(
@@ -288,7 +279,9 @@ def _placed(placements: Sequence[Placement], count: int, schedule: str) -> list[
     else:
         lines = list(dict.fromkeys(placements))
         where = [lines[line] for line in lines_of(schedule, len(lines), count)]
-    return list(check_stages("pipeline", [Stage(i, p) for i, p in enumerate(where)]).values())
+    found = check_stages("pipeline", [Stage(i, p) for i, p in enumerate(where)])
+    _check_ranks(list(found.values()))
+    return list(found.values())
 
 
 def _check_ranks(placements: Sequence[Placement]) -> None:

@@ -33,8 +33,26 @@ def modules_of(cut: Cut, stage: int) -> list[nn.Module]:
     return own + [_holder(module) for module, at in cut.owners.values() if at == stage]
 
 
-def check_plan(model: nn.Module, plan: Any) -> None:
-    """Raise ValueError if a ``Plan`` speaks of what the whole model does not have."""
+def plans_of(model: nn.Module, plan: Any, count: int) -> list[Any]:
+    """The plan of each of ``count`` stages.
+
+    Raises:
+        ValueError: there is another number of plans, or a ``Plan`` speaks of what the whole model
+            does not have.
+    """
+    several = isinstance(plan, list | tuple)
+    plans = list(plan) if several else [plan] * count
+    if len(plans) != count:
+        raise ValueError(
+            f"pipeline: {len(plans)} plans are given for {count} stages. Give one for each, "
+            "or a single one for all."
+        )
+    for each in plans if several else [plan]:
+        _check_plan(model, each)
+    return plans
+
+
+def _check_plan(model: nn.Module, plan: Any) -> None:
     if isinstance(plan, Plan):
         tensors, modules = _names(model)
         check_names(model, tensors, plan)

@@ -1,0 +1,119 @@
+"""A module object that stands at several places of a model, where these are in several stages: each
+stage has an object of its own, with the same parameters (``tied.py``).
+
+```
+Sequential(a, b, a, c)    0: a   1: b | 2: a's twin   3: c       cut before 2
+                          0: a   1: b   2: a        | 3: c       cut before 3
+```
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from dataclasses import replace
+from typing import NamedTuple
+
+from torch import nn
+
+from .cut import Cut
+from .share import has_state
+
+
+class _Place(NamedTuple):
+    """``parent._modules[key]``, where a twin stands in for a module.
+
+    ``twin_of`` has the twins of the module and of those inside it.
+    """
+
+    parent: nn.Module
+    key: str
+    name: str
+    module: nn.Module
+    twin_of: dict[nn.Module, nn.Module]
+
+
+class Twins:
+    """Puts a twin at each place of ``model`` where a module with parameters stands that stands at
+    an earlier one, too."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._places: list[_Place] = []
+        self._visit(model, "", set())
+
+    def _visit(self, module: nn.Module, name: str, seen: set[nn.Module]) -> None:
+        seen.add(module)
+        for key, child in module._modules.items():
+            if child is None:
+                continue
+            path = f"{name}.{key}" if name else key
+            if child not in seen:
+                self._visit(child, path, seen)
+            elif has_state(child):
+                place = _Place(module, key, path, child, {})
+                module._modules[key] = _twin(child, place.twin_of)
+                self._places.append(place)
+
+    def take_back(self) -> None:
+        """Put the modules back."""
+        for place in self._places:
+            place.parent._modules[place.key] = place.module
+
+    def settled(self, cut: Cut) -> Cut:
+        """``cut`` with one object of a module for each stage.
+
+        Raises:
+            ValueError: a module that stands in several stages has buffers.
+        """
+        stage_of = {
+            each: stage
+            for stage, units in enumerate(cut.stages)
+            for unit in units
+            for each in unit.module.modules()
+        }
+        first: dict[tuple, dict[nn.Module, nn.Module]] = {}  # by module and stage
+        stand_for: dict[nn.Module, nn.Module] = {}
+        for place in self._places:
+            _check_buffers(place, stage_of)
+            for twin_of in ({m: m for m in place.twin_of}, place.twin_of):
+                stages = {stage_of[x] for x in twin_of.values() if x in stage_of}
+                if len(stages) == 1:
+                    kept = first.setdefault((place.module, *stages), twin_of)
+                    stand_for |= {twin_of[m]: kept[m] for m in twin_of}
+            twin = place.twin_of[place.module]
+            place.parent._modules[place.key] = stand_for.get(twin, twin)
+        units = [
+            tuple(replace(unit, module=stand_for.get(unit.module, unit.module)) for unit in stage)
+            for stage in cut.stages
+        ]
+        return replace(cut, stages=tuple(units))
+
+
+def _check_buffers(place: _Place, stage_of: dict[nn.Module, int]) -> None:
+    for module, twin in place.twin_of.items():
+        stages = stage_of.get(module), stage_of.get(twin)
+        lasting = set(module._buffers) - module._non_persistent_buffers_set
+        if lasting and stages[0] != stages[1]:
+            raise ValueError(
+                f"pipeline: {place.name!r} is in stage {stages[1]} and is the same "
+                f"{type(place.module).__name__} as one in stage {stages[0]}, and it has the "
+                f"buffers {sorted(lasting)}.\n"
+                "  What one stage writes into a buffer the other would not see.\n"
+                "  Cut the model so that both places are in one stage, or put a module of its own "
+                "at each, which may share the parameters."
+            )
+
+
+def _twin(module: nn.Module, made: dict[nn.Module, nn.Module]) -> nn.Module:
+    """A module that has the attributes of ``module``, and twins of the modules inside. Its hooks
+    and its tables of tensors are its own, with the same entries."""
+    if module not in made:
+        twin = made[module] = object.__new__(type(module))
+        for name, value in vars(module).items():
+            own = type(value) in (dict, OrderedDict, list, set)
+            twin.__dict__[name] = copy.copy(value) if own else value
+        twin._modules = {
+            key: child if child is None else _twin(child, made)
+            for key, child in module._modules.items()
+        }
+    return made[module]
