@@ -28,6 +28,12 @@ def gamma(roundings: int, dtype: torch.dtype) -> float:
     return error / (1 - error)
 
 
+def few_digits(x: Tensor) -> Tensor:
+    """``x`` with six binary digits behind the point: in float32, products of such numbers below 16
+    add up without a rounding, some ten of them at least."""
+    return (x * 64).round() / 64
+
+
 def assert_rounded(
     found: Sequence[Tensor], exact: Sequence[Tensor], sizes: Sequence[Tensor], roundings: int
 ) -> None:

@@ -12,6 +12,7 @@ from consistent.forms.random import generator
 from consistent.spec import NdSbp
 from tests.brute_force.called import Called, Grid, replaced
 from tests.pieces import Tensors, scatter
+from tests.rounding import few_digits
 
 _TOLERANCE = {
     torch.float32: 5e-5,  # addends are several times as large as what they add up to
@@ -80,11 +81,12 @@ class Expected(Called):
         with generator.separate(RANDOM):
             outs = self.results(run(*args, **kwargs), given)
         self.differentiable = [i for i, t in enumerate(outs) if t.requires_grad]
-        self.cotangents = [
-            torch.randn(outs[i].shape, dtype=outs[i].dtype, generator=self.random)
-            for i in self.differentiable
-        ]
+        self.cotangents = [self._cotangent(outs[i]) for i in self.differentiable]
         self.gradients = self.backward(outs, leaves, self.cotangents)
+
+    def _cotangent(self, out: torch.Tensor) -> torch.Tensor:
+        made = torch.randn(out.shape, dtype=out.dtype, generator=self.random)
+        return few_digits(made) if out.dtype == torch.float32 else made
 
     def forward_only(self) -> Expected:
         """The same call without its gradients."""

@@ -20,6 +20,8 @@ from torch._inductor.decomposition import select_decomp_table
 import consistent
 from consistent import B, Placement, S
 from tests.ranks import ALL, pool
+from tests.reference import whole_numbers
+from tests.rounding import gamma
 
 from .steps import Made, beside
 
@@ -146,18 +148,22 @@ def test_backend_ops_compiles_nothing() -> None:
 
 
 def check(
-    step: Callable[[Any], Any], sizes: list[int], dtype: torch.dtype = torch.float32
+    step: Callable[[Any], Any],
+    sizes: list[int],
+    dtype: torch.dtype = torch.float32,
+    rtol: float = 0.0,
 ) -> list[int]:
     """Call ``step`` with tensors of so many rows, three times each, and again after all. Gives how
-    many graphs were compiled once it had run with each size."""
+    many graphs were compiled once it had run with each size. Their values are whole numbers, of
+    which every kernel makes the same sums and products to the bit."""
     program = consistent.compile(step, backend="inductor", fullgraph=True)
     counts = []
     with compilations(traced) as found:
         for n in [*sizes, *sizes]:
             for i in range(3):
-                x = torch.randn(n, 3, generator=torch.Generator().manual_seed(i)).to(dtype)
+                x = whole_numbers((n, 3), dtype, seed=i)
                 for ours, theirs in zip(program(x), step(x), strict=True):
-                    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+                    torch.testing.assert_close(ours, theirs, rtol=rtol, atol=0)
             counts.append(len(found))
     assert counts[len(sizes) :] == [counts[len(sizes) - 1]] * len(sizes)
     return counts[: len(sizes)]
@@ -180,7 +186,8 @@ def test_numbers_that_would_be_rounded_stay_numbers() -> None:
     def power(x: torch.Tensor) -> tuple:
         return (x.abs() ** (1 / x.shape[0]),)
 
-    assert check(power, [5, 7, 9]) == [1, 2, 3]
+    # Torch's own vector code and that of Inductor take logarithms and exponentials of their own.
+    assert check(power, [5, 7, 9], rtol=gamma(16, torch.float32)) == [1, 2, 3]
 
 
 def test_what_torch_cannot_compile_for_several_sizes_is_compiled_for_each() -> None:

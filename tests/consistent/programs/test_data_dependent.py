@@ -12,7 +12,7 @@ import consistent
 from consistent import B, P, S
 from tests.ranks import pool
 
-X = torch.arange(21.0).reshape(7, 3).sin()
+X = torch.arange(21, dtype=torch.float64).reshape(7, 3).sin()
 N = torch.arange(21).reshape(7, 3) % 5
 
 CALLS: dict[str, Callable[..., Any]] = {

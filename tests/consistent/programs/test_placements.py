@@ -330,10 +330,14 @@ def test_ranks_outside_are_told_shapes_that_depend_on_values(rank: int, sbp: Any
 # -- the documents' programs -----------------------------------------------------------------------
 
 
+DOUBLE = torch.float64
+
+
 class StageModule(nn.Module):
     def __init__(self, in_dims: int, out_dims: int, placement: Any = None, sbp: Any = None) -> None:
         super().__init__()
-        self.w = nn.Parameter(consistent.randn(in_dims, out_dims, placement=placement, sbp=sbp))
+        made = consistent.randn(in_dims, out_dims, dtype=DOUBLE, placement=placement, sbp=sbp)
+        self.w = nn.Parameter(made)
 
     def forward(self, x: Any) -> Any:
         return torch.matmul(x, self.w)
@@ -357,7 +361,7 @@ class ModuleModel(nn.Module):
 def test_mixed_parallelism_of_the_documents_on_four_ranks(rank: int) -> None:
     first, second = Placement("cpu", [0, 1]), Placement("cpu", [2, 3])
     net = ModuleModel(first, second)
-    x = consistent.randn(4, 5, placement=first, sbp=S(0))
+    x = consistent.randn(4, 5, dtype=DOUBLE, placement=first, sbp=S(0))
     out0, out1 = net(x)
     assert out0.shape == (4, 8) and out1.shape == (4, 3) and out1.sbp == (S(1),)
     w0, w1 = net.m_stage0.w.full().requires_grad_(), net.m_stage1.w.full().requires_grad_()

@@ -9,6 +9,7 @@ from torch import nn
 import consistent
 from consistent import B
 from tests.ranks import on_ranks
+from tests.twins import assert_same, randn
 
 X = torch.arange(24.0, dtype=torch.float64).sin().view(4, 6)
 
@@ -26,7 +27,7 @@ def test_auto_trains_as_plain_torch(rank: int) -> None:
     model(X).square().sum().backward()
     plain(X).square().sum().backward()
     for ours, wanted in zip(model.parameters(), plain.parameters(), strict=True):
-        assert torch.allclose(ours.grad.full(), wanted.grad)
+        assert_same(ours.grad, wanted.grad, rtol=1e-12, atol=1e-12)
     assert "seconds" in str(consistent.plan_of(model)) or consistent.plan_of(model).notes
 
 
@@ -45,14 +46,13 @@ class Masked(nn.Module):
 @on_ranks(2)
 def test_ranks_whose_examples_differ_get_one_plan(rank: int) -> None:
     torch.manual_seed(0)
-    x, mask = torch.randn(8, 512), torch.ones(8, dtype=torch.bool)
-    model = Masked()
+    x, mask = randn(8, 512), torch.ones(8, dtype=torch.bool)
+    model = Masked().double()
     wanted = model(x, mask)
     mask[0] = rank == 0
     place = consistent.placement.all("cpu")
     consistent.parallelize(model, place, "auto", example=(x, mask), verbose=False)
-    found = model(x, torch.ones(8, dtype=torch.bool)).full()
-    assert torch.allclose(found, wanted, atol=1e-5)
+    assert_same(model(x, torch.ones(8, dtype=torch.bool)), wanted, rtol=1e-12, atol=1e-12)
 
 
 @on_ranks(2)

@@ -265,6 +265,7 @@ def found(name: str, machine: str, grid: list) -> Plan:
 
 def run(rank: int, name: str, plan: Plan, grid: list) -> None:
     step, model, batch = case(name)
+    model, batch = model.double(), [x.double() if x.is_floating_point() else x for x in batch]
     twin = copy.deepcopy(model)
     expected = step(twin, *batch)
     where = placement("cpu", ranks=grid)
