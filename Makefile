@@ -1,4 +1,4 @@
-# make test | test-fast | train | lint | format | bench | docs | clean
+# make test | test-fast | test-processors | train | lint | format | bench | docs | clean
 # Each target works on a fresh clone: it makes .venv, installs the pinned requirements and builds csrc/.
 
 SHELL := /bin/bash
@@ -25,6 +25,7 @@ FAST := test_floors.py consistent/spec $(addprefix consistent/boxing/test_,plan.
   mirrored/test_mirrored_tensor.py mirrored/transports/tuning
 # Test files that run at a time, each with ranks of its own.
 WORKERS ?= 2
+PYTEST := -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 NATIVE := $(shell find csrc -type f -not -path 'csrc/tests/*')
 CPP := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
@@ -32,13 +33,17 @@ CPP := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '
 export OMP_NUM_THREADS ?= 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: test test-fast train lint format bench docs build clean
+.PHONY: test test-fast test-processors train lint format bench docs build clean
 
 test: build
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS) $(TEST_ARGS)
+	$(BIN)/python -m pytest $(PYTEST) $(TESTS) $(TEST_ARGS)
 
 test-fast: build
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(addprefix tests/,$(FAST)) $(TEST_ARGS)
+	$(BIN)/python -m pytest $(PYTEST) $(addprefix tests/,$(FAST)) $(TEST_ARGS)
+
+# The tests with other processors' kernels, on 1, 2 and 4 cores: three runs.
+test-processors: build
+	$(BIN)/python -m tests.processors $(PYTEST) $(TESTS) $(TEST_ARGS)
 
 train: build
 	$(BIN)/torchrun --standalone --nproc_per_node $(NPROC) examples/mnist_lenet.py $(TRAIN_ARGS)
