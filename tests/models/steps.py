@@ -10,7 +10,8 @@ import torch
 import consistent
 from consistent import Placement, S
 from mirrored.transports.counting import counting
-from tests.models.architectures import MODELS
+from tests.models.architectures import DIM, INNER, LAYERS, MODELS, SINGLE
+from tests.rounding import gamma
 
 RATE = 0.1
 
@@ -71,6 +72,12 @@ class Watched:
     def bytes(self) -> int:
         """The bytes that this rank has sent."""
         return self._counted.bytes
+
+
+def allowed(name: str) -> float:
+    """The difference, relative to the largest element, that rounding may make of a model's step. In
+    a model that takes no float64 a term passes the products of all its layers."""
+    return gamma(LAYERS * (4 * DIM + 2 * INNER), torch.float32) if name in SINGLE else 1e-5
 
 
 def worst(found: dict[str, Any], wanted: dict[str, Any]) -> tuple[str, float]:

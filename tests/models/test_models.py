@@ -15,6 +15,8 @@ from tests.ranks import ALL, pool
 CASES = [(name, layout) for name in MODELS for layout in LAYOUTS]
 # Ops of these models that may run whole on every rank. An op that is not here has lost its rule.
 WHOLE: frozenset[str] = frozenset()
+# They compute losses, norms or softmax in float32, whatever their weights are.
+SINGLE_INSIDE = ("llama", "gpt2", "t5")
 
 
 def _compare(rank: int, name: str, layout: str) -> dict[str, Any]:
@@ -32,5 +34,5 @@ def test_one_training_step_equals_one_process(name: str, layout: str, world: int
             f"whole: {results[0]['whole']}"
         )
     for result in results:
-        assert result["worst"][1] < 1e-5, result["worst"]
+        assert result["worst"][1] < (1e-5 if name in SINGLE_INSIDE else 1e-12), result["worst"]
         assert set(result["whole"]) <= WHOLE, sorted(set(result["whole"]) - WHOLE)

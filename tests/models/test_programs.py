@@ -8,6 +8,7 @@ pytest.importorskip("transformers", reason="the models are those of the transfor
 
 from tests.models.architectures import MODELS
 from tests.models.programs import Compared, compared
+from tests.models.steps import allowed
 from tests.ranks import ALL, pool
 
 FEW = ("Llama", "GPT2", "Mixtral", "Bert", "T5", "ViT", "Mamba")
@@ -25,7 +26,7 @@ def test_a_program_is_the_step_as_written(name: str, plan: str) -> None:
     for found in pool(2).run(_compared, name, plan):
         assert not found.why
         # What mixtures sort is gathered in a program, and then summed in another order.
-        assert found.error < 1e-5
+        assert found.error < allowed(name)
         if name != "Mixtral":
             assert found.recorded <= found.written + AGREEMENT
         if plan == "zero3":

@@ -178,16 +178,23 @@ def train_step(model: torch.nn.Module, inputs: Inputs) -> tuple[Any, dict[str, A
     return loss, kept, model(**inputs).loss
 
 
+def _double(name: str) -> Made:
+    """The model and its inputs in float64."""
+    torch.manual_seed(0)
+    model, inputs = MODELS[name]()
+    return model.double(), {
+        k: x.double() if x.is_floating_point() else x for k, x in inputs.items()
+    }
+
+
 def compare(name: str, layout: str, rank: int = 0) -> dict[str, Any]:
     """One training step of a model under a layout against plain torch in this process.
 
     Returns the largest relative errors, and the ops that ran whole.
     """
-    torch.manual_seed(0)
-    model, inputs = MODELS[name]()
+    model, inputs = _double(name)
     model.eval()  # dropout is off in the configurations; eval only makes sure
-    torch.manual_seed(0)
-    twin, _ = MODELS[name]()
+    twin, _ = _double(name)
     twin.load_state_dict(model.state_dict())
     twin.eval()
     loss, grads, after = train_step(twin, inputs)

@@ -218,18 +218,20 @@ def shared_by_views(rank: int) -> Any:
     """A model trained under one view, read under the other."""
     flow.clear_default_session()
     schedule = flow.optimizer.PiecewiseConstantScheduler([], [0.1])
+    config = flow.function_config()
+    config.default_data_type(flow.double)
 
-    @flow.global_function(type="train")
-    def train(x: tp.ListNumpy.Placeholder((2, 3))) -> tp.ListNumpy:
+    @flow.global_function(type="train", function_config=config)
+    def train(x: tp.ListNumpy.Placeholder((2, 3), dtype=flow.double)) -> tp.ListNumpy:
         y = flow.layers.dense(x, 1, name="d")
         flow.optimizer.SGD(schedule).minimize(y)
         return y
 
-    @flow.global_function(type="predict")
-    def predict(x: tp.Numpy.Placeholder((4, 3))) -> tp.Numpy:
+    @flow.global_function(type="predict", function_config=config)
+    def predict(x: tp.Numpy.Placeholder((4, 3), dtype=flow.double)) -> tp.Numpy:
         return flow.layers.dense(x, 1, name="d")
 
-    x = np.ones((4, 3), np.float32)
+    x = np.ones((4, 3))
     before = predict(x)
     train(np.split(x, 2))
     # Each of the 3 weights and the bias has the gradient 1.
@@ -238,7 +240,7 @@ def shared_by_views(rank: int) -> Any:
 
 def test_a_job_of_one_view_sees_what_a_job_of_the_other_has_learnt() -> None:
     for change in pool(2).run(shared_by_views):
-        assert change == pytest.approx(-0.4, abs=1e-6)
+        assert change == pytest.approx(-0.4, abs=1e-14)
 
 
 def older_training(rank: int) -> list[float]:

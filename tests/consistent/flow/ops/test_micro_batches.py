@@ -27,10 +27,13 @@ def test_ops_of_the_face_take_micro_batches() -> None:
 
 def trained(rank: int, micro: int) -> list[float]:
     flow.clear_default_session()
+    config = flow.function_config()
+    config.default_data_type(flow.double)
 
-    @flow.global_function(type="train")
+    @flow.global_function(type="train", function_config=config)
     def job(
-        x: tp.Numpy.Placeholder((8, 3)), y: tp.Numpy.Placeholder((8,), dtype=flow.int32)
+        x: tp.Numpy.Placeholder((8, 3), dtype=flow.double),
+        y: tp.Numpy.Placeholder((8,), dtype=flow.int32),
     ) -> tp.Numpy:
         if micro:
             x, y = flow.unpack(x, micro), flow.unpack(y, micro)
@@ -41,7 +44,7 @@ def trained(rank: int, micro: int) -> list[float]:
 
     numbers = np.random.default_rng(0)
     x, y = (
-        numbers.standard_normal((8, 3)).astype(np.float32),
+        numbers.standard_normal((8, 3)),
         numbers.integers(0, 4, 8).astype(np.int32),
     )
     return [float(job(x, y).mean()) for _ in range(4)]
@@ -51,7 +54,7 @@ def test_a_job_over_micro_batches_trains_as_over_the_whole_batch() -> None:
     whole = pool(2).run(trained, 0)[0]
     assert whole[-1] < whole[0]
     for found in pool(2).run(trained, 4):
-        assert found == pytest.approx(whole, abs=1e-6)
+        assert found == pytest.approx(whole, abs=1e-14)
 
 
 def test_wrong_counts_are_errors() -> None:
