@@ -32,10 +32,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 _FOLDER = pytest.StashKey[str]()
 
 
-# The longest files, each of a minute or more. Paths below tests/.
+# The longest files, each of some half a minute of processor time or more. Paths below tests/.
 LONGEST = (
-    "examples/test_seed_programs.py", "gpu/test_checks.py", "consistent/pipeline/test_pipeline.py",
-    "csrc/test_builds.py", "csrc/test_peer.py", "examples/test_train_gpt.py",
+    "consistent/rules/test_rows.py", "consistent/compiled/test_bounded.py", "docs/test_pages.py",
+    "csrc/test_builds.py", "examples/test_train_gpt.py", "consistent/nn/test_sharded_step.py",
+    "consistent/pipeline/test_pipeline.py", "faults/test_faults.py",
+    "examples/test_seed_programs.py", "consistent/rules/families/indexing/test_masks.py",
+    "consistent/compiled/test_overlap.py", "consistent/programs/test_placements.py",
     "consistent/torch_patches/test_plain_programs.py",
 )  # fmt: skip
 

@@ -16,7 +16,7 @@ import consistent
 from consistent import B, Placement, S
 from consistent.nn import Layouts, Plan
 from mirrored.transports.counting import counting
-from tests.ranks import on_ranks, pool
+from tests.ranks import ALL, on_ranks, pool
 from tests.twins import GRIDS, Laid, assert_same, compare, randn
 
 
@@ -105,8 +105,8 @@ def trained(at: Laid, plan: str, name: str) -> Any:
     return losses, [p.grad for p in model.parameters()], dict(model.state_dict()), state
 
 
-# Muon runs its products in bfloat16.
-@pytest.mark.parametrize("world", [2, 3, 4])
+# Muon runs its products in bfloat16. On four ranks there are two axes of two.
+@pytest.mark.parametrize("world", [2, 3, 4] if ALL else [3, 4])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("plan", PLANS)
 def test_every_optimizer_gives_the_values_of_one_process(plan: str, name: str, world: int) -> None:
