@@ -67,9 +67,13 @@ def _result(op: Callable[[Any, Any], Any], at: Laid, shapes: tuple[Shape, Shape]
     return out, x.grad
 
 
+# Of the pairs each op takes every second one, another than the op before it.
+EVERY = 1 if ALL else 2
+
+
 def _check(rank: int, ranks: Any, name: str) -> list[str]:
     op, wrong = CASES[name], []
-    for shape, mask in _pairs():
+    for shape, mask in list(_pairs())[list(CASES).index(name) % EVERY :: EVERY]:
         wanted = _result(op, Laid(None), (shape, mask), B, B)
         for first in [B, P, *(S(d) for d in range(len(shape)))]:
             for second in [B, *(S(d) for d in range(len(mask)))]:
