@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from typing import Any
 
 import torch
@@ -10,10 +11,11 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 from mirrored.transports.default import current
 
-from .agreement import from_first, on_every_rank
+from .agreement import CheckpointError, from_first, on_every_rank
 from .contents.put_back import Loading
 from .contents.random_state import RandomState
 from .contents.stored import Stored
+from .files.index import stamp_of
 from .files.opened import opened
 from .files.reader import Reader
 from .save import wait_for_last
@@ -59,16 +61,17 @@ def load(
     loading: list[Loading] = []
     readers: list[Reader] = []
 
-    def look() -> None:
-        reader = opened(found)
+    def look() -> int:
+        reader = _opened(found)
         given = dict(objects)
         if random and "random" not in given and "random" in reader.index.kinds:
             given["random"] = RandomState()
         stored = Stored(reader.index, current().rank, current().size)
         loading.append(Loading(stored, given, strict, cast))
         readers.append(reader)
+        return stamp_of(reader.index)
 
-    on_every_rank(what, look)
+    _check_same(what, on_every_rank(what, look))
     on_every_rank(what, lambda: _read(readers[0], loading[0].targets))
     told: dict[str, Any] = {}
     on_every_rank(what, lambda: told.update(loading[0].put_back()))
@@ -91,6 +94,29 @@ def _find(path: str) -> str:
             "checkpoint in it."
         )
     return (os.path.isdir(path) and folders.latest_in(path)) or path
+
+
+def _opened(found: str) -> Reader:
+    try:
+        return opened(found)
+    except FileNotFoundError:
+        if current().rank == 0:
+            raise
+        raise ValueError(
+            f"{os.path.abspath(found)}, which rank 0 sees, is not there on {socket.gethostname()}. "
+            "It must be on a file system that all ranks share, or be copied to each host."
+        ) from None
+
+
+def _check_same(what: str, stamps: list[int]) -> None:
+    """Raise on every rank if folders of the same name hold different checkpoints."""
+    other = [rank for rank, stamp in enumerate(stamps) if stamp != stamps[0]]
+    if other:
+        raise CheckpointError(
+            f"{what}: rank {', '.join(map(str, other))} and rank 0 see different checkpoints at "
+            "this path. It must be on a file system that all ranks share, or hold copies of one "
+            "checkpoint on each host."
+        )
 
 
 def _read(reader: Reader, targets: dict[str, torch.Tensor]) -> None:

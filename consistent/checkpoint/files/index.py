@@ -60,6 +60,8 @@ class Index:
     serial: int = 0
     files: dict[str, int] = field(default_factory=dict)  # name -> bytes
 
+    crc32: int = 0  # of its text; 0 of other formats
+
     def place_of(self, stored: MetadataIndex) -> Any:
         """Where a piece lies, by any name of its tensor."""
         name = self.aliases.get(stored.fqn, stored.fqn)
@@ -135,10 +137,22 @@ def read(path: str) -> Index:
     if zlib.crc32(body) != int(head[3]):
         raise _damaged(path, "its checksum differs")
     try:
-        return _index_of(checked.parsed(body), int(head[2]), os.path.dirname(path))
+        index = _index_of(checked.parsed(body), int(head[2]), os.path.dirname(path))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
         raise _damaged(path, f"{kind}{error}") from error
+    index.crc32 = int(head[3])
+    return index
+
+
+def stamp_of(index: Index) -> int:
+    """A number that differs where what two ranks read under one path does: all of our own index,
+    of other formats the names, shapes and dtypes."""
+    if index.crc32:
+        return index.crc32
+    there: Any = index.tensors.state_dict_metadata
+    told = [(key, tuple(x.size), str(x.properties.dtype)) for key, x in sorted(there.items())]
+    return zlib.crc32(repr((told, sorted(index.kinds.items()))).encode("utf-8", "backslashreplace"))
 
 
 def _damaged(path: str, why: str) -> ValueError:
