@@ -100,7 +100,7 @@ def _opened(found: str) -> Reader:
     try:
         return opened(found)
     except FileNotFoundError:
-        if current().rank == 0:
+        if current().rank == 0 or os.path.exists(found):
             raise
         raise ValueError(
             f"{os.path.abspath(found)}, which rank 0 sees, is not there on {socket.gethostname()}. "
