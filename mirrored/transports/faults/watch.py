@@ -25,8 +25,9 @@ from typing import Any, Protocol, TypeVar
 from .. import _C  # pyright: ignore[reportAttributeAccessIssue]
 from . import notes
 from .directory import Directory, Rank
+from .listener import Listener
 from .place import place_of
-from .wire import Address, Listener, ask, own_host
+from .wire import Address, ask, own_host
 
 ANSWER_S = 1.0  # seconds within which a rank that can answer does
 DEFER_S = 2.5  # seconds within which a lower rank that gives up too has its words ready
@@ -148,6 +149,7 @@ class Watch:
         own = self._own_line()
         others = self._directory.find(ANSWER_S)
         answers = ask(others, {"asks": "where", "rank": self._me.rank}, ANSWER_S)
+        answers = {rank: said if _is_ranks(said) else None for rank, said in answers.items()}
         known = next((a["words"] for a in answers.values() if a and "words" in a), None)
         words = known or self._composed(why, own, others, answers)
         with self._changed:
@@ -169,14 +171,14 @@ class Watch:
 
     def _composed(self, why: str, own: str, others: dict[int, Address], answers: _Answers) -> str:
         lines = []
-        kept = [self._notes, *(dict(a["notes"]) for a in answers.values() if a)]
+        kept = [self._notes, *(dict(a.get("notes", [])) for a in answers.values() if a)]
         left = {rank: note for some in kept for rank, note in some.items()}
         for rank in range(self._me.size):
             answer = answers.get(rank)
             if rank == self._me.rank:
                 said = own
             elif answer is not None:
-                said = answer["line"]
+                said = answer.get("line", "gives up too")
             else:
                 said = self._absent(others.get(rank), rank in answers, left.get(rank))
             lines.append(f"    rank {rank}: {said}\n")
@@ -235,6 +237,11 @@ class Watch:
 
     def _look(self) -> float | None:
         return self._directory.look()
+
+
+def _is_ranks(said: dict[str, Any] | None) -> bool:
+    """Whether a rank said this, and not another program that listens there since."""
+    return said is not None and ("words" in said or {"line", "notes"} <= said.keys())
 
 
 def _reason(error: BaseException) -> str:

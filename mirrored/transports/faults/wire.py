@@ -1,8 +1,9 @@
 """Asks other processes questions over sockets. They may have ended, be stopped or be out of reach.
 
-Every process listens, and a thread that otherwise sleeps in the kernel answers. The sockets are not
-those of torch.distributed: a rank must be able to ask while it waits there, and also when the store
-is gone with the process that held it.
+Every process listens, and a thread that otherwise sleeps in the kernel answers (`listener.py`). The
+sockets are not those of torch.distributed: a rank must be able to ask while it waits there, and
+also when the store is gone with the process that held it. A question is the secret of who is asked,
+and a line of JSON; the answer is a line of JSON.
 """
 
 from __future__ import annotations
@@ -10,17 +11,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import selectors
 import socket
 import struct
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-_MOST = 1 << 20  # most bytes of a message
+MOST = 1 << 20  # most bytes of a message
 
 
 @dataclass(frozen=True)
@@ -43,11 +42,11 @@ class Address:
     def state(self) -> str:
         """The state of the process, which must be on this machine ("R" for running, "S" for
         sleeping, "T" for stopped); "" if it has ended."""
-        state, started = _state_and_start(self.pid)
+        state, started = state_and_start(self.pid)
         return state if started == self.started and state not in ("Z", "X") else ""
 
 
-def _state_and_start(pid: int) -> tuple[str, str]:
+def state_and_start(pid: int) -> tuple[str, str]:
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -56,103 +55,22 @@ def _state_and_start(pid: int) -> tuple[str, str]:
     return fields[0], fields[19]
 
 
-class Listener:
-    """Answers what other processes ask, in a thread of its own.
-
-    Args:
-        host: the address of this machine by which the others reach it.
-        answer: request -> answer, called in the thread.
-        idle: called in the thread at the start, and again after as many seconds as it returned,
-            until it returns None. Then the thread sleeps until it is asked.
-    """
-
-    def __init__(
-        self,
-        host: str,
-        answer: Callable[[dict[str, Any]], dict[str, Any]],
-        idle: Callable[[], float | None],
-    ) -> None:
-        self._server = _listening(host)
-        self._woken, self._waker = socket.socketpair()
-        self._answer, self._idle = answer, idle
-        self._closed = False
-        port = self._server.getsockname()[1]
-        pid = os.getpid()
-        self.address = Address(host, port, secrets.token_hex(8), pid, _state_and_start(pid)[1])
-        self._thread = threading.Thread(target=self._run, name="mirrored-faults", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        """End the thread."""
-        self._closed = True
-        with contextlib.suppress(OSError):
-            self._waker.send(b"x")
-        if threading.current_thread() is not self._thread:
-            self._thread.join(1.0)
-        self.forget()
-
-    def forget(self) -> None:
-        """Close the sockets. A forked child, which has no thread, needs nothing more."""
-        for each in (self._server, self._woken, self._waker):
-            each.close()
-
-    def _run(self) -> None:
-        with selectors.DefaultSelector() as ready, contextlib.suppress(OSError):
-            ready.register(self._server, selectors.EVENT_READ)
-            ready.register(self._woken, selectors.EVENT_READ)
-            pause = self._idle()
-            while True:
-                events = ready.select(pause)
-                if self._closed:
-                    return
-                if not events:
-                    pause = self._idle()
-                elif any(key.fileobj is self._server for key, _ in events):
-                    self._serve(self._server.accept()[0])
-
-    def _serve(self, asker: socket.socket) -> None:
-        """Answer one request. A malformed one gets no answer, and its connection is closed."""
-        with asker, contextlib.suppress(OSError, ValueError):
-            asker.settimeout(0.5)
-            request = json.loads(_line(asker))
-            if isinstance(request, dict) and request.get("secret") == self.address.secret:
-                asker.sendall(json.dumps(self._answer(request)).encode() + b"\n")
-
-
-def _listening(host: str) -> socket.socket:
-    """At that address; at all of the machine where it is not one of its own, as behind a router."""
-    family = _family(host)
-    try:
-        return socket.create_server((host, 0), family=family, backlog=128)
-    except OSError:
-        return socket.create_server(("", 0), family=family, backlog=128)
-
-
-def _line(asker: socket.socket) -> bytes:
-    text = b""
-    while not text.endswith(b"\n") and len(text) < _MOST:
-        more = asker.recv(65536)
-        if not more:
-            break
-        text += more
-    return text
-
-
 def ask(
     addresses: Mapping[int, Address], request: dict[str, Any], limit_s: float
 ) -> dict[int, dict[str, Any] | None]:
     """The answer of each rank; None if the rank does not listen. Ranks that do not answer within
-    `limit_s` seconds are left out."""
+    `limit_s` seconds are left out, and so are those for which this process may open no socket."""
     answers: dict[int, dict[str, Any] | None] = {}
     deadline = time.monotonic() + limit_s
     with selectors.DefaultSelector() as ready:
         for rank, address in addresses.items():
-            asked = socket.socket(_family(address.host), socket.SOCK_STREAM)
+            try:
+                asked = socket.socket(family_of(address.host), socket.SOCK_STREAM)
+            except OSError:
+                continue
             asked.setblocking(False)
             asked.connect_ex((address.host, address.port))
-            text = json.dumps(request | {"secret": address.secret}).encode() + b"\n"
+            text = address.secret.encode() + json.dumps(request).encode() + b"\n"
             ready.register(asked, selectors.EVENT_WRITE, _Question(rank, text))
         while ready.get_map() and (left := deadline - time.monotonic()) > 0:
             for key, _ in ready.select(left):
@@ -188,12 +106,13 @@ def _go_on(
             return False
         more = asked.recv(65536)
         question.answer += more
-        if more and not question.answer.endswith(b"\n"):
+        if more and not question.answer.endswith(b"\n") and len(question.answer) < MOST:
             return False
-        answers[question.rank] = json.loads(question.answer) if question.answer else None
+        said = json.loads(question.answer)
+        answers[question.rank] = said if isinstance(said, dict) else None
     except BlockingIOError:
         return False
-    except (OSError, ValueError):
+    except Exception:  # noqa: BLE001 - it does not listen, or it is another program
         answers[question.rank] = None
     return True
 
@@ -223,5 +142,5 @@ def _address_of(interface: str) -> str:
         return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), 0x8915, name)[20:24])  # SIOCGIFADDR
 
 
-def _family(host: str) -> socket.AddressFamily:
+def family_of(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -14,7 +14,8 @@ from dataclasses import replace
 import pytest
 
 from mirrored.transports.faults import wire
-from mirrored.transports.faults.wire import Address, Listener, ask, own_host
+from mirrored.transports.faults.listener import Listener
+from mirrored.transports.faults.wire import Address, ask, own_host
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_the_thread_looks_again_until_it_need_not_and_ends() -> None:
 
 def test_an_address_knows_whether_its_process_lives_is_stopped_or_is_another() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    _, started = wire._state_and_start(child.pid)
+    _, started = wire.state_and_start(child.pid)
     address = Address("127.0.0.1", 1, "", child.pid, started)
     assert address.state() in ("R", "S", "D")
     child.send_signal(19)
