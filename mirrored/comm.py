@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .reduction import ordered_reduce
+from .reduction import check_combined, ordered_reduce
 
 Ranks = tuple[int, ...]
 """World ranks, in the order in which they hold the pieces of a tensor."""
@@ -207,6 +207,7 @@ class Transport(ABC):
         sends as many bytes as a reduce-scatter, and gives the same bits whichever rank holds a part
         and however the parts are cut.
         """
+        check_op(op, x.dtype)
         own = sizes[check_member("reduce_scatter", self.rank, ranks)]
         shapes = [_resized(x.shape, dim, own)] * len(ranks)
         return ordered_reduce(self.all_to_all(x.split(list(sizes), dim), shapes, ranks), op)
@@ -246,6 +247,7 @@ class Transport(ABC):
     ) -> list[Tensor]:
         """`reduce_scatter` of each of `xs`, which have one dtype, by its own dim and sizes; in one
         message where that is faster."""
+        check_op(op, xs[0].dtype)
         if len(xs) < 2 or not _are_small(xs, [[x.shape for x in xs]]):
             return [
                 self.reduce_scatter(x, d, s, ranks, op)
@@ -303,7 +305,7 @@ class Transport(ABC):
 
 def check_member(what: str, rank: int, ranks: Ranks, *tensors: Tensor) -> int:
     """The position of `rank` in `ranks`. Raises ValueError if it is not one of them, or if one of
-    `tensors` is on `meta`."""
+    `tensors` is on `meta` or of a dtype that torch cannot copy."""
     if rank not in ranks:
         raise ValueError(
             f"{what}: rank {rank} is not one of the ranks {tuple(ranks)}.\n"
@@ -317,16 +319,28 @@ def check_member(what: str, rank: int, ranks: Ranks, *tensors: Tensor) -> int:
                 "  Meta tensors have no data to send.\n"
                 "  Ranks that hold real shards communicate; the others skip the call."
             )
+        if x.dtype in _NEVER_COPIED:
+            raise ValueError(
+                f"{what}: a tensor of {x.dtype} was given.\n  torch cannot copy its numbers.\n"
+                "  Send them in another dtype, such as x.view(torch.uint8), or x.dequantize()."
+            )
     return ranks.index(rank)
 
 
-def check_op(op: str) -> None:
-    """Raises ValueError if `op` is not one of `OPS`."""
+# Numbers of less than a byte, for which torch has no kernels, and those whose scale is elsewhere.
+_NEVER_COPIED = frozenset(
+    getattr(torch, f"{kind}{bits}") for kind in ("int", "uint") for bits in range(1, 8)
+) | {torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4}
+
+
+def check_op(op: str, dtype: torch.dtype) -> None:
+    """Raises ValueError if `op` is not one of `OPS`, or if it cannot combine numbers of `dtype`."""
     if op not in OPS:
         raise ValueError(
             f"all_reduce: op={op!r} is not known.\n  Ranks combine by one of {OPS}.\n"
             "  For a mean, sum and then divide."
         )
+    check_combined(dtype, op)
 
 
 # Several tensors of at most so many bytes together are packed into one message: at 5 GB/s the copy

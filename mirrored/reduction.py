@@ -15,10 +15,22 @@ WIDER = {
     torch.uint32: torch.int64,
     torch.float8_e4m3fn: torch.float32,
     torch.float8_e5m2: torch.float32,
+    torch.float8_e4m3fnuz: torch.float32,
+    torch.float8_e5m2fnuz: torch.float32,
 }
 
 # Sums of short floats would lose a bit at each step; keep them in float32 until the end.
-_ACCUMULATE = {**WIDER, torch.float16: torch.float32, torch.bfloat16: torch.float32}
+_ACCUMULATE = {
+    **WIDER,
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.complex32: torch.complex64,
+}
+
+_COMBINED = _ACCUMULATE.keys() | {
+    torch.bool, torch.int8, torch.uint8, torch.int32, torch.int64, torch.uint64,
+    torch.float32, torch.float64, torch.complex64, torch.complex128,
+}  # fmt: skip
 
 
 def ordered_reduce(pieces: Sequence[Tensor], op: str = "sum") -> Tensor:
@@ -32,6 +44,8 @@ def ordered_reduce(pieces: Sequence[Tensor], op: str = "sum") -> Tensor:
         raise no_order(dtype, op)
     if dtype == torch.bool:
         op = "min" if op == "min" else "max"
+    if dtype == torch.uint64:  # torch has no arithmetic of its own for it
+        return _unsigned(ordered_reduce([_signed(piece, op) for piece in pieces], op), op)
     total = pieces[0].detach().to(_ACCUMULATE.get(dtype, dtype), copy=True)
     for piece in pieces[1:]:
         if op == "sum":
@@ -40,6 +54,28 @@ def ordered_reduce(pieces: Sequence[Tensor], op: str = "sum") -> Tensor:
             fold = torch.maximum if op == "max" else torch.minimum
             total = fold(total, piece.to(total.dtype))
     return total.to(dtype)
+
+
+def _signed(x: Tensor, op: str) -> Tensor:
+    """64-bit numbers whose sums have the same bits, and that stand in the same order."""
+    x = x.contiguous().view(torch.int64)
+    return x if op == "sum" else x ^ torch.iinfo(torch.int64).min
+
+
+def _unsigned(x: Tensor, op: str) -> Tensor:
+    return _signed(x, op).view(torch.uint64)
+
+
+def check_combined(dtype: torch.dtype, op: str) -> None:
+    """Raise ValueError if `ordered_reduce` cannot combine numbers of `dtype` by `op`."""
+    if dtype not in _COMBINED:
+        raise ValueError(
+            f"all_reduce: op={op!r} was asked of {dtype} numbers.\n"
+            "  torch has no arithmetic for them.\n"
+            "  Convert them to a dtype that it can add, such as x.to(torch.float32)."
+        )
+    if dtype.is_complex and op != "sum":
+        raise no_order(dtype, op)
 
 
 def identity(dtype: torch.dtype, op: str) -> float | int | bool:

@@ -84,7 +84,7 @@ class Simulated(Transport):
     # -- messages ----------------------------------------------------------------------------------
 
     def all_reduce_async(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Handle:
-        check_op(op)
+        check_op(op, x.dtype)
         x = x.detach()
         if len(ranks) == 1 or x.numel() == 0:
             return Done(x)
@@ -94,7 +94,7 @@ class Simulated(Transport):
         return _UnderWay(x, lambda n=self._begun: self._note(me, call.name, 0, call.ranks, wait=n))
 
     def all_reduce(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
-        check_op(op)
+        check_op(op, x.dtype)
         self._sent("all_reduce", x=x, ranks=ranks)
         return self._like(x, x.shape)
 

@@ -65,7 +65,7 @@ class CheckedTransport(Transport):
 
     def all_reduce_async(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Handle:
         self.check("all_reduce", ranks, x)
-        check_op(op)
+        check_op(op, x.dtype)
         x = x.detach()
         if len(ranks) == 1 or x.numel() == 0:
             return Done(x)
@@ -108,9 +108,9 @@ class CheckedTransport(Transport):
         source: int,
         ranks: Ranks,
     ) -> Tensor:
-        self.check("broadcast", ranks)
-        check_member("broadcast from source", source, ranks)
         out = torch.empty(tuple(shape), dtype=dtype, device=device)
+        self.check("broadcast", ranks, out)
+        check_member("broadcast from source", source, ranks)
         if source == self.rank:
             assert x is not None, "broadcast: the source gives x"
             self.check("broadcast", ranks, x)
@@ -128,10 +128,10 @@ class CheckedTransport(Transport):
         device: torch.device | str = "cpu",
     ) -> list[Tensor]:
         me = self.rank
-        self.check("exchange", ranks, *(x for _, x in sends))
         out = [
             torch.empty(tuple(shape), dtype=dtype, device=device) for _, shape, dtype in receives
         ]
+        self.check("exchange", ranks, *(x for _, x in sends), *out)
         own = iter([x for peer, x in sends if peer == me])
         for (peer, _, _), x in zip(receives, out, strict=True):
             if peer == me:
@@ -154,8 +154,8 @@ class CheckedTransport(Transport):
     def receive(
         self, shape: Shape, dtype: torch.dtype, source: int, label: str, device: torch.device | str
     ) -> Handle:
-        self.check("receive", (self.rank, source))
         out = torch.empty(tuple(shape), dtype=dtype, device=device)
+        self.check("receive", (self.rank, source), out)
         return self._receive(out, source, label) if out.numel() else Done(out)
 
     def gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]:

@@ -141,7 +141,7 @@ class SharedMemory(Wrapper):
         group = self.group(ranks) if x.is_cpu else None
         if group is None or x.dtype not in (SUMMED if op == "sum" else REDUCED):
             return self.inner.all_reduce(x, ranks, op)
-        check_op(op)
+        check_op(op, x.dtype)
         if self._messages and self._by_messages("all_reduce", x.dtype, x.nbytes, ranks):
             group.meet_all_reduce(x, op)
             return self.inner.all_reduce(x, ranks, op)
@@ -151,7 +151,7 @@ class SharedMemory(Wrapper):
         group = self.group(ranks) if x.is_cpu else None
         if group is None or x.dtype not in (SUMMED if op == "sum" else REDUCED):
             return self.inner.all_reduce_async(x, ranks, op)
-        check_op(op)
+        check_op(op, x.dtype)
         if self._messages and self._by_messages("all_reduce", x.dtype, x.nbytes, ranks):
             group.meet_all_reduce(x, op)
             return self.inner.all_reduce_async(x, ranks, op)
@@ -165,7 +165,7 @@ class SharedMemory(Wrapper):
             return self.inner.reduce_scatter(x, dim, sizes, ranks, op)
         if x.dtype not in (SUMMED if op == "sum" else REDUCED):
             return super(Wrapper, self).reduce_scatter(x, dim, sizes, ranks, op)
-        check_op(op)
+        check_op(op, x.dtype)
         if self._messages and self._by_messages("reduce_scatter", x.dtype, x.nbytes, ranks):
             group.meet_reduce_scatter(x, dim, sizes, op)
             return self.inner.reduce_scatter(x, dim, sizes, ranks, op)
@@ -213,8 +213,8 @@ class SharedMemory(Wrapper):
         group = self.group(ranks) if all(x.is_cpu for x in xs) else None
         if group is None:
             return self.inner.reduce_scatter_several(xs, dims, sizes, ranks, op)
-        check_op(op)
         dtype = xs[0].dtype
+        check_op(op, dtype)
         alone = dtype not in (SUMMED if op == "sum" else REDUCED) or any(
             self._by_messages("reduce_scatter", dtype, x.nbytes, ranks) for x in xs
         )

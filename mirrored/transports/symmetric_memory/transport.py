@@ -157,7 +157,7 @@ class SymmetricMemory(Wrapper):
         group = self._group(x.device, ranks)
         if group is None or x.dtype not in (SUMMED if op == "sum" else REDUCED):
             return None
-        check_op(op)
+        check_op(op, x.dtype)
         group.meeting.meet_all_reduce(x, op)
         if not group.serves("all_reduce", x.dtype, x.nbytes, x.nbytes):
             return None
@@ -169,7 +169,7 @@ class SymmetricMemory(Wrapper):
         group = self._group(x.device, ranks)
         if group is None or x.dtype not in (SUMMED if op == "sum" else REDUCED):
             return self.inner.reduce_scatter(x, dim, sizes, ranks, op)
-        check_op(op)
+        check_op(op, x.dtype)
         group.meeting.meet_reduce_scatter(x, dim, sizes, op)
         if not group.serves("reduce_scatter", x.dtype, x.nbytes, x.nbytes):
             return self.inner.reduce_scatter(x, dim, sizes, ranks, op)

@@ -1,8 +1,9 @@
 """Messages by gloo, from CPU memory to CPU memory, and the collectives that are made of them.
 
-A message carries a tag made of its move, ranks, dtype and size. So ranks that call different moves
-never receive each other's messages. Gloo by itself would deliver the bytes of another call: it
-would leave a part unwritten, or end the process if there are more bytes than expected.
+A message carries a tag made of its move, ranks, dtype and bytes, and of what `described.py` says of
+the call. So ranks whose calls do not fit never receive each other's messages. Gloo by itself would
+deliver the bytes of another call: it would leave a part unwritten, or end the process if there are
+more bytes than expected.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ...comm import Handle, Ranks
+from .described import call_under_way
 from .groups import NEVER_SENT, world
 
 Message = tuple[int, Tensor]  # (the rank that it goes to or comes from, the tensor)
@@ -150,9 +152,9 @@ def _group_of(ranks: Ranks) -> tuple[Any, Any]:
 
 
 def _tag(name: str, x: Tensor, ranks: Ranks) -> int:
-    return (_number(name, x.dtype, ranks) + 40503 * x.nbytes) % NEVER_SENT
+    return _number(name, x.dtype, x.nbytes, ranks, call_under_way())
 
 
 @lru_cache(1 << 12)
-def _number(name: str, dtype: torch.dtype, ranks: Ranks) -> int:
-    return zlib.crc32(f"{name} {dtype} {ranks}".encode())
+def _number(*told: object) -> int:
+    return zlib.crc32(repr(told).encode()) % NEVER_SENT

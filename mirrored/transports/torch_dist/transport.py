@@ -23,10 +23,10 @@ import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
 from ...comm import Done, Handle, Ranks
-from ...reduction import WIDER, no_order, ordered_reduce
-from ..base.checked import CheckedTransport
+from ...reduction import WIDER, ordered_reduce
 from ..faults.watch import Watch
 from . import messages
+from .described import Described
 from .groups import timeout, world
 from .messages import flat
 
@@ -38,8 +38,15 @@ from .messages import flat
 #   n = 4   256 B 2502 669  64 KiB 2486 985    256 KiB 2615 1676    1 MiB 3950 7348
 SMALL_ALL_REDUCE = 256 * 1024
 
+# What gloo's own all-reduce combines, in a wider dtype if need be. Sums of other floats, which are
+# short, it would round at each step.
+_BY_GLOO = frozenset(
+    (torch.bool, torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32)
+    + (torch.int64, torch.float32, torch.float64, torch.complex64, torch.complex128)
+)
 
-class TorchDist(CheckedTransport):
+
+class TorchDist(Described):
     """The ranks of torch.distributed's default process group; rank 0 of 1 when there is none."""
 
     @property
@@ -85,23 +92,19 @@ class TorchDist(CheckedTransport):
 
     # ---- reductions -----------------------------------------------------------------------------
 
-    def all_reduce(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
-        if len(ranks) > 1 and _by_gloo_itself(x, ranks, op):
-            # Gloo's own ends the process if sizes differ, and adds up wrong numbers if dtypes do.
-            self.check("all_reduce", ranks, x)
-            messages.agree(f"all_reduce({op})", x, ranks)
-        return super().all_reduce(x, ranks, op)
-
     def _reduce(self, x: Tensor, ranks: Ranks, op: str) -> Handle:
-        if x.dtype.is_complex and op != "sum":
-            raise no_order(x.dtype, op)
         name, nccl = f"all_reduce({op})", _by_nccl(x.device)
         if not nccl and x.nbytes * (len(ranks) - 1) <= SMALL_ALL_REDUCE:
             pieces = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in ranks]
             self._gather(name, x, pieces, ranks)
             return Done(ordered_reduce(pieces, op))
-        if op != "sum" and x.dtype.is_floating_point:  # gloo and NCCL may lose a NaN
+        # Gloo and NCCL may lose a NaN.
+        if (x.dtype.is_floating_point and op != "sum") or (x.dtype not in _BY_GLOO and not nccl):
             return Done(self._fold(name, x, ranks, op))
+        if not nccl:
+            # Gloo's own carries no tag. It ends the process if sizes differ, and adds up wrong
+            # numbers if dtypes do.
+            messages.agree(name, x, ranks)
         wire = x if nccl else x.cpu()
         wire, op = _reducible(wire.contiguous(), op)
         group = world().group(ranks, "cuda" if nccl else "cpu")
@@ -231,12 +234,6 @@ def _reducible(x: Tensor, op: str) -> tuple[Tensor, str]:
 
 def _by_nccl(device: torch.device) -> bool:
     return device.type == "cuda" and world().nccl
-
-
-def _by_gloo_itself(x: Tensor, ranks: Ranks, op: str) -> bool:
-    """Whether gloo's own all-reduce reduces `x`, and not messages."""
-    long = x.nbytes * (len(ranks) - 1) > SMALL_ALL_REDUCE
-    return long and not _by_nccl(x.device) and (op == "sum" or not x.dtype.is_floating_point)
 
 
 def _sorted_positions(ranks: Ranks) -> list[int]:

@@ -1,0 +1,118 @@
+"""Messages that say which call they belong to, as much as the headers in shared memory do.
+
+A message is found by its tag, which has the move, the ranks, the dtype and the bytes. Calls may
+agree in all of these and not fit, such as gathers of float32[4, 6] and float32[6, 4] along dim 1.
+So the methods here add what their ranks must agree on: dims, sizes, and the reduction.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+from torch import Tensor
+
+from ...comm import Handle, Ranks, Shape
+from ..base.checked import CheckedTransport
+
+
+class _Thread(threading.local):
+    call: tuple = ()
+
+
+_thread = _Thread()
+
+
+def call_under_way() -> tuple:
+    """What this thread's messages say of the call that sends them."""
+    return _thread.call
+
+
+@contextmanager
+def _part_of(*call: object) -> Iterator[None]:
+    """Messages sent in the `with` block are part of `call`; of the outermost one of several."""
+    if _thread.call:
+        yield
+        return
+    _thread.call = call
+    try:
+        yield
+    finally:
+        _thread.call = ()
+
+
+class Described(CheckedTransport):
+    """Describes each call to its messages; a subclass sends them."""
+
+    def all_reduce_async(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Handle:
+        with _part_of("all_reduce", tuple(x.shape)):
+            return super().all_reduce_async(x, ranks, op)
+
+    def broadcast(
+        self,
+        x: Tensor | None,
+        shape: Shape,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        source: int,
+        ranks: Ranks,
+    ) -> Tensor:
+        with _part_of("broadcast", tuple(shape)):
+            return super().broadcast(x, shape, dtype, device, source, ranks)
+
+    def join(self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tensor:
+        with _part_of("join", _cut(x, dim, sizes)):
+            return super().join(x, dim, sizes, ranks)
+
+    def reduce_scatter(
+        self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks, op: str = "sum"
+    ) -> Tensor:
+        with _part_of("reduce_scatter", op, _cut(x, dim, sizes)):
+            return super().reduce_scatter(x, dim, sizes, ranks, op)
+
+    def join_several(
+        self,
+        xs: Sequence[Tensor],
+        dims: Sequence[int],
+        sizes: Sequence[Sequence[int]],
+        ranks: Ranks,
+        out: Sequence[Tensor] | None = None,
+    ) -> list[Tensor]:
+        with _part_of("join_several", *map(_cut, xs, dims, sizes)):
+            return super().join_several(xs, dims, sizes, ranks, out)
+
+    def reduce_scatter_several(
+        self,
+        xs: Sequence[Tensor],
+        dims: Sequence[int],
+        sizes: Sequence[Sequence[int]],
+        ranks: Ranks,
+        op: str = "sum",
+    ) -> list[Tensor]:
+        with _part_of("reduce_scatter_several", op, *map(_cut, xs, dims, sizes)):
+            return super().reduce_scatter_several(xs, dims, sizes, ranks, op)
+
+    def turn(
+        self,
+        x: Tensor,
+        split_dim: int,
+        split_sizes: Sequence[int],
+        concat_dim: int,
+        concat_sizes: Sequence[int],
+        ranks: Ranks,
+    ) -> Tensor:
+        joined = _cut(x, concat_dim, concat_sizes)
+        with _part_of("turn", split_dim % x.dim(), tuple(split_sizes), joined):
+            return super().turn(x, split_dim, split_sizes, concat_dim, concat_sizes, ranks)
+
+    def peers(self, x: Tensor, ranks: Ranks) -> AbstractContextManager[list[Tensor]]:
+        with _part_of("peers", tuple(x.shape)):
+            return super().peers(x, ranks)
+
+
+def _cut(x: Tensor, dim: int, sizes: Sequence[int]) -> tuple:
+    """A tensor that ranks cut or join: its sizes but the one in which ranks differ, and theirs."""
+    dim %= x.dim()
+    return dim, tuple(sizes), tuple(x.shape[:dim]), tuple(x.shape[dim + 1 :])
