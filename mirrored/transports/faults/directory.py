@@ -1,13 +1,15 @@
 """The addresses at which the processes of the other ranks listen, which they enter in the store.
 
 They are read from the store at the start. When they are needed, the store may be gone with the
-process that held it.
+process that held it; if it is not they are read again. A process group that is made after another
+one was destroyed may have the same store: whoever leaves takes its address out.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +42,16 @@ class Directory:
         """Forget the store, which ends with the process group."""
         self._store = None
 
+    def leave(self, limit_s: float) -> None:
+        """Take this rank's address out of the store, if it answers in time."""
+        store, key, own = self._store, f"address/{self._rank}", self._known[self._rank]
+
+        def take_out() -> None:
+            if store.check([key]) and Address.loads(store.get(key)) == own:
+                store.delete_key(key)
+
+        self._in_time(take_out, limit_s)
+
     def known(self) -> dict[int, Address]:
         """The addresses of the other ranks, as far as this process has them."""
         return {rank: address for rank, address in self._known.items() if rank != self._rank}
@@ -61,21 +73,30 @@ class Directory:
         return None
 
     def find(self, limit_s: float) -> dict[int, Address]:
-        """The addresses of the other ranks; missing ones are read if the store answers in time."""
+        """The addresses of the other ranks, as the store has them now if it answers in time."""
         store = self._store
 
         def look() -> None:
-            with contextlib.suppress(Exception):
-                for rank in self._missing():
-                    if store.check([f"address/{rank}"]):
-                        self._known[rank] = Address.loads(store.get(f"address/{rank}"))
+            for rank in range(self._size):
+                if rank != self._rank and store.check([f"address/{rank}"]):
+                    self._known[rank] = Address.loads(store.get(f"address/{rank}"))
 
-        if self._missing() and store is not None:
-            with contextlib.suppress(RuntimeError):  # no threads at the end of the interpreter
-                looking = threading.Thread(target=look, daemon=True)
-                looking.start()
-                looking.join(limit_s)
+        self._in_time(look, limit_s)
         return self.known()
+
+    def _in_time(self, ask: Callable[[], None], limit_s: float) -> None:
+        """Ask the store in a thread, for as long."""
+        if self._store is None:
+            return
+
+        def asking() -> None:
+            with contextlib.suppress(Exception):
+                ask()
+
+        with contextlib.suppress(RuntimeError):  # no threads at the end of the interpreter
+            thread = threading.Thread(target=asking, daemon=True)
+            thread.start()
+            thread.join(limit_s)
 
     def _missing(self) -> list[int]:
         return [rank for rank in range(self._size) if rank not in self._known]

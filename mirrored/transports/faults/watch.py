@@ -87,6 +87,8 @@ class Watch:
         atexit.unregister(self._end)
         notes.leave(note, self._me.rank, self._directory.known())
         self._listener.close()
+        if note == notes.LEFT:  # the process goes on, perhaps in another group over the same store
+            self._directory.leave(ANSWER_S)
         self._directory.close()
 
     def _end(self) -> None:

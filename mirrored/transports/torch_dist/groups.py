@@ -9,6 +9,7 @@ different names.
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import multiprocessing
 import os
@@ -56,6 +57,13 @@ class World:
             return
         if self.is_childs:
             children.refuse(self.rank, ranks)
+        if max(ranks) >= self.size and dist.is_initialized():  # gloo would read past its ranks
+            raise RuntimeError(
+                f"ranks {tuple(ranks)} are to communicate, and this process group has ranks 0 to "
+                f"{self.size - 1}.\n"
+                "  They are of a process group before, which was destroyed.\n"
+                "  Make tensors and modules anew on a placement of ranks that are here."
+            )
         if self.watch is not None:
             self.watch.check()
 
@@ -73,7 +81,9 @@ class World:
         if name not in self.known:
             mine = make()
             if self.size > 1 and not self.is_childs:
-                store = c10d.PrefixStore("mirrored/agreed", c10d._get_default_store())
+                # Worlds of one store, one after the other, may differ in size.
+                prefix = f"mirrored/agreed/{self.size}"
+                store = c10d.PrefixStore(prefix, c10d._get_default_store())
                 mine = store.compare_set(name, "", mine).decode()
             self.known[name] = mine
         return self.known[name]
@@ -120,6 +130,9 @@ when_new: list[Callable[[], None]] = []
 _ALONE = World()
 _worlds: weakref.WeakKeyDictionary[dist.ProcessGroup, World] = weakref.WeakKeyDictionary()
 _making = threading.RLock()
+# How often this process made each group, in one world after another: as often as its other members,
+# since they make it together. It is in the name under which they find each other.
+_made: collections.Counter[tuple[Ranks, str]] = collections.Counter()
 # The last group and its world, both weak: each op asks, and a lookup by weak keys takes longer.
 _latest: tuple[Callable[[], Any], Callable[[], World | None]] = (lambda: None), (lambda: None)
 
@@ -152,7 +165,7 @@ def world() -> World:
 
 def _watch_of(made: World) -> Watch:
     whole: Any = c10d._get_default_store()
-    store = c10d.PrefixStore("mirrored/faults", whole)
+    store = c10d.PrefixStore(f"mirrored/faults/{made.size}", whole)
     while hasattr(whole, "underlying_store"):
         whole = whole.underlying_store
     return Watch(Rank(made.rank, made.size, store, getattr(whole, "host", None)), made.end_waits)
@@ -201,7 +214,9 @@ if hasattr(os, "register_at_fork"):
 
 def _make_group(members: Ranks, kind: str, position: int) -> Any:
     """A gloo or NCCL group of `members`, who find each other under a name that all of them know."""
-    store = c10d.PrefixStore(f"mirrored/{kind}/{members}", c10d._get_default_store())
+    name = f"mirrored/{kind}/{members}/{_made[members, kind]}"
+    _made[members, kind] += 1
+    store = c10d.PrefixStore(name, c10d._get_default_store())
     if kind == "cpu":
         return dist.ProcessGroupGloo(store, position, len(members), timeout(kind))
     options = dist.ProcessGroupNCCL.Options()
