@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from mirrored.transports.faults.turns import in_this_thread
+
 from . import data, nn, step
 from . import pipeline as pipelines
 from .autograd.leaves import no_sync
@@ -90,6 +92,7 @@ __all__ = [
     "from_local",
     "from_pretrained",
     "full",
+    "in_this_thread",
     "linspace",
     "logspace",
     "master_weights",

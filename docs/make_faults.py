@@ -32,12 +32,50 @@ is well: line, op and boxing are read off a rank's stack when another one asks
 (`mirrored/transports/faults/`).
 
 On one host the ranks share memory, and calls that do not fit are found before anything is sent: all
-raise at once, and the next call works. On two hosts (two ranks and one) they send messages; a
-message that does not fit is never taken, so both sides wait. The last lines of each message, which
-say what to do, are left out; a group that was given up stays broken on all its ranks.
+raise at once, and the next call works. On two hosts (two ranks and one) they send messages. Each
+says by a number what call it belongs to: the move, the ranks, the dtype, the shapes, the dims and
+the sizes of all parts. A message that does not fit is never taken, so both sides wait. The last
+lines of each message, which say what to do, are left out; a group that was given up stays broken on
+all its ranks.
 
 `print(x)` on one rank is no fault: it communicates nothing. A forked child of a rank that tries to
 communicate raises at once, and its parent goes on (`tests/mirrored/transports/test_children.py`).
+
+### Threads and signals
+
+**One thread of a rank communicates**, because ranks match calls by their order, and that of two
+threads differs by rank. It is the thread that used the process group first, which is the main
+thread of most programs. A call in another one raises, there alone, and says where both are; the
+values of the first are right. Once that thread has ended, the next one that communicates takes over.
+A program in which one thread waits while another one communicates (a server that answers in a pool
+of threads, a `ThreadPoolExecutor` that evaluates, `Thread(target=model.generate)`) says so in the
+latter: `with consistent.in_this_thread():`. The library's own threads, which gather ahead and send
+in the background, keep one order. What no other rank takes part in, any thread may do.
+
+**A handler of a signal cannot communicate.** It runs between any two instructions of one rank, and
+the others are elsewhere. In the middle of a call it is refused at once, as are `__del__`, callbacks
+of weak references and of the garbage collector; if it catches the error the call goes on and gives
+the right value, else the error ends the call as any exception of a handler does, and every rank
+stops. `checkpoint.save` in a handler is refused wherever it runs. Set a flag, and act on it between
+two steps: `due = consistent.checkpoint.on_signal(signal.SIGUSR1)`, and where `due()` is true, on all
+ranks at the same step, save; `batches.stop_on(signal.SIGTERM)` of a `data.loader` ends a loop so.
+
+### Who is answered
+
+Each rank listens at one TCP port for the others, who ask where it is. It binds to the address by
+which others reach this machine and to no other one: that of the interface which `GLOO_SOCKET_IFNAME`
+names, else the one by which this machine reaches the store; to all of the machine only where that
+address is not one of its own, as behind a router. A request begins with a random secret that a rank
+enters in the store, so who reads the store may ask. Anybody else is cut off at the first byte that
+is another one. A connection has one second for all of its request and answer, 64 may be open, and
+one that is new takes the place of the oldest; a request is at most 1 MB long. What a rank answers is
+the line where it is, and it stops when it is told to; nothing else can be asked for.
+
+### Another process group in the same processes
+
+After `destroy_process_group` and `init_process_group` the ranks find each other anew, over the same
+store too. Global tensors made before belong to placements of ranks: they are valid again where the
+new world has these ranks, and else raise when they communicate.
 
 """
 

@@ -15,6 +15,7 @@ import torch
 from .comm import Ranks, Transport
 from .transports.base.wrapper import Wrapper
 from .transports.default import current, use
+from .transports.faults.turns import help_out
 
 T = TypeVar("T")
 
@@ -35,7 +36,7 @@ class BackgroundCalls:
     def __init__(self) -> None:
         self._transport = current()
         self._inference = torch.is_inference_mode_enabled()
-        self._pool = ThreadPoolExecutor(1, "mirrored-background")
+        self._pool = ThreadPoolExecutor(1, "mirrored-background", initializer=help_out)
         self._failure: BaseException | None = None
 
     def __enter__(self) -> BackgroundCalls:

@@ -10,6 +10,7 @@ from .files.reader import Reader
 from .full import full_state_dict, save_full
 from .load import latest, load
 from .save import save, wait
+from .signals import on_signal
 
 __all__ = [
     "CheckpointError",
@@ -18,6 +19,7 @@ __all__ = [
     "full_state_dict",
     "latest",
     "load",
+    "on_signal",
     "opened",
     "save",
     "save_full",

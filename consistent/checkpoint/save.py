@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from mirrored.transports.default import current
+from mirrored.transports.faults.handlers import refuse_in_handler
 
 from ..dispatch.plans.shards import is_global
 from ..spec.nearest import suggestion
@@ -68,6 +69,8 @@ def save(
         CheckpointError: it could not be saved, or another job that runs saves into ``folder``; the
             message says what each rank met.
     """
+    if current().size > 1:
+        refuse_in_handler("checkpoint.save")
     wait_for_last()
     _warn_of_options(objects)
     if step is not None:

@@ -8,6 +8,8 @@
 namespace consistent::peer {
 namespace {
 
+thread_local bool in_call = false;
+
 size_t aligned(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
 size_t headers_at(int members) { return aligned(Meeting::bytes(members)); }
@@ -28,6 +30,16 @@ int64_t rounds(int64_t bytes, int64_t each) {
 }
 
 }  // namespace
+
+bool is_in_call() { return in_call; }
+
+Group::Lock::Lock(std::mutex& mutex) : held_(mutex) { in_call = true; }
+
+Group::Lock::~Lock() {
+  if (held_.owns_lock()) in_call = false;
+}
+
+void Group::Lock::unlock() { held_.unlock(); }
 
 size_t Group::segment_bytes(int members, int64_t slot_bytes) {
   return slots_at(members) + 2 * size_t(members) * size_t(slot_bytes);
@@ -56,6 +68,11 @@ Group::Lock Group::begin(const Call& call, const std::vector<int64_t>& sent,
     throw std::logic_error(call.text() +
                            " is called while the peers' tensors are open.\n  It would overwrite "
                            "them.\n  Call it after the `with` block of peers().");
+  }
+  if (in_call) {
+    throw std::logic_error(call.text() +
+                           " is called in the middle of another call, in which this rank waits for "
+                           "others.\n  They do not make this one.\n  Call it after that one.");
   }
   Lock lock(mutex_);
   meeting_.check_whole();
@@ -208,6 +225,7 @@ std::vector<void*> Group::stage(const Call& call, const void* x, int64_t bytes) 
   if (bytes > 0) memcpy(places[me()], x, bytes);
   arrive();
   wait();  // without it the caller reads the others' places before they are written
+  in_call = false;  // what may be called while it is staged, stager_ says
   staged_ = std::move(lock);
   stager_ = std::this_thread::get_id();
   return places;

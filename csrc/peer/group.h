@@ -25,6 +25,10 @@
 
 namespace consistent::peer {
 
+// Whether this thread is in a call of any group: then Python code runs in the middle of it, such as
+// a signal's handler, and the other members are not there.
+bool is_in_call();
+
 class Group {
  public:
   static size_t segment_bytes(int members, int64_t slot_bytes);
@@ -84,7 +88,19 @@ class Group {
   const std::string& name() const { return segment_.name(); }
 
  private:
-  using Lock = std::unique_lock<std::mutex>;
+  // Held during a call. Until it ends its thread is "in a call".
+  class Lock {
+   public:
+    Lock() = default;
+    explicit Lock(std::mutex& mutex);
+    Lock(Lock&& other) = default;
+    Lock& operator=(Lock&& other) = default;
+    ~Lock();
+    void unlock();
+
+   private:
+    std::unique_lock<std::mutex> held_;
+  };
 
   char* slot(int member, uint64_t step) const;
   Header* header(int member, uint64_t step) const;

@@ -13,6 +13,7 @@ import torch
 from ..comm import Transport
 from .base.wrapper import Wrapper
 from .default import use
+from .faults.turns import help_out
 
 T = TypeVar("T")
 
@@ -38,6 +39,7 @@ class Ordered(Wrapper):
 
     def _begin(self) -> None:
         self._thread = threading.get_ident()
+        help_out()
 
     def submit(self, function: Callable[..., T], *args: Any) -> Future[T]:
         """Call `function(*args)` in the thread, once the calls submitted before have returned."""

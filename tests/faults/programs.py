@@ -166,6 +166,12 @@ def another_shape(s: Setting) -> object:
 
 
 @program()
+def another_shape_of_as_many_bytes(s: Setting) -> object:
+    x = torch.ones((6, 4) if s.rank == 1 else (4, 6))
+    return mirrored.all_gather(x, 1, [x.shape[1]] * s.n, s.ranks)  # here: others
+
+
+@program()
 def another_dtype(s: Setting) -> object:
     x = s.plain.int() if s.rank == 1 else s.plain
     return mirrored.all_reduce(x, s.ranks)  # here: others

@@ -194,9 +194,12 @@ PyObject* clean(PyObject*, PyObject*) {
   });
 }
 
+PyObject* in_call(PyObject*, PyObject*) { return PyBool_FromLong(is_in_call()); }
+
 PyMethodDef functions[] = {
     {"host_identity", host, METH_NOARGS, "What is equal for processes that can share memory."},
     {"remove_abandoned", clean, METH_NOARGS, "Unlinks the segments of dead processes."},
+    {"is_in_call", in_call, METH_NOARGS, "Whether this thread is in a call of a Group."},
     {nullptr, nullptr, 0, nullptr},
 };
 

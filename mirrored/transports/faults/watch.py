@@ -27,6 +27,7 @@ from . import notes
 from .directory import Directory, Rank
 from .listener import Listener
 from .place import place_of
+from .turns import turns
 from .wire import Address, ask, own_host
 
 ANSWER_S = 1.0  # seconds within which a rank that can answer does
@@ -113,6 +114,7 @@ class Watch:
         # Recorded before the check: a thread that gives up either finds this wait and wakes it, or
         # has set the alarm off before the check.
         self._messages[thread] = since, call
+        turns.messages[thread] = call
         try:
             self.check()
             return messages()
@@ -127,6 +129,7 @@ class Watch:
             raise RuntimeError(words) from error
         finally:
             self._messages.pop(thread)
+            turns.messages.pop(thread)
 
     def _why(self, call: Call, since: float, error: BaseException) -> str:
         waited = time.monotonic() - since

@@ -33,6 +33,7 @@ from torch import Tensor
 from ...comm import Done, Handle, Link, Ranks, Shape, check_member, check_op
 from ..base.unseen import unseen
 from ..base.wrapper import Wrapper
+from ..faults.turns import check
 from ..faults.watch import Wait
 from ..torch_dist import TorchDist, children
 from ..torch_dist.messages import flat
@@ -90,6 +91,13 @@ class SharedMemory(Wrapper):
                     self._use(kept_or_measured(self._ways(ranks)), ranks)
         return self._groups[ranks]
 
+    def _meet(self, ranks: Ranks) -> Any:
+        """The meeting place, for a call in it. Raises RuntimeError if this thread may make none."""
+        group = self.group(ranks)
+        if group is not None:
+            check()
+        return group
+
     def waits(self) -> list[Wait]:
         """The waits of threads for other ranks in shared memory."""
         found = [(ranks, group.waiting()) for ranks, group in list(self._groups.items()) if group]
@@ -138,7 +146,7 @@ class SharedMemory(Wrapper):
     # ---- reductions -----------------------------------------------------------------------------
 
     def all_reduce(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
-        group = self.group(ranks) if x.is_cpu else None
+        group = self._meet(ranks) if x.is_cpu else None
         if group is None or x.dtype not in (SUMMED if op == "sum" else REDUCED):
             return self.inner.all_reduce(x, ranks, op)
         check_op(op, x.dtype)
@@ -148,7 +156,7 @@ class SharedMemory(Wrapper):
         return group.all_reduce(x, op, False)
 
     def all_reduce_async(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Handle:
-        group = self.group(ranks) if x.is_cpu else None
+        group = self._meet(ranks) if x.is_cpu else None
         if group is None or x.dtype not in (SUMMED if op == "sum" else REDUCED):
             return self.inner.all_reduce_async(x, ranks, op)
         check_op(op, x.dtype)
@@ -160,7 +168,7 @@ class SharedMemory(Wrapper):
     def reduce_scatter(
         self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks, op: str = "sum"
     ) -> Tensor:
-        group = self.group(ranks) if x.is_cpu else None
+        group = self._meet(ranks) if x.is_cpu else None
         if group is None:
             return self.inner.reduce_scatter(x, dim, sizes, ranks, op)
         if x.dtype not in (SUMMED if op == "sum" else REDUCED):
@@ -174,7 +182,7 @@ class SharedMemory(Wrapper):
     # ---- gathers and exchanges ------------------------------------------------------------------
 
     def join(self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tensor:
-        group = self.group(ranks) if x.is_cpu else None
+        group = self._meet(ranks) if x.is_cpu else None
         if group is None:
             return self.inner.join(x, dim, sizes, ranks)
         if self._messages:
@@ -192,7 +200,7 @@ class SharedMemory(Wrapper):
         ranks: Ranks,
         out: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
-        group = self.group(ranks) if all(x.is_cpu for x in xs) else None
+        group = self._meet(ranks) if all(x.is_cpu for x in xs) else None
         if group is None:
             return self.inner.join_several(xs, dims, sizes, ranks, out)
         if self._messages:
@@ -210,7 +218,7 @@ class SharedMemory(Wrapper):
         ranks: Ranks,
         op: str = "sum",
     ) -> list[Tensor]:
-        group = self.group(ranks) if all(x.is_cpu for x in xs) else None
+        group = self._meet(ranks) if all(x.is_cpu for x in xs) else None
         if group is None:
             return self.inner.reduce_scatter_several(xs, dims, sizes, ranks, op)
         dtype = xs[0].dtype
@@ -231,7 +239,7 @@ class SharedMemory(Wrapper):
         concat_sizes: Sequence[int],
         ranks: Ranks,
     ) -> Tensor:
-        group = self.group(ranks) if x.is_cpu else None
+        group = self._meet(ranks) if x.is_cpu else None
         if group is None:
             return self.inner.turn(x, split_dim, split_sizes, concat_dim, concat_sizes, ranks)
         if self._messages:
@@ -244,7 +252,7 @@ class SharedMemory(Wrapper):
     def all_gather(
         self, x: Tensor, shapes: Sequence[Shape], ranks: Ranks, out: Sequence[Tensor] | None = None
     ) -> list[Tensor]:
-        group = self.group(ranks) if x.is_cpu else None
+        group = self._meet(ranks) if x.is_cpu else None
         if group is None:
             return self.inner.all_gather(x, shapes, ranks, out)
         pieces = outputs(x, shapes, out)
@@ -258,7 +266,7 @@ class SharedMemory(Wrapper):
         ranks: Ranks,
         out: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
-        group = self.group(ranks) if pieces[0].is_cpu else None
+        group = self._meet(ranks) if pieces[0].is_cpu else None
         if group is None:
             return self.inner.all_to_all(pieces, shapes, ranks, out)
         received = outputs(pieces[0], shapes, out)
@@ -274,7 +282,7 @@ class SharedMemory(Wrapper):
         source: int,
         ranks: Ranks,
     ) -> Tensor:
-        group = self.group(ranks) if torch.device(device).type == "cpu" else None
+        group = self._meet(ranks) if torch.device(device).type == "cpu" else None
         if group is None:
             return self.inner.broadcast(x, shape, dtype, device, source, ranks)
         at = check_member("broadcast from source", source, ranks)
@@ -292,7 +300,7 @@ class SharedMemory(Wrapper):
         ranks: Ranks,
         device: torch.device | str = "cpu",
     ) -> list[Tensor]:
-        group = self.group(ranks) if torch.device(device).type == "cpu" else None
+        group = self._meet(ranks) if torch.device(device).type == "cpu" else None
         if group is None:
             return self.inner.exchange(sends, receives, ranks, device)
         out = [torch.empty(tuple(shape), dtype=dtype) for _, shape, dtype in receives]
@@ -309,13 +317,13 @@ class SharedMemory(Wrapper):
         return out
 
     def gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]:
-        group = self.group(ranks)
+        group = self._meet(ranks)
         if group is None:
             return self.inner.gather_objects(obj, ranks)
         return [pickle.loads(text) for text in group.gather_objects(pickle.dumps(obj))]
 
     def peers(self, x: Tensor, ranks: Ranks) -> AbstractContextManager[list[Tensor]]:
-        group = self.group(ranks) if x.is_cpu else None
+        group = self._meet(ranks) if x.is_cpu else None
         if group is None:
             return self.inner.peers(x, ranks)
         if x.nbytes > group.room() and not segments.grow(group, x.nbytes, ranks, self):

@@ -33,6 +33,7 @@ from torch import Tensor
 from ...comm import Done, Handle, Link, Ranks, Shape, check_member, check_op
 from ..base.unseen import unseen
 from ..base.wrapper import Wrapper
+from ..faults.turns import check
 from ..shared_memory import REDUCED, SUMMED, SharedMemory, bytes_with, is_wanted, warn
 from ..tuning.link import agreed_link, kept_link
 from ..tuning.measure import TwoWays, kept_or_measured, measured_by_hand
@@ -110,6 +111,13 @@ class SymmetricMemory(Wrapper):
                         self._use(known[1], kept_or_measured(self._ways(known[1], device, ranks)))
         return known[1]
 
+    def _meet(self, device: torch.device, ranks: Ranks) -> DeviceMoves | None:
+        """As `_group`, for a call. Raises RuntimeError if this thread may make none."""
+        group = self._group(device, ranks)
+        if group is not None:
+            check()
+        return group
+
     def _make(self, meeting: Any, device: torch.device, ranks: Ranks) -> DeviceMoves | None:
         if len(ranks) > MOST_RANKS:
             return None
@@ -154,7 +162,7 @@ class SymmetricMemory(Wrapper):
 
     def _all_reduce(self, x: Tensor, ranks: Ranks, op: str) -> Tensor | None:
         """The reduced tensor; None if the transport below should reduce it."""
-        group = self._group(x.device, ranks)
+        group = self._meet(x.device, ranks)
         if group is None or x.dtype not in (SUMMED if op == "sum" else REDUCED):
             return None
         check_op(op, x.dtype)
@@ -166,7 +174,7 @@ class SymmetricMemory(Wrapper):
     def reduce_scatter(
         self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks, op: str = "sum"
     ) -> Tensor:
-        group = self._group(x.device, ranks)
+        group = self._meet(x.device, ranks)
         if group is None or x.dtype not in (SUMMED if op == "sum" else REDUCED):
             return self.inner.reduce_scatter(x, dim, sizes, ranks, op)
         check_op(op, x.dtype)
@@ -178,7 +186,7 @@ class SymmetricMemory(Wrapper):
     # ---- gathers and exchanges ------------------------------------------------------------------
 
     def join(self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tensor:
-        group = self._group(x.device, ranks)
+        group = self._meet(x.device, ranks)
         if group is None:
             return self.inner.join(x, dim, sizes, ranks)
         group.meeting.meet_all_gather(x, dim, sizes)
@@ -195,7 +203,7 @@ class SymmetricMemory(Wrapper):
         ranks: Ranks,
         out: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
-        if self._group(xs[0].device, ranks) is None:
+        if self._meet(xs[0].device, ranks) is None:
             return self.inner.join_several(xs, dims, sizes, ranks, out)
         return super(Wrapper, self).join_several(xs, dims, sizes, ranks, out)
 
@@ -207,7 +215,7 @@ class SymmetricMemory(Wrapper):
         ranks: Ranks,
         op: str = "sum",
     ) -> list[Tensor]:
-        if self._group(xs[0].device, ranks) is None:
+        if self._meet(xs[0].device, ranks) is None:
             return self.inner.reduce_scatter_several(xs, dims, sizes, ranks, op)
         return super(Wrapper, self).reduce_scatter_several(xs, dims, sizes, ranks, op)
 
@@ -220,7 +228,7 @@ class SymmetricMemory(Wrapper):
         concat_sizes: Sequence[int],
         ranks: Ranks,
     ) -> Tensor:
-        group = self._group(x.device, ranks)
+        group = self._meet(x.device, ranks)
         if group is None:
             return self.inner.turn(x, split_dim, split_sizes, concat_dim, concat_sizes, ranks)
         move = split_dim, split_sizes, concat_dim, concat_sizes
@@ -241,7 +249,7 @@ class SymmetricMemory(Wrapper):
         ranks: Ranks,
     ) -> Tensor:
         own = _device(device)
-        group = self._group(own, ranks)
+        group = self._meet(own, ranks)
         if group is None:
             return self.inner.broadcast(x, shape, dtype, device, source, ranks)
         at = check_member("broadcast from source", source, ranks)
@@ -252,7 +260,7 @@ class SymmetricMemory(Wrapper):
         return group.broadcast(x if source == self.rank else None, out, at)
 
     def peers(self, x: Tensor, ranks: Ranks) -> AbstractContextManager[list[Tensor]]:
-        group = self._group(x.device, ranks)
+        group = self._meet(x.device, ranks)
         if group is None:
             return self.inner.peers(x, ranks)
         group.meeting.meet_peers(x)
@@ -264,7 +272,7 @@ class SymmetricMemory(Wrapper):
         self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks
     ) -> AbstractContextManager[tuple[list[Tensor], int]]:
         # A kernel that reads every rank's x itself saves writing the sum and reading it back.
-        group = self._group(x.device, ranks)
+        group = self._meet(x.device, ranks)
         if group is None or x.nbytes > group.slot_bytes:
             return super(Wrapper, self).addends(x, dim, sizes, ranks)
         group.meeting.meet_peers(x)

@@ -29,6 +29,7 @@ from torch import Tensor
 from ...comm import Ranks
 from ...freed_memory import keep_freed_memory
 from ..faults.directory import Rank
+from ..faults.turns import begin, check
 from ..faults.watch import Call, Watch
 from . import children
 from .launcher import init_from_environment, let_workers_finish
@@ -72,6 +73,7 @@ class World:
         waits in vain, all ranks raise a RuntimeError that says where each of them is."""
         if self.watch is None:
             return messages()
+        check()
         return self.watch.carry_out(Call(name, x.dtype, tuple(x.shape), ranks), messages)
 
     def agreed(self, name: str, make: Callable[[], str]) -> str:
@@ -155,6 +157,7 @@ def world() -> World:
         if found not in _worlds:
             if not _worlds:
                 atexit.register(let_workers_finish)
+            begin()
             _worlds[found] = _world_of(found)
             for call in when_new:
                 call()

@@ -1,0 +1,64 @@
+"""Which signal's handler a thread runs, if it runs one: read from its stack."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import sys
+from types import CodeType, FrameType
+from typing import Any
+
+from .place import place_of
+
+
+def refuse_in_handler(what: str) -> None:
+    """Raise RuntimeError if the handler of a signal is under way in this thread."""
+    handler = handler_under_way()
+    if handler:
+        raise RuntimeError(
+            f"{what} is called by the handler of {handler}.\n"
+            f"    {place_of()}\n"
+            "  It communicates, and a handler runs between any two instructions: other ranks are "
+            "elsewhere, and this one may be in the middle of a step.\n"
+            "  Use due = consistent.checkpoint.on_signal(...), and save after a step if due()."
+        )
+
+
+def handler_under_way() -> str:
+    """The name of the signal whose handler this thread runs; "" if it runs none."""
+    codes = {}
+    for number in signal.valid_signals():
+        code = _code_of(signal.getsignal(number))
+        if code is not None:
+            codes[code] = _name_of(number)
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code in codes and _has_arguments_of_a_handler(frame):
+            return codes[frame.f_code]
+        frame = frame.f_back
+    return ""
+
+
+def _has_arguments_of_a_handler(frame: FrameType) -> bool:
+    """Whether a signal called this: its handler may be called by the program as well."""
+    code, given = frame.f_code, frame.f_locals
+    names = code.co_varnames[: code.co_argcount]
+    values = [given.get(name) for name in names]
+    if code.co_flags & 0x04:  # *args
+        values += given.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount], ())
+    return any(value is frame.f_back for value in values)
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if not hasattr(handler, "__code__") and not hasattr(handler, "__func__"):
+        handler = getattr(handler, "__call__", None)  # noqa: B004 - an object with that method
+    return getattr(getattr(handler, "__func__", handler), "__code__", None)
+
+
+def _name_of(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # between SIGRTMIN and SIGRTMAX
+        return f"signal {int(number)}"

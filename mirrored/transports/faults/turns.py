@@ -1,0 +1,144 @@
+"""One thread of a rank communicates, and makes one call at a time.
+
+Ranks match their calls by order. Two threads, or a signal's handler that runs in the middle of a
+call, make calls in another order on each rank, and would take each other's values. So a second
+thread is refused, and so is a call in the middle of another one.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import get_ident
+
+from .. import _C  # pyright: ignore[reportAttributeAccessIssue]
+from .handlers import handler_under_way
+from .place import place_of
+
+
+class _Thread(threading.local):
+    helps = False
+
+
+_thread = _Thread()
+_entering = threading.RLock()
+
+
+class _Turns:
+    """The thread that communicates, None if none has; and the calls by messages under way."""
+
+    def __init__(self) -> None:
+        self.thread: int | None = None
+        self.its_object: threading.Thread | None = None  # an ended thread's number is used again
+        self.said_so: list[int] = []  # threads in `in_this_thread`; never two different ones
+        self.messages: dict[int, object] = {}  # by thread
+
+
+turns = _Turns()
+
+
+def begin() -> None:
+    """This thread communicates from now on: it is the first to use a process group."""
+    if not turns.said_so and not _thread.helps:
+        turns.thread, turns.its_object = get_ident(), threading.current_thread()
+
+
+def help_out() -> None:
+    """This thread of the library communicates for the one that communicates."""
+    _thread.helps = True
+
+
+def check() -> None:
+    """Raise RuntimeError if this thread may not communicate now."""
+    me = get_ident()
+    if me == turns.thread and not turns.messages and not _C.is_in_call():
+        return  # nearly always, and each move asks
+    if me in turns.messages or _C.is_in_call():
+        raise _in_the_middle(turns.messages.get(me))
+    if me != turns.thread and not _thread.helps:
+        _take_over(me)
+
+
+@contextmanager
+def in_this_thread() -> Iterator[None]:
+    """Inside the ``with`` block the calling thread communicates, and no other one of this rank.
+
+    One thread of a rank communicates: that which first used the process group, and another one
+    once that has ended. A program whose thread waits while another one communicates, on every
+    rank in the same order, says so in that one:
+
+    ```
+    def answer(prompt):                 # called in a thread of a server's pool
+        with consistent.in_this_thread():
+            return model.generate(prompt)
+    ```
+
+    Raises:
+        RuntimeError: another thread is inside such a block.
+    """
+    me = get_ident()
+    with _entering:
+        if turns.said_so and me not in turns.said_so:
+            raise _two_threads(turns.said_so[-1])
+        turns.said_so.append(me)
+        before = turns.thread, turns.its_object
+        turns.thread, turns.its_object = me, threading.current_thread()
+    try:
+        yield
+    finally:
+        with _entering:
+            turns.said_so.remove(me)
+            turns.thread, turns.its_object = before
+
+
+def _take_over(me: int) -> None:
+    """Let this thread communicate from now on if the one before has ended, else raise."""
+    with _entering:
+        other, owner = turns.thread, turns.its_object
+        if other is not None and owner is not None and owner.is_alive():
+            if _is_of_backward(me, other):
+                return
+            raise _two_threads(other)
+        turns.thread, turns.its_object = me, threading.current_thread()
+
+
+def _is_of_backward(me: int, owner: int) -> bool:
+    """Whether this is a thread of autograd's, in which a device's part of a backward runs for the
+    thread that communicates, which waits."""
+    known = {thread.ident for thread in threading.enumerate() if type(thread) is not _DUMMY}
+    waits = sys._current_frames().get(owner)
+    return me not in known and waits is not None and waits.f_code.co_name == _RUNS_BACKWARD
+
+
+_DUMMY = threading._DummyThread  # type: ignore[attr-defined]
+_RUNS_BACKWARD = "_engine_run_backward"  # of torch.autograd.graph, the last one in Python
+
+
+def _two_threads(other: int) -> RuntimeError:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return RuntimeError(
+        f"thread {threading.current_thread().name!r} communicates, and on this rank thread "
+        f"{names.get(other, other)!r} does.\n"
+        f"    this thread: {place_of()}\n"
+        f"    the other: {place_of(other)}\n"
+        "  Ranks match their calls by order, and that of two threads differs by rank: they would "
+        "take each other's values.\n"
+        "  Communicate in one thread, and give the others plain tensors and numbers, as x.full() "
+        "and x.item() return them.\n"
+        "  Where that thread waits for this one, say so: with consistent.in_this_thread()."
+    )
+
+
+def _in_the_middle(call: object) -> RuntimeError:
+    handler = handler_under_way()
+    by = f"the handler of {handler} " if handler else "code that Python runs in between "
+    return RuntimeError(
+        f"{by}communicates while this rank is in the middle of "
+        f"{call or 'a call in shared memory'}.\n"
+        f"    {place_of()}\n"
+        "  The other ranks are not there: they may have got no signal, or got it elsewhere.\n"
+        "  Set a flag, and communicate between two steps. consistent.checkpoint.on_signal() makes "
+        "one that all ranks see at the same step, and batches.stop_on() ends a loop so."
+    )

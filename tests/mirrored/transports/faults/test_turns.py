@@ -1,0 +1,244 @@
+"""One thread of a rank communicates, one call at a time. What else tries to is refused, and the
+call under way gives the right value."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+import consistent
+from consistent import Placement, S
+from tests.mirrored.kinds import run
+from tests.ranks import pool
+
+LATE = 0.3  # seconds that rank 1 is late, in which rank 0 waits in a call
+
+
+def made(rank: int, n: int) -> consistent.GlobalTensor:
+    placement = Placement("cpu", range(n))
+    return consistent.distribute(torch.arange(4.0 * n).view(n, 4), placement, S(0))
+
+
+def said_by(call: Callable[[], Any]) -> str:
+    """What `call` raises; "" if nothing."""
+    try:
+        call()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+# ---- calls in the middle of a call --------------------------------------------------------------
+
+Provoke = Callable[[Callable[[], None]], Any]
+
+
+@contextmanager
+def by_signal(call: Callable[[], None]) -> Iterator[None]:
+    """`call` is run by the handler of a signal that comes during the block."""
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: call())
+    sender = threading.Thread(target=_send_late)
+    sender.start()
+    yield
+    sender.join()
+    signal.signal(signal.SIGUSR2, before)
+
+
+def _send_late() -> None:
+    time.sleep(LATE / 3)
+    os.kill(os.getpid(), signal.SIGUSR2)
+
+
+class Cycle:
+    """Collected in a call: it has a finalizer, or a weak reference with a callback."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.itself, self.call = self, call
+
+    def __del__(self) -> None:
+        self.call()
+
+
+@contextmanager
+def by_collection(call: Callable[[], None]) -> Iterator[None]:
+    def collect() -> None:
+        Cycle(call)
+        other = Cycle(lambda: None)
+        refs.append(weakref.ref(other, lambda ref: call()))
+        del other
+        gc.callbacks.append(callback)
+        gc.collect()
+        gc.callbacks.remove(callback)
+
+    def callback(phase: str, info: Any) -> None:
+        call()
+
+    refs: list[Any] = []
+    with by_signal(collect):
+        yield
+
+
+def in_the_middle(rank: int, n: int, provoke: str) -> list[str]:
+    x, said = made(rank, n), list[str]()
+    call = lambda: said.append(said_by(x.full))  # noqa: E731
+    expected = x.sum().item()
+    if rank == 0:
+        with globals()[provoke](call):
+            value = x.sum().item()
+    else:
+        time.sleep(LATE)
+        value = x.sum().item()
+    assert value == expected == sum(range(4 * n))
+    assert torch.equal(x.full(), torch.arange(4.0 * n).view(n, 4))
+    return [text for text in said if text]
+
+
+@pytest.mark.parametrize("where", ["gloo", "shared memory"])
+@pytest.mark.parametrize("provoke", ["by_signal", "by_collection"])
+def test_a_call_in_the_middle_is_refused_and_the_call_goes_on(where: str, provoke: str) -> None:
+    found = run(where, in_the_middle, 2, 2, provoke)
+    assert found[1] == [] and found[0]
+    for text in found[0]:
+        assert "while this rank is in the middle of" in text or "in the middle of another" in text
+
+
+def save_in_a_handler(rank: int, kind: str) -> str:
+    said: list[str] = []
+
+    class Saver:
+        def save(self, number: int, frame: Any) -> None:
+            said.append(said_by(lambda: consistent.checkpoint.save("/nowhere", x=1)))
+
+        __call__ = save
+
+    handlers = {
+        "method": Saver().save,
+        "object": Saver(),
+        "partial": partial(Saver.save, Saver()),
+        "arguments": lambda *given: Saver().save(*given),
+    }
+    before = signal.signal(signal.SIGUSR2, handlers[kind])
+    signal.raise_signal(signal.SIGUSR2)
+    signal.signal(signal.SIGUSR2, before)
+    return said[0]
+
+
+@pytest.mark.parametrize("kind", ["method", "object", "partial", "arguments"])
+def test_a_handler_is_told_what_to_do_wherever_it_runs(kind: str) -> None:
+    for text in pool(2).run(save_in_a_handler, kind):
+        assert "checkpoint.save is called by the handler of SIGUSR2" in text
+        assert "on_signal" in text and "test_turns.py" in text
+
+
+# ---- threads ------------------------------------------------------------------------------------
+
+
+def two_threads(rank: int, n: int, others: int) -> tuple[int, list[str]]:
+    """How many values were wrong, and what other threads were told."""
+    x, wrong, said = made(rank, n), [0], list[str]()
+
+    def read(k: int) -> None:
+        for _ in range(20):
+            value = (x + k).sum().item()
+            wrong[0] += value != sum(range(4 * n)) + k * 4 * n
+
+    threads = [
+        threading.Thread(target=lambda k=k: said.append(said_by(lambda: read(k))), name=f"log {k}")
+        for k in range(1, others + 1)
+    ]
+    for thread in threads:
+        thread.start()
+    read(0)
+    for thread in threads:
+        thread.join()
+    return wrong[0], said
+
+
+@pytest.mark.parametrize("where", ["gloo", "shared memory"])
+def test_a_second_thread_is_refused_and_no_value_is_wrong(where: str) -> None:
+    for wrong, said in run(where, two_threads, 3, 3, 2):
+        assert wrong == 0 and len(said) == 2
+        for text in said:
+            assert "thread 'log" in text and "'MainThread'" in text and "in read" in text
+
+
+def handed_over(rank: int, n: int) -> list[float]:
+    """By a block; and to a thread after the one that communicated has ended."""
+    x, sums = made(rank, n), list[float]()
+
+    def read() -> float:
+        return x.sum().item()
+
+    def read_here() -> float:
+        with consistent.in_this_thread():
+            return read()
+
+    with ThreadPoolExecutor(1) as workers:
+        for _ in range(3):
+            sums += [workers.submit(read_here).result(), read()]
+        assert "ThreadPoolExecutor" in said_by(lambda: workers.submit(read).result())
+
+    def at_once() -> None:
+        with consistent.in_this_thread():
+            entered.set()
+            go_on.wait()
+
+    entered, go_on = threading.Event(), threading.Event()
+    thread = threading.Thread(target=at_once)
+    thread.start()
+    entered.wait()
+    assert said_by(read) and said_by(read_here)
+    go_on.set()
+    thread.join()
+    return [*sums, read()]
+
+
+def test_a_thread_that_says_so_communicates() -> None:
+    assert pool(2).run(handed_over, 2) == [[28.0] * 7] * 2
+
+
+def begun_in_a_thread(rank: int, n: int) -> list[float]:
+    from mirrored.transports.faults.turns import begin, turns
+
+    x, sums = made(rank, n), list[float]()
+
+    def first() -> None:
+        begin()
+        sums.append(x.sum().item())
+        done.set()
+        end.wait()
+
+    done, end = threading.Event(), threading.Event()
+    thread = threading.Thread(target=first)
+    thread.start()
+    done.wait()
+    assert said_by(x.full)
+    end.set()
+    thread.join()
+    sums.append(x.sum().item())
+    assert turns.thread == threading.get_ident()
+    return sums
+
+
+def test_another_thread_takes_over_from_one_that_has_ended() -> None:
+    assert pool(2).run(begun_in_a_thread, 2) == [[28.0] * 2] * 2
+
+
+def test_what_no_other_rank_takes_part_in_any_thread_may_do() -> None:
+    x = consistent.distribute(torch.arange(4.0), Placement("cpu", [0]), S(0))
+    with ThreadPoolExecutor(4) as workers:
+        assert list(workers.map(lambda k: (x + k).sum().item(), range(8))) == [
+            6.0 + 4 * k for k in range(8)
+        ]
