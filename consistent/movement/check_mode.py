@@ -22,6 +22,7 @@ from mirrored.transports import default
 from mirrored.transports.faults.place import is_users, readable
 
 from ..spec import Placement, TensorSpec
+from .settings import first_difference, settings
 
 _always = os.environ.get("CONSISTENT_CHECK", "0") not in ("", "0")
 _on: Counter[int] = Counter()  # by rank, for simulated ranks share this module
@@ -94,19 +95,59 @@ def _compare(src: TensorSpec, dst: TensorSpec, op: str, fault: str) -> None:
     if not _is_on() or default.current().rank not in ranks:
         return
     note = (call_site(), op, f"{src} -> {dst}")
-    notes, faults = zip(*default.current().gather_objects((note, fault), ranks), strict=True)
+    told = default.current().gather_objects((note, fault, settings()), ranks)
+    notes, faults, set_by = zip(*told, strict=True)
     if len(set(notes)) > 1:
         raise RuntimeError(
             "check mode: ranks are about to do different boxings.\n"
             + by_rank(ranks, [_line(*each) for each in notes])
             + "\n  Every rank must run the same ops in order: look for a branch that some take."
         )
+    _check_settings(ranks, set_by, _line(*note))
     if any(faults):
         raise RuntimeError(
             f"check mode: a shard does not fit its spec {src}, in {_line(*note)}.\n"
             + by_rank(ranks, faults)
             + "\n  Give from_local the sbp that the shards have, or shards of that shape and dtype."
         )
+
+
+def _check_settings(ranks: Sequence[int], notes: Sequence[dict[str, str]], line: str) -> None:
+    name = first_difference(notes)
+    if name is not None:
+        raise RuntimeError(
+            f"check mode: the {name} differs between ranks, in {line}.\n"
+            + by_rank(ranks, [note.get(name, "none") for note in notes])
+            + "\n  Each rank computes by its own, so that what all have whole would differ. Set it "
+            "alike on every rank."
+        )
+
+
+def check_hyperparameters(optimizer: torch.optim.Optimizer, placement: Placement) -> None:
+    """Raise on every rank if the numbers by which ``optimizer`` steps differ between ranks."""
+    if not _is_on() or placement.coordinate_of(default.current().rank) is None:
+        return
+    ranks = tuple(placement.ranks.ravel().tolist())
+    notes = default.current().gather_objects(_hyperparameters(optimizer), ranks)
+    name = first_difference(notes)
+    if name is not None:
+        raise RuntimeError(
+            f"check mode: {name} of {type(optimizer).__name__} differs between ranks, at "
+            f"{call_site()}.\n"
+            + by_rank(ranks, [note.get(name, "none") for note in notes])
+            + "\n  Parameters would become others on each rank. Give every rank's optimizer the "
+            "same, and the same schedule."
+        )
+
+
+def _hyperparameters(optimizer: torch.optim.Optimizer) -> dict[str, str]:
+    return {
+        f"{name} of group {k}": str(float(value) if isinstance(value, Tensor) else value)
+        for k, group in enumerate(optimizer.param_groups)
+        for name, value in group.items()
+        if isinstance(value, (int, float, str, tuple, type(None)))
+        or (isinstance(value, Tensor) and value.numel() == 1)
+    }
 
 
 def _either(one: Placement, other: Placement) -> tuple[int, ...]:

@@ -110,7 +110,7 @@ def parallelize(
         known = {id(places[0].value) for places in tensors}
         others = [x for x in plain_attributes(module) if id(x[0].value) not in known]
         all_tensors = [*tensors, *grads, *others]
-        check_alike("parallelize", all_tensors, placement, decided)
+        check_alike(module, all_tensors, placement, decided)
         (check_values if check else send_values)("parallelize", all_tensors, placement)
         del all_tensors, others
     empty = [places[0].name for places in tensors if places[0].value.is_meta]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from mirrored.transports.default import current
 
 from ..movement.check_mode import digest
+from ..movement.settings import MAY_DIFFER, first_difference, settings
 from ..movement.world import device_of
 from ..spec import Placement
 from .plan import Layouts, Plan, nd_text
@@ -21,28 +23,59 @@ BUCKET = 64 << 20
 
 
 def check_alike(
-    what: str, tensors: Sequence[Sequence[Slot]], placement: Placement, plan: Plan
+    module: torch.nn.Module, tensors: Sequence[Sequence[Slot]], placement: Placement, plan: Plan
 ) -> None:
-    """Raise on every rank of the placement if the ranks' modules have not the same tensors, or
-    their plans say other things of them; one small collective.
+    """Raise on every rank of the placement if the ranks' modules have not the same tensors, modes
+    and constants, their plans say other things of them, or they compute by other settings; one
+    small collective. Warns if only their numbers of threads differ.
 
     Raises:
-        ValueError: names the first tensor that differs, and what two ranks say of it.
+        ValueError: names the first thing that differs, and what two ranks say of it.
     """
     told = [_told(places, plan) for places in tensors]
     told += [border_text(name, border) for name, border in plan.modules.items()]
+    constants = [_constants(name, part) for name, part in module.named_modules()]
     ranks = tuple(placement.ranks.ravel().tolist())
-    notes = current().gather_objects(told, ranks)
+    notes = current().gather_objects((told, constants, settings()), ranks)
+    _check_settings(ranks, [note[2] for note in notes])
+    for kind in (0, 1):
+        _check_notes(ranks, [note[kind] for note in notes])
+
+
+def _check_notes(ranks: Sequence[int], notes: Sequence[list[str]]) -> None:
     for rank, note in zip(ranks, notes):
         if note != notes[0]:
             ours = next((n for n in notes[0] if n not in note), "fewer tensors")
             theirs = next((n for n in note if n not in notes[0]), "fewer tensors")
             raise ValueError(
-                f"{what}: the ranks' modules, or their plans, differ.\n"
+                "parallelize: the ranks' modules, or their plans, differ.\n"
                 f"  rank {ranks[0]} has {ours}\n  rank {rank} has {theirs}\n"
-                "  Build the same module on every rank (class, configuration, dtype), and give the "
-                "same plan."
+                "  Build the same module on every rank (class, configuration, dtype, mode), and "
+                "give the same plan."
             )
+
+
+def _check_settings(ranks: Sequence[int], notes: Sequence[dict[str, str]]) -> None:
+    name = first_difference(notes)
+    if name is None:
+        return
+    lines = "\n".join(f"  rank {rank}: {note.get(name)}" for rank, note in zip(ranks, notes))
+    said = (
+        f"parallelize: the {name} differs between ranks.\n{lines}\n"
+        "  Each rank computes by its own, so that what all have whole would differ. Set it alike "
+        "on every rank."
+    )
+    if name != MAY_DIFFER:
+        raise ValueError(said)
+    warnings.warn(said, stacklevel=3)
+
+
+def _constants(name: str, module: torch.nn.Module) -> str:
+    """What a rank says of a module beside its tensors: the constants of torch's own."""
+    kind = type(module)
+    constants = module.extra_repr() if kind.__module__.startswith("torch.nn.") else ""
+    mode = "training" if module.training else "evaluating"
+    return f"{name or 'the module'}: {kind.__name__}({constants}), {mode}"
 
 
 def laid_text(layouts: Layouts | None) -> str:

@@ -224,7 +224,7 @@ std::vector<void*> Group::stage(const Call& call, const void* x, int64_t bytes) 
   }
   if (bytes > 0) memcpy(places[me()], x, bytes);
   arrive();
-  wait();  // without it the caller reads the others' places before they are written
+  wait();           // without it the caller reads the others' places before they are written
   in_call = false;  // what may be called while it is staged, stager_ says
   staged_ = std::move(lock);
   stager_ = std::this_thread::get_id();

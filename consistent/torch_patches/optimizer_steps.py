@@ -1,0 +1,25 @@
+"""In check mode ranks compare the numbers by which an optimizer steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ..dispatch.plans.shards import is_global
+from ..movement import check_mode
+
+
+def install() -> None:
+    """A rate that one rank alone lowers would change its shard, or its copy of a parameter."""
+    register_optimizer_step_pre_hook(_before_step)
+
+
+def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if not check_mode.enabled:
+        return
+    parameters = (x for group in optimizer.param_groups for x in group["params"])
+    first: Any = next(filter(is_global, parameters), None)
+    if first is not None:
+        check_mode.check_hyperparameters(optimizer, first.placement)
