@@ -9,6 +9,7 @@ and a line of JSON; the answer is a line of JSON.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import selectors
@@ -20,6 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 MOST = 1 << 20  # most bytes of a message
+_UNREACHABLE = errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ def ask(
     addresses: Mapping[int, Address], request: dict[str, Any], limit_s: float
 ) -> dict[int, dict[str, Any] | None]:
     """The answer of each rank; None if the rank does not listen. Ranks that do not answer within
-    `limit_s` seconds are left out, and so are those for which this process may open no socket."""
+    `limit_s` seconds are left out, and so are those to which no network leads, or for which this
+    process may open no socket."""
     answers: dict[int, dict[str, Any] | None] = {}
     deadline = time.monotonic() + limit_s
     with selectors.DefaultSelector() as ready:
@@ -69,7 +72,9 @@ def ask(
             except OSError:
                 continue
             asked.setblocking(False)
-            asked.connect_ex((address.host, address.port))
+            if asked.connect_ex((address.host, address.port)) in _UNREACHABLE:
+                asked.close()
+                continue
             text = address.secret.encode() + json.dumps(request).encode() + b"\n"
             ready.register(asked, selectors.EVENT_WRITE, _Question(rank, text))
         while ready.get_map() and (left := deadline - time.monotonic()) > 0:
@@ -112,8 +117,9 @@ def _go_on(
         answers[question.rank] = said if isinstance(said, dict) else None
     except BlockingIOError:
         return False
-    except Exception:  # noqa: BLE001 - it does not listen, or it is another program
-        answers[question.rank] = None
+    except Exception as error:  # noqa: BLE001 - it does not listen, or it is another program
+        if getattr(error, "errno", None) not in _UNREACHABLE:
+            answers[question.rank] = None
     return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
@@ -106,3 +107,17 @@ def test_an_address_of_another_machine_is_listened_for_on_all() -> None:
     assert made.address.host == "192.0.2.1"
     assert ask({0: replace(made.address, host="127.0.0.1")}, {}, 2.0) == {0: {"here": 1}}
     made.close()
+
+
+def test_a_rank_to_which_no_network_leads_is_left_out(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, as where a link is down; it is not said to have ended."""
+    away = replace(listener.address, host="192.0.2.1")
+    connect = socket.socket.connect_ex
+
+    def unreachable(self: socket.socket, at: tuple[str, int]) -> int:
+        return errno.ENETUNREACH if at[0] == away.host else connect(self, at)
+
+    monkeypatch.setattr(wire.socket.socket, "connect_ex", unreachable)
+    assert ask({0: listener.address, 1: away}, {"asks": 1}, 5.0) == {0: {"got": 1}}
