@@ -160,6 +160,11 @@ class Transport(ABC):
         """Every rank's `obj`, which must be picklable, in the order of `ranks`. For small metadata
         and checks."""
 
+    def gather_notes(self, note: bytes, ranks: Ranks) -> list[bytes]:
+        """Every rank's `note`, in the order of `ranks`. For notes that are nearly always empty:
+        then a byte goes to each of the others."""
+        return self.gather_objects(note, ranks)
+
     def shares(self, ranks: Ranks, kind: str) -> bool:
         """Whether `ranks` read each other's memory on devices of this kind ("cpu", "cuda"). The
         first call for `ranks` is a collective of them."""

@@ -38,7 +38,7 @@ class Noting(Wrapper):
         self._count, self._refuse = 0, refuse
 
     def pass_on(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        if name in ("shares", "link", "gather_objects", "abandon"):
+        if name in ("shares", "link", "gather_objects", "gather_notes", "abandon"):
             with unseen():
                 return super().pass_on(name, *args, **kwargs)
         if name not in _SENDING:

@@ -117,6 +117,10 @@ def _several_to_all_others(rank: int, given: dict[str, Any]) -> int:
     return sum(x.nbytes for x in given["xs"]) * (len(given["ranks"]) - 1)
 
 
+def _note_and_flag(rank: int, given: dict[str, Any]) -> int:
+    return max(1, len(given["note"])) * (len(given["ranks"]) - 1)
+
+
 def _pickled(rank: int, given: dict[str, Any]) -> int:
     return len(pickle.dumps(given["obj"])) * (len(given["ranks"]) - 1)
 
@@ -138,6 +142,7 @@ COUNTED: dict[str, tuple[str, _Sent]] = {
     "exchange": ("exchange", _messages_to_others),
     "send": ("send", _all_of_it),
     "gather_objects": ("gather_objects", _pickled),
+    "gather_notes": ("gather_objects", _note_and_flag),
 }
 _SIGNATURES = {name: inspect.signature(getattr(Transport, name)) for name in COUNTED}
 

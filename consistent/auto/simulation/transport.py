@@ -153,6 +153,13 @@ class Simulated(Transport):
                 self._note(rank, call.name, call.bytes, call.ranks)
         return [obj] * len(ranks)
 
+    def gather_notes(self, note: bytes, ranks: Ranks) -> list[bytes]:
+        if len(ranks) > 1:
+            for rank in sorted(self._stood_for.intersection(ranks)):
+                call = call_of(rank, {"note": note, "ranks": ranks}, "gather_notes")
+                self._note(rank, call.name, call.bytes, call.ranks)
+        return [note] * len(ranks)
+
     def link(self, kind: str) -> Link | None:
         return self._links(kind)
 

@@ -18,6 +18,7 @@ from ...rules.candidates import candidates
 from ...rules.choose import Choice, choose
 from ...rules.fused_reduce_scatter import FORM as FUSED_REDUCE_SCATTER
 from ...rules.fused_reduce_scatter import joins_sum
+from ...rules.raising import may_differ
 from ...rules.signature import Call, Operand
 from ...spec import Layout, TensorSpec
 from ..plans.arguments import tensors_of, with_tensors
@@ -187,6 +188,10 @@ class _Planning:
     def _chosen(self, row: table.Row, choice: Choice, data_dependent: bool) -> OnShards:
         plan = self._new(OnShards if choice.form is None else ByForm)
         plan.choice = choice
+        by_form = choice.form is not None
+        plan.may_differ = not self.outside and may_differ(
+            self.call, choice.ins, by_form, self.placement
+        )
         self._box(plan, [Layout.of(self.placement, sbp) for sbp in choice.ins])
         plan.outs = tuple(
             TensorSpec.of(self.placement, sbp, out.shape, out.dtype)

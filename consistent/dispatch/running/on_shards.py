@@ -13,6 +13,7 @@ from ...forms import FORMS, Shards
 from ...movement import check_mode
 from ...movement.differentiable import box
 from ...rules.choose import Choice
+from ...rules.raising import DIVISIONS
 from ...rules.signature import Call
 from ...spec import Layout, Placement, TensorSpec
 from ..plans.arguments import fill, with_tensors
@@ -40,6 +41,7 @@ from ..plans.shards import (
     whole_result,
 )
 from . import moved_views
+from .agreed import on_all, on_all_by_form
 from .outside_ranks import Follow
 
 _Tensor = torch.Tensor
@@ -63,6 +65,7 @@ class OnShards(Plan):
         self.template: tuple[tuple, dict] | None = None  # arguments with sizes for the shard
         self.outside = False  # this rank is not in the placement and follows on meta tensors
         self.follow: Follow | None = None  # what is done in place of just computing
+        self.may_differ = False  # it may raise on some ranks and not on others
 
     @property
     def is_whole(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -88,8 +91,9 @@ class OnShards(Plan):
     def settle(self) -> OnShards:
         """Say how the hook runs this plan, once it is complete."""
         self.adopts = bool(self.adopt)
-        once_boxed = BOXED if self.is_one_call_once_boxed else RUN
-        self.way = FAST if self.is_one_call else once_boxed
+        if not self.may_differ:
+            once_boxed = BOXED if self.is_one_call_once_boxed else RUN
+            self.way = FAST if self.is_one_call else once_boxed
         return self
 
     def boxed(self, tensors: list) -> list:
@@ -141,9 +145,11 @@ class OnShards(Plan):
             # Ops on meta tensors may be written in Python, where shape and device of a global
             # tensor are the logical ones.
             tensors = [plain(t) for t in tensors]
-        if self.follow is None:
-            return self.compute(tensors, args, kwargs)
-        return self.follow(partial(self.compute, tensors, args, kwargs), tensors)
+        compute = partial(self.compute, tensors, args, kwargs)
+        if self.may_differ and not (self.name in DIVISIONS and _any_floats(tensors)):
+            agree = on_all if self.choice is None or self.choice.form is None else on_all_by_form
+            compute = partial(agree, self.placement, compute)
+        return compute() if self.follow is None else self.follow(compute, tensors)
 
     def compute(self, tensors: list, args: tuple, kwargs: dict) -> Any:
         """The op on shards that have the planned layouts."""
@@ -279,6 +285,10 @@ class InPlaceOnCopy(OnShards):
         for listen in listeners:
             listen(self, given, target)
         return target if out is not None else None
+
+
+def _any_floats(tensors: Sequence[torch.Tensor]) -> bool:
+    return any(t.dtype.is_floating_point for t in tensors)
 
 
 def _typed_by_layout(

@@ -26,6 +26,7 @@ from mirrored.transports.default import current
 
 from ...spec import TensorSpec
 from ..plans.shards import plain
+from .agreed import error_of, note_of
 
 Compute = Callable[[], Any]
 Tensors = Sequence[torch.Tensor]
@@ -47,11 +48,19 @@ def announced(first_rank: int, outside: bool) -> Follow:
 
     def follow(compute: Compute, tensors: Tensors) -> Any:
         transport = current()
-        out = None if outside else compute()
-        note = None
-        if transport.rank == first_rank:
+        out, note, error = None, None, None
+        try:
+            out = None if outside else compute()
+        except Exception as raised:  # on all ranks of the placement alike
+            error = raised
+        if transport.rank == first_rank and error is None:
             note = map_values(out, torch.Tensor, lambda x: _meta_of(x, x.requires_grad))
-        note = transport.gather_objects(note, tuple(range(transport.size)))[first_rank]
+        told = note, b"" if error is None else note_of(error)
+        note, fault = transport.gather_objects(told, tuple(range(transport.size)))[first_rank]
+        if error is not None:
+            raise error
+        if fault:
+            raise error_of(fault)
         return _stand_in(note, tensors) if outside else out
 
     return follow

@@ -21,6 +21,7 @@ from ...movement.check_mode import digest
 from ...movement.world import my_coordinate
 from ...spec import Coordinate, P, Placement, TensorSpec
 from ..native import load
+from ..refused import need
 from ..registry import Shards, form
 from . import generator
 from .generator import RngState
@@ -162,6 +163,8 @@ def _bernoulli(shard: Shards, x: Tensor, spec: TensorSpec, key: RngState) -> Non
     chance = shard.tensors[0].detach() if p is None else p
     if isinstance(chance, Tensor):
         chance = chance.detach().expand(x.shape)
+        text = f"{shard.call.name}: a probability lies between 0 and 1, and some of p do not"
+        need(((chance >= 0) & (chance <= 1)).all(), f"{text}. Pass p.clamp(0, 1).")
     fill(load.bernoulli_, x, spec, key, chance)
 
 
@@ -246,6 +249,8 @@ def normal_of(shard: Shards) -> Tensor:
     key = key_of(shard)
     out = torch.empty(shard.out_shape(), dtype=spec.dtype, device=shard.tensors[0].device)
     fill_normal(out, spec, key)
+    if isinstance(std, Tensor):
+        need((std.detach() >= 0).all(), "normal expects all elements of std >= 0.0")
     with torch.no_grad():
         out.mul_(std).add_(mean)
     return _drawn(out, *shard.tensors)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...comm import Done, Handle, Ranks, Shape, Transport, check_member, check_op
+from .unseen import unseen
 
 
 class CheckedTransport(Transport):
@@ -161,6 +162,14 @@ class CheckedTransport(Transport):
     def gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]:
         self.check("gather_objects", ranks)
         return [obj] if len(ranks) == 1 else self._gather_objects(obj, ranks)
+
+    def gather_notes(self, note: bytes, ranks: Ranks) -> list[bytes]:
+        with unseen():
+            mine = torch.tensor([bool(note)], dtype=torch.uint8)
+            told = self.all_gather(mine, [(1,)] * len(ranks), ranks)
+            if not any(flag.item() for flag in told):
+                return [b""] * len(ranks)
+            return self.gather_objects(note, ranks)
 
 
 def _check_shapes(what: str, given: Sequence[Shape], promised: Sequence[Shape]) -> None:

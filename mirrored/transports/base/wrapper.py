@@ -61,6 +61,7 @@ class Wrapper(Transport):
     send = _passed_on(Transport.send)
     receive = _passed_on(Transport.receive)
     gather_objects = _passed_on(Transport.gather_objects)
+    gather_notes = _passed_on(Transport.gather_notes)
     join = _passed_on(Transport.join)
     reduce_scatter = _passed_on(Transport.reduce_scatter)
     join_several = _passed_on(Transport.join_several)

@@ -322,6 +322,10 @@ class SharedMemory(Wrapper):
             return self.inner.gather_objects(obj, ranks)
         return [pickle.loads(text) for text in group.gather_objects(pickle.dumps(obj))]
 
+    def gather_notes(self, note: bytes, ranks: Ranks) -> list[bytes]:
+        group = self.group(ranks)
+        return self.inner.gather_notes(note, ranks) if group is None else group.gather_objects(note)
+
     def peers(self, x: Tensor, ranks: Ranks) -> AbstractContextManager[list[Tensor]]:
         group = self._meet(ranks) if x.is_cpu else None
         if group is None:

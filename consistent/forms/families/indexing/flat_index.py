@@ -10,6 +10,7 @@ from torch import Tensor
 from ....rules.families.indexing.data_dependent import masked
 from ....rules.signature import Operand
 from ...join_results import slot, stack
+from ...refused import need, need_in_range
 from ...registry import Shards, form
 
 
@@ -18,9 +19,7 @@ def _own_places(shard: Shards, index: Tensor) -> tuple[Tensor, Tensor]:
     it)."""
     shape, total = shard.specs[0].shape, shard.specs[0].numel
     # Masking would hide indices that torch refuses.
-    torch._assert_async(  # pyright: ignore[reportPrivateImportUsage]
-        ((index >= -total) & (index < total)).all(), f"{shard.call.name}: index out of range"
-    )
+    need_in_range(index, -total, total, shard.call.name)
     rest = torch.where(index < 0, index + total, index)
     place, outside = torch.zeros_like(rest), torch.zeros_like(rest, dtype=torch.bool)
     scale = 1
@@ -96,8 +95,6 @@ def _numbered(shard: Shards, operand: Operand, mask: Tensor) -> tuple[Tensor, Te
 def _chosen(shard: Shards, rows: Tensor, mask: Tensor, number: Tensor) -> Tensor:
     """The row of each number; anything where the mask is False."""
     n = len(rows)
-    torch._assert_async(  # pyright: ignore[reportPrivateImportUsage]
-        ((number < n) | ~mask).all(), f"{shard.call.name}: more places than values"
-    )
+    need(((number < n) | ~mask).all(), f"{shard.call.name}: more places than values")
     spare = torch.cat([rows, rows.new_zeros(1, *rows.shape[1:])])
     return spare[number.masked_fill(~mask, n).clamp(0, n)]

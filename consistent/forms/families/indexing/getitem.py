@@ -14,6 +14,7 @@ import torch
 from ....rules.families.indexing.gather_scatter import READ, WRITE
 from ....rules.layout.subscript import Item, Subscript, subscript_of
 from ....rules.signature import Operand
+from ...refused import need_in_range
 from ...registry import Shards, form
 
 Tensor = torch.Tensor
@@ -174,9 +175,7 @@ def _counted(shard: Shards, dim: int, index: Tensor) -> tuple[Tensor, Tensor]:
     starts, sizes = shard.region()
     n = shard.specs[0].shape[dim]
     # Masking would hide indices that torch refuses.
-    torch._assert_async(  # pyright: ignore[reportPrivateImportUsage]
-        ((index >= -n) & (index < n)).all(), f"{shard.call.name}: index out of range"
-    )
+    need_in_range(index, -n, n, shard.call.name)
     local = torch.where(index < 0, index + n, index) - starts[dim]
     return local, (local < 0) | (local >= sizes[dim])
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...native import load as native
+from ...refused import need_in_range
 from ...registry import Shards, form
 
 
@@ -17,10 +18,7 @@ def masked_embedding(shard: Shards) -> Tensor:
     """torch.embedding of this rank's rows, one pass each way."""
     table, index = shard.tensors
     # The mask would hide indices that torch refuses.
-    torch._assert_async(  # pyright: ignore[reportPrivateImportUsage]
-        ((index >= 0) & (index < shard.specs[0].shape[0])).all(),
-        f"{shard.call.name}: index out of range",
-    )
+    need_in_range(index, 0, shard.specs[0].shape[0], shard.call.name)
     return _LookUp.apply(
         table,
         index,

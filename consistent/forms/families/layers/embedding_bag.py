@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ....rules.families.layers.embedding_bag import MAX, MEAN
 from ....rules.signature import is_split
+from ...refused import need_in_range
 from ...registry import Shards, form
 
 
@@ -28,9 +29,7 @@ def _of_rows(shard: Shards) -> tuple[Tensor, ...]:
     """Each rank adds up the rows that it has; rows of other ranks count as zero."""
     weight, index, offsets = (shard.get(name) for name in ("weight", "indices", "offsets"))
     start, n, total = shard.region()[0][0], shard.region()[1][0], shard.specs[0].shape[0]
-    torch._assert_async(  # pyright: ignore[reportPrivateImportUsage]
-        ((index >= 0) & (index < total)).all(), "embedding_bag: index out of range"
-    )
+    need_in_range(index, 0, total, shard.call.name)
     last, padding = bool(shard.get("include_last_offset", False)), shard.get("padding_idx")
     outside = (index < start) | (index >= start + n)
     counted = torch.ones_like(outside) if padding is None else index != padding % total

@@ -19,6 +19,7 @@ from ....rules.notation import MEAN, NONE, SUM, reduction_of
 from ....spec import B, S, Split, TensorSpec
 from ...join_results import summed, wide
 from ...native import load as native
+from ...refused import need
 from ...registry import Shards, form
 from .extremes import local_extreme
 
@@ -103,10 +104,8 @@ class _Rows:
         valid = target != self.shard.get("ignore_index", -100)
         target = torch.where(valid, target, 0)
         inside = (target >= 0) & (target < self.classes)
-        torch._assert_async(  # pyright: ignore[reportPrivateImportUsage]
-            inside.all(),
-            f"{self.shard.call.name}: a target lies outside the {self.classes} classes",
-        )
+        text = f"{self.shard.call.name}: a target lies outside the {self.classes} classes"
+        need(inside.all(), text, IndexError)
         weight = None if self.weight is None else self.weight[target]
         return target, valid, weight
 

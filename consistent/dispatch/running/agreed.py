@@ -1,0 +1,150 @@
+"""What one rank's shard makes an op raise, every rank of the placement raises, at the same call.
+
+```
+rank 0   op on its shard: fine          | tell | raises LinAlgError: ... on rank 1
+rank 1   op on its shard: LinAlgError   | tell | raises LinAlgError: ... on rank 1
+```
+
+So a program that catches the error goes on in step. The ranks tell each other after each op of
+``rules/raising.py`` whose deciding operands are not the same on all of them: a meeting where they
+share memory, a byte to each other rank elsewhere. Nothing is sent by others.
+
+A form sends by itself, and ranks must not wait in that for a rank that has raised. So they also
+tell each other before its first exchange.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from mirrored.comm import Ranks, Transport
+from mirrored.transports.base.wrapper import Wrapper
+from mirrored.transports.default import current, use
+
+from ...spec import Placement
+
+T = TypeVar("T")
+
+# Those who record a step: called with (the ranks that agree, True) as such an op begins, and with
+# False as it ends.
+recorders: list[Callable[[Ranks, bool], None]] = []
+
+
+def on_all(placement: Placement, compute: Callable[[], T]) -> T:
+    """``compute()``, which sends nothing.
+
+    Raises:
+        Exception: that of the first rank of ``placement`` on which it raised, on all of them.
+    """
+    ranks, error, out = ranks_of(placement), None, None
+    _begin(ranks)
+    try:
+        out = compute()
+    except Exception as raised:
+        error = raised
+    finally:
+        _end(ranks)
+    try:
+        tell(error, ranks)
+    finally:
+        error = None  # its stack holds this frame
+    return out  # type: ignore[return-value]
+
+
+def on_all_by_form(placement: Placement, compute: Callable[[], T]) -> T:
+    """The same of what may send."""
+    guard = _Guard(current(), ranks_of(placement))
+
+    def guarded() -> T:
+        with use(guard):
+            return compute()
+
+    try:
+        return on_all(placement, guarded)
+    except _Told as told:
+        raise told.error from told.__cause__
+
+
+@lru_cache(1 << 10)
+def ranks_of(placement: Placement) -> Ranks:
+    """The ranks of a placement, in its order."""
+    return tuple(placement.ranks.ravel().tolist())
+
+
+def tell(error: Exception | None, ranks: Ranks) -> None:
+    """Raise on all ``ranks`` what one of them gives; a collective.
+
+    Raises:
+        Exception: the first error in the order of ``ranks``.
+    """
+    notes = current().gather_notes(b"" if error is None else note_of(error), ranks)
+    for rank, note in zip(ranks, notes, strict=True):
+        if note:
+            said = f"on rank {rank}, by its part of the values, and every rank raises it"
+            raise error_of(note, f"\n  So it is {said}.") from error
+
+
+def note_of(error: Exception) -> bytes:
+    """The class and the text of an error, to be sent."""
+    kind, text = type(error), str(error)
+    try:
+        return pickle.dumps((kind, text))
+    except (pickle.PicklingError, AttributeError, TypeError):  # a class inside a function
+        return pickle.dumps((RuntimeError, f"{kind.__name__}: {text}"))
+
+
+def error_of(note: bytes, more: str = "") -> Exception:
+    """The error that ``note_of`` was given on another rank, with ``more`` after its text."""
+    kind, text = pickle.loads(note)
+    text += more
+    try:
+        return kind(text)
+    except Exception:  # it takes other arguments
+        return RuntimeError(f"{kind.__name__}: {text}")
+
+
+def _begin(ranks: Ranks) -> None:
+    for record in recorders:
+        record(ranks, True)
+
+
+def _end(ranks: Ranks) -> None:
+    for record in recorders:
+        record(ranks, False)
+
+
+class _Told(BaseException):
+    """An error that all ranks raise already; no ``Exception``, so that it is not told again."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+
+class _Guard(Wrapper):
+    """Before its first call, ranks tell each other that they have come here."""
+
+    def __init__(self, inner: Transport, ranks: Ranks) -> None:
+        super().__init__(inner)
+        self.ranks, self._met = ranks, False
+
+    def pass_on(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        if name not in ("shares", "link", "abandon", "gather_notes"):
+            self._meet()
+        return super().pass_on(name, *args, **kwargs)
+
+    def as_one(self, run: Any, xs: Any, ranks: Ranks) -> Any:
+        self._meet()
+        return self.inner.as_one(run, xs, ranks)
+
+    def _meet(self) -> None:
+        if self._met:
+            return
+        self._met = True
+        try:
+            tell(None, self.ranks)
+        except Exception as error:
+            raise _Told(error) from error.__cause__

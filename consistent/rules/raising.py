@@ -1,0 +1,111 @@
+"""Which ops may raise for the values of their operands, and when ranks may differ in that.
+
+An op on shards raises on the rank whose shard holds what torch refuses: a singular matrix, an index
+out of range, a probability above 1. Ranks agree after such an op (``dispatch/running/agreed.py``),
+where they may differ: not where what decides is broadcast, so that all find the same. Both follow
+from the call and its layouts alone, never from values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..spec import B, NdSbp, Placement
+from .signature import Call, Operand
+
+# All operands decide.
+_BY_ALL = frozenset(
+    """cholesky linalg_cholesky cholesky_inverse inverse linalg_inv linalg_pinv pinverse linalg_cond
+    matrix_power linalg_matrix_power linalg_matrix_rank linalg_solve linalg_eig linalg_eigh
+    linalg_eigvals linalg_eigvalsh _linalg_eigh _linalg_svd linalg_svd linalg_svdvals svd
+    linalg_ldl_factor linalg_ldl_factor_ex linalg_ldl_solve linalg_lu_factor lu_solve
+    linalg_lu_solve lu_unpack bernoulli binomial multinomial normal poisson binary_cross_entropy
+    bincount histc histogram one_hot""".split()
+)
+# The second operand decides: an index, a target.
+_BY_SECOND = frozenset(
+    """embedding index_select gather take take_along_dim put index_add index_copy index_fill
+    index_reduce scatter scatter_add scatter_reduce cross_entropy_loss nll_loss nll_loss2d
+    nll_loss_nd multi_margin_loss multilabel_margin_loss max_unpool2d max_unpool3d quantile
+    nanquantile repeat_interleave""".split()
+)
+# All operands but the first one decide.
+_BY_REST = frozenset("embedding_bag index index_put masked_scatter ctc_loss searchsorted".split())
+# What stands in the brackets decides.
+_BY_SUBSCRIPT = frozenset("getitem setitem".split())
+# The divisor decides, and only where it is an integer.
+DIVISIONS = frozenset("floor_divide remainder fmod div divide".split())
+_CHECKED_IF_ASKED = frozenset(
+    """linalg_cholesky_ex linalg_inv_ex linalg_ldl_factor_ex linalg_lu_factor_ex
+    linalg_solve_ex""".split()
+)
+_NORMS = frozenset("linalg_norm linalg_matrix_norm norm".split())
+# Names of aten's ops that raise where one of those above does, beside its own name.
+_INNER = frozenset(
+    """_assert_async _linalg_solve_ex _linalg_check_errors _ctc_loss _embedding_bag
+    _embedding_bag_forward_only cross_entropy_loss nll_loss_forward nll_loss2d_forward
+    multilabel_margin_loss_forward""".split()
+)
+_LOOK_UPS = _BY_SECOND | _BY_REST | _BY_SUBSCRIPT
+OPS = _BY_ALL | _LOOK_UPS | DIVISIONS | _CHECKED_IF_ASKED | _NORMS
+
+
+def raises_inside(name: str) -> bool:
+    """Whether aten's op of that name, without a trailing underscore, is one that may raise."""
+    return name in _INNER or name in OPS
+
+
+def may_differ(call: Call, ins: Sequence[NdSbp], by_form: bool, placement: Placement) -> bool:
+    """Whether ``call``, on operands that lie as ``ins``, may raise on some ranks and not on others.
+
+    ``by_form``: a form runs it, which may look at this rank's part of what is broadcast.
+    """
+    name = call.name
+    if name not in OPS or not _may_raise(call):
+        return False
+    if placement.type != "cpu" and name in _LOOK_UPS | DIVISIONS:
+        return False  # a GPU divides by zero, and ends the process for an index out of range
+    deciding = ins if by_form else [ins[i] for i in _deciding(call)]
+    return any(_differs(sbp, placement) for sbp in deciding)
+
+
+def _deciding(call: Call) -> Sequence[int]:
+    """Indices of the operands whose values decide."""
+    name, count = call.name, len(call.operands)
+    if name in _BY_SECOND:
+        return range(1, 2)
+    if name in _BY_REST:
+        return range(1, count)
+    if name in _BY_SUBSCRIPT:
+        return [operand.index for operand in _operands_in(call.args[1:2])]
+    return range(count - 1, count) if name in DIVISIONS else range(count)
+
+
+def _operands_in(value: object) -> list[Operand]:
+    if isinstance(value, Operand):
+        return [value]
+    if isinstance(value, tuple | list):
+        return [operand for item in value for operand in _operands_in(item)]
+    return []
+
+
+def _may_raise(call: Call) -> bool:
+    if call.name in _BY_SECOND and len(call.operands) < 2:
+        return False  # quantile(x, 0.5)
+    if call.name in ("div", "divide") and call.kwargs.get("rounding_mode") is None:
+        return False
+    if call.name in DIVISIONS:
+        return isinstance([*call.args, *call.kwargs.values()][1], Operand)
+    if call.name in _CHECKED_IF_ASKED:
+        return any(x is True for x in (*call.args, *call.kwargs.values()))
+    if call.name in _NORMS:
+        return any(x in ("nuc", 2, -2) for x in (*call.args, *call.kwargs.values()) if _is_order(x))
+    return True
+
+
+def _is_order(x: object) -> bool:
+    return isinstance(x, str | int | float) and not isinstance(x, bool)
+
+
+def _differs(sbp: NdSbp, placement: Placement) -> bool:
+    return any(e is not B and n > 1 for e, n in zip(sbp, placement.shape, strict=True))
