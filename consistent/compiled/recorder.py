@@ -17,17 +17,19 @@ from torch.fx import Graph, Node
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mirrored.comm import Ranks
 from mirrored.transports.base.unseen import unseen
 from mirrored.transports.default import current, replace_current
 from mirrored.transports.faults.place import user_line
 
 from ..dispatch.plans.shards import is_global
-from ..dispatch.running import whole_call
+from ..dispatch.running import agreed, whole_call
 from ..forms.random import draw, generator
 from ..movement.run import observers
 from ..nn import gather_ahead
 from ..nn.nested import map_tensors, tensors_in
 from ..spec import TensorSpec
+from .agreeing import Agreed, may_raise
 from .drawing import Drawing, signed
 from .errors import CannotRecord
 from .memory import Memory, geometry, has_memory, held_by, is_contiguous, storage_of
@@ -85,6 +87,7 @@ class Recorder(TorchDispatchMode):
         self._start = generator.get_state()
         self._boxing: tuple[TensorSpec, TensorSpec] | None = None
         self._paused = 0
+        self._agreeing: Ranks | None = None  # the ranks that will tell each other how an op went
         self._objects: list[Any] = []
         self._kept: list[Any] = []
 
@@ -168,6 +171,8 @@ class Recorder(TorchDispatchMode):
             stack.enter_context(replace_current(noting))
             observers.append(self._observed)
             stack.callback(observers.remove, self._observed)
+            agreed.recorders.append(self._agrees)
+            stack.callback(agreed.recorders.remove, self._agrees)
             whole_call.recorders.append(self._watch_writes)
             stack.callback(whole_call.recorders.remove, self._watch_writes)
             stack.enter_context(gather_ahead.switched_off())
@@ -216,6 +221,8 @@ class Recorder(TorchDispatchMode):
         if seeded:
             self._check_seeded(func)
             fixed = False
+        if self._agreeing is not None and may_raise(func):
+            return self._agreed(func, args, kwargs, self._agreeing)
         out = func(*args, **kwargs)
         if seeded:
             self._seeds = _seeds()
@@ -354,6 +361,29 @@ class Recorder(TorchDispatchMode):
             node.meta["written"] = {storage_of(x)}
             self._changing.add(storage_of(x))
             self._mark(node, call)
+
+    # -- ops that may raise on some ranks alone ----------------------------------------------------
+
+    def _agrees(self, ranks: Ranks, begins: bool) -> None:
+        self._agreeing = ranks if begins else None
+
+    def _agreed(self, func: Any, args: tuple, kwargs: dict[str, Any], ranks: Ranks) -> Any:
+        """The op as a message. What is recorded raises after it, as all ranks do."""
+        op, given = Agreed(func, args, kwargs, ranks), tensors_in((args, kwargs))
+        out = func(*args, **kwargs)
+        results = op.results(out, given)
+        if op.writes:
+            results = [results[0].clone(memory_format=torch.contiguous_format)]
+        self._message(op.call(results), given, results)
+        if not op.writes:
+            made = iter(results)
+            return map_tensors(out, lambda _: next(made))
+        copied = self._add(
+            _aten.copy_.default, (self.node_of(given[0]), self.node_of(results[0])), {}
+        )
+        copied.meta["written"] = {storage_of(given[0])}
+        self._changing.add(storage_of(given[0]))
+        return out
 
     def _keep_call(self, call: Call) -> None:
         known = self.calls.get(call.number)

@@ -1,0 +1,90 @@
+"""Ops that may raise on some ranks alone, as programs hold them: each is a message, after which all
+ranks raise what one of them met (``dispatch/running/agreed.py``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mirrored.comm import Ranks
+
+from ..dispatch.running.agreed import tell
+from ..forms.refused import kinds
+from ..nn.nested import map_tensors, tensors_in
+from ..rules.raising import raises_inside
+from .opaque import Call, shape_of
+
+
+def may_raise(func: Any) -> bool:
+    """Whether an op of torch is one that may raise by value."""
+    return raises_inside(func._schema.name.partition("::")[2].rstrip("_"))
+
+
+class Agreed:
+    """An op on this rank's shards, and the ranks that tell each other how it went.
+
+    It gives tensors of its own that are contiguous, as results of messages are: what an op writes
+    in place comes as its first result, and where there is none, it is an empty tensor.
+    """
+
+    def __init__(self, func: Any, args: tuple, kwargs: dict[str, Any], ranks: Ranks) -> None:
+        self.func, self.ranks = func, ranks
+        self.given = map_tensors((args, kwargs), lambda _: _HERE)
+        self.writes = func._schema.is_mutable
+
+    def __call__(self, xs: list[Tensor]) -> list[Tensor]:
+        error, out = None, None
+        try:
+            out = self.run(xs)
+        except Exception as raised:
+            kind = kinds.get(str(raised))
+            error = raised if kind is None else kind(str(raised))
+        tell(error, self.ranks)
+        return self.results(out, xs)
+
+    def run(self, xs: list[Tensor]) -> Any:
+        """What the op gives; ``xs`` are not written to."""
+        xs = [xs[0].clone(), *xs[1:]] if self.writes else xs
+        args, kwargs = _filled(self.given, iter(xs))
+        return self.func(*args, **kwargs)
+
+    def results(self, out: Any, xs: list[Tensor]) -> list[Tensor]:
+        """The tensors of what the op gave."""
+        return [x.contiguous() for x in tensors_in(out)] or [xs[0].new_empty(0)]
+
+    def call(self, results: list[Tensor]) -> Call:
+        """It, as a program keeps it."""
+        name = str(self.func)
+        return Call(
+            f"agree {name} {self.given!r} over {self.ranks}",
+            self,
+            tuple(map(shape_of, results)),
+            "agree",
+            name,
+            self.ranks,
+            len(self.ranks) - 1,
+            computes=True,
+        )
+
+
+class _Here:
+    """Stands where a tensor stood."""
+
+    def __repr__(self) -> str:
+        return "x"
+
+
+_HERE = _Here()
+
+
+def _filled(value: Any, left: Iterator[Tensor]) -> Any:
+    if value is _HERE:
+        return next(left)
+    if isinstance(value, dict):
+        return {key: _filled(x, left) for key, x in value.items()}
+    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+        return type(value)(_filled(x, left) for x in value)
+    return value

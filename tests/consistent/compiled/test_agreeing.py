@@ -1,0 +1,77 @@
+"""A compiled step raises on every rank what one rank's values make an op raise, and goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import consistent
+from consistent import B, S
+from mirrored.transports.default import current
+from tests.consistent.dispatch.running.raising import CASES
+from tests.consistent.dispatch.running.test_agreed import laid, on_every_rank_alike, raised
+from tests.ranks import on_ranks
+
+# A program cannot hold these; the step then runs as it is written.
+NO_PROGRAM = {
+    *("one_hot", "bincount", "repeat_interleave", "ctc_loss", "multinomial", "poisson"),
+    *("histc", "histogram"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@on_ranks(2)
+def test_each_op_raises_on_all_ranks_what_one_shard_makes_it_raise(rank: int) -> None:
+    for case in CASES:
+        step = consistent.compile(lambda *given, c=case: c.run(*given), backend="ops")
+        for _ in range(3):
+            assert raised(lambda s=step, c=case: s(*laid(c, False))) is None, case.name
+        assert (step.programs[-1].why is None) == (case.name not in NO_PROGRAM), case.name
+        mine = raised(lambda s=step, c=case: s(*laid(c, True)))
+        expected = raised(lambda c=case: c.run(*c.given(True)))
+        assert mine and expected and mine[0] == expected[0], (case, mine, expected)
+        on_every_rank_alike((case.name, mine))
+        assert raised(lambda s=step, c=case: s(*laid(c, False))) is None, case.name
+
+
+def _trained(table_sbp: Any, step_of: Callable[..., Any]) -> list[float | str]:
+    """Losses of steps, of which the fifth has a token that the table does not have."""
+    placement = consistent.placement("cpu", range(current().size))
+    table = torch.arange(24.0).view(6, 4).cos()
+    weight = consistent.distribute(table, placement, table_sbp).requires_grad_()
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def step(tokens: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(F.embedding(tokens, weight) @ weight.t(), target)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    run, found = step_of(step), []
+    for number in range(7):
+        tokens = (torch.arange(6) + number) % 6
+        tokens[-1] = 6 if number == 4 else tokens[-1]
+        given = [consistent.distribute(x, placement, S(0)) for x in (tokens, tokens.flip(0) % 5)]
+        try:
+            found.append(round(run(*given).item(), 5))
+        except IndexError as error:
+            found.append(str(error))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore")
+@on_ranks(2, timeout=300)
+def test_a_compiled_step_leaves_out_the_batch_that_eager_leaves_out(rank: int) -> None:
+    for table_sbp, backend in ((S(0), "ops"), (S(1), "ops"), (B, "inductor")):
+        made = partial(consistent.compile, fullgraph=True, backend=backend)
+        eager = _trained(table_sbp, lambda step: step)
+        compiled = _trained(table_sbp, made)
+        assert compiled == eager
+        assert [isinstance(x, str) for x in eager] == [i == 4 for i in range(7)]
+        on_every_rank_alike(compiled)
