@@ -7,15 +7,18 @@ leaves.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch.autograd import graph
 
+from mirrored.transports.failures import count_failure
+
 from ..dispatch import _C
-from ..dispatch.plans.shards import HookOff, plain, rebox, take_in
+from ..dispatch.plans.shards import HookOff, is_global, plain, rebox, take_in
+from ..dispatch.running.agreed import ranks_of, tell
 from ..movement import check_mode
 from ..movement.world import my_coordinate
 from ..spec import Coordinate, P, TensorSpec
@@ -99,22 +102,42 @@ def run_engine(engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
     Every rank must issue the same boxings in the same order. With several engine threads (CPU and
     CUDA nodes in one graph) two ranks could differ.
+
+    A rank that raises here may do so alone, in the middle of what the ranks send each other. From
+    then on what it sends fits no rank that has not raised.
     """
     threads, before = torch._C._is_multithreading_enabled(), _C.in_backward_of_shards(True)
     torch._C._set_multithreading_enabled(False)
     for watch in watchers:
         watch(True)
     try:
-        return engine(*args, **kwargs)
-    except BaseException:
+        out = engine(*args, **kwargs)
+    except BaseException as error:
+        _C.take_nan_found()
         if not in_backward():
             buckets.reset()
+            if isinstance(error, Exception):
+                count_failure(error)
         raise
     finally:
         torch._C._set_multithreading_enabled(threads)
         _C.in_backward_of_shards(before)
         for watch in watchers:
             watch(False)
+    if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
+        _agree_on_nan(args[0])
+    return out
+
+
+def _agree_on_nan(roots: Sequence[Any]) -> None:
+    """Raise on all ranks what anomaly mode has found on one of them."""
+    found = _C.take_nan_found()
+    error = RuntimeError(found) if found else None
+    for placement in dict.fromkeys(y._spec.placement for y in roots if is_global(y)):
+        if placement.size > 1 and my_coordinate(placement) is not None:
+            tell(error, ranks_of(placement))
+    if error is not None:
+        raise error
 
 
 def in_backward() -> bool:

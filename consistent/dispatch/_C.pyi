@@ -41,7 +41,10 @@ def enter_function(function: Callable[..., Any], /) -> bool:
 
 def in_backward_of_shards(now: bool, /) -> bool:
     """Whether this thread runs backward over global tensors from now on, and did before: there the
-    search for NaN in anomaly mode passes over meta tensors."""
+    search for NaN in anomaly mode does not end it; see ``take_nan_found``."""
+
+def take_nan_found() -> str:
+    """What anomaly mode says of the first NaN in backward since it was asked last, or ""."""
 
 def make_getter(descriptor: Any, /) -> Callable[[Any], Any]:
     """What a property of torch.Tensor says of a global tensor's shard."""

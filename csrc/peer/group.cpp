@@ -62,6 +62,9 @@ Header* Group::header(int member, uint64_t step) const {
   return reinterpret_cast<Header*>(segment_.data() + headers_at_ + place);
 }
 
+std::atomic<int64_t> failures{0};
+thread_local bool explaining = false;
+
 Group::Lock Group::begin(const Call& call, const std::vector<int64_t>& sent,
                          const std::vector<int64_t>& due) {
   if (stager_ == std::this_thread::get_id()) {
@@ -80,6 +83,7 @@ Group::Lock Group::begin(const Call& call, const std::vector<int64_t>& sent,
   first_ = next_step();
   Header* mine = header(me(), first_);
   mine->call = call;
+  mine->call.failures = explaining ? kUnknown : failures.load();
   std::copy(sent.begin(), sent.end(), mine->sizes);
   std::copy(due.begin(), due.end(), mine->sizes + size());
   return lock;

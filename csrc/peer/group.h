@@ -28,6 +28,10 @@ namespace consistent::peer {
 // Whether this thread is in a call of any group: then Python code runs in the middle of it, such as
 // a signal's handler, and the other members are not there.
 bool is_in_call();
+// What headers say of this process (Call::failures). A member that explains why calls do not fit
+// leaves it out.
+extern std::atomic<int64_t> failures;
+extern thread_local bool explaining;
 
 class Group {
  public:

@@ -33,6 +33,15 @@ bool same(const Call& a, const Call& b) {
       "  Look for a branch that only some of the ranks take.");
 }
 
+[[noreturn]] void fail_step(const Header& a, const Header& b, int rank_a, int rank_b) {
+  const bool first = a.call.failures > b.call.failures;
+  throw Mismatch(rank(first ? rank_a : rank_b) + " has met an error in backward that " +
+                 rank(first ? rank_b : rank_a) +
+                 " has not met, so they are not at the same step of the program.\n"
+                 "  What they would send each other belongs to different steps, now and later.\n"
+                 "  Let the job end, and start it again from its last checkpoint.");
+}
+
 [[noreturn]] void fail_sizes(const Header& from, const Header& to, int sender, int receiver,
                              int64_t sent, int64_t expected) {
   throw Mismatch(rank(sender) + " sends " + std::to_string(sent) + " bytes to " + rank(receiver) +
@@ -72,6 +81,12 @@ size_t Header::bytes(int members) {
 
 void compare(const std::vector<const Header*>& headers, const std::vector<int>& ranks) {
   const int n = int(ranks.size());
+  for (int k = 1; k < n; ++k) {
+    const int64_t first = headers[0]->call.failures, other = headers[k]->call.failures;
+    if (first != kUnknown && other != kUnknown && first != other) {
+      fail_step(*headers[0], *headers[k], ranks[0], ranks[k]);
+    }
+  }
   for (int k = 1; k < n; ++k) {
     if (!same(headers[0]->call, headers[k]->call)) {
       fail_calls(*headers[0], *headers[k], ranks[0], ranks[k]);

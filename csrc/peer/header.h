@@ -40,6 +40,9 @@ struct Call {
   int64_t shape[kMaxDims] = {};
   int32_t several = -1;  // the number of tensors, where they are several
   uint64_t hash = 0;     // of what all members know of these
+  // How many backward passes ended with an error that this member may have met alone; kUnknown is
+  // not compared.
+  int64_t failures = kUnknown;
 
   std::string text() const;  // for example: all_gather of float32[2, 3] along dim 0
 };

@@ -252,6 +252,8 @@ PyMethodDef methods[] = {
     {"holds_global", holds_global, METH_O, "(value) -> whether it is or holds a global tensor."},
     {"no_sequence", no_sequence, METH_O, "(class): its instances are no sequences to C code."},
     {"in_backward_of_shards", in_backward_of_shards, METH_O, "(now) -> whether it was so."},
+    {"take_nan_found", take_nan_found, METH_NOARGS,
+     "() -> what anomaly mode says of the first NaN in backward, or ''."},
     {"read_numbers_by", read_numbers_by, METH_O, "(read): numbers in global tensors are read so."},
     {"refuse_collectives", refuse_collectives, METH_O, "(what to call instead)"},
     {"set_aside", set_aside, METH_NOARGS, "() -> the modes and hooks that were on, now off."},

@@ -44,8 +44,10 @@ PyObject* guarded(Body body) {
 
 void raise_explained(PyObject* self, const char* text) {
   PyObject* explain = reinterpret_cast<PyGroup*>(self)->explain;
+  explaining = true;
   PyObject* words = explain != nullptr ? PyObject_CallFunction(explain, "Os", self, text)
                                        : PyUnicode_FromString(text);
+  explaining = false;
   if (words != nullptr) PyErr_SetObject(PyExc_RuntimeError, words);
   Py_XDECREF(words);
 }
@@ -195,8 +197,14 @@ PyObject* clean(PyObject*, PyObject*) {
 }
 
 PyObject* in_call(PyObject*, PyObject*) { return PyBool_FromLong(is_in_call()); }
+PyObject* count_failure(PyObject*, PyObject*) { return PyLong_FromLongLong(++failures); }
+
+PyObject* count_failures(PyObject*, PyObject*) { return PyLong_FromLongLong(failures.load()); }
 
 PyMethodDef functions[] = {
+    {"count_failure", count_failure, METH_NOARGS,
+     "Backward ended with an error that this process may have met alone."},
+    {"count_failures", count_failures, METH_NOARGS, "How often that was."},
     {"host_identity", host, METH_NOARGS, "What is equal for processes that can share memory."},
     {"remove_abandoned", clean, METH_NOARGS, "Unlinks the segments of dead processes."},
     {"is_in_call", in_call, METH_NOARGS, "Whether this thread is in a call of a Group."},

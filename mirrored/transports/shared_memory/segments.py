@@ -11,6 +11,7 @@ from typing import Any
 
 from ...comm import Ranks, Transport
 from .. import _C  # pyright: ignore[reportAttributeAccessIssue]
+from ..failures import raised_together
 from ..faults.place import place_of
 from ..torch_dist import TorchDist
 
@@ -54,7 +55,7 @@ def _with_places(ranks: Ranks, group: Any, text: str) -> str:
     places = map(pickle.loads, group.gather_objects(pickle.dumps(place_of())))
     first, _, rest = text.partition("\n")
     lines = [f"    rank {rank}: {place}" for rank, place in zip(ranks, places)]
-    return "\n".join([first, *lines, rest])
+    return raised_together("\n".join([first, *lines, rest]))
 
 
 def grow(group: Any, nbytes: int, ranks: Ranks, messages: Transport) -> bool:

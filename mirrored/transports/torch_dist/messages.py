@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ...comm import Handle, Ranks
+from ..failures import count_failures
 from .described import call_under_way
 from .groups import NEVER_SENT, world
 
@@ -152,7 +153,7 @@ def _group_of(ranks: Ranks) -> tuple[Any, Any]:
 
 
 def _tag(name: str, x: Tensor, ranks: Ranks) -> int:
-    return _number(name, x.dtype, x.nbytes, ranks, call_under_way())
+    return _number(name, x.dtype, x.nbytes, ranks, call_under_way(), count_failures())
 
 
 @lru_cache(1 << 12)

@@ -4,6 +4,7 @@
 #include <ATen/ops/_local_scalar_dense_ops.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/python_numbers.h>
@@ -25,6 +26,9 @@ const c10::DispatchKeySet kAfter(c10::DispatchKeySet::FULL_AFTER, kKey);
 PyObject* read = nullptr;
 std::string instead;
 thread_local bool backward_of_shards = false;
+thread_local std::string nan_found;  // what anomaly mode says of the first NaN in backward
+thread_local const void* last_node = nullptr;
+thread_local int64_t outputs_of_node = 0;  // of it, that were looked at
 
 // torch 2.11 calls it check_pyobj.
 template <typename Slot>
@@ -51,17 +55,41 @@ at::Scalar scalar_of(PyObject* number) {
   return at::Scalar(THPUtils_unpackDouble(number));
 }
 
-// Whether backward asks if there is a NaN in a gradient of which this rank, outside the placement,
-// has no values. The ranks inside look for it.
-bool is_check_of_nothing(const at::Tensor& x) {
+// Whether backward over global tensors asks if there is a NaN in a gradient: the engine asks with
+// the GIL released, which Python code does not.
+bool is_search_for_nan(const at::Tensor& x) {
   using torch::autograd::AnomalyMode;
-  return backward_of_shards && x.is_meta() && x.scalar_type() == at::kBool &&
-         AnomalyMode::is_enabled() && AnomalyMode::should_check_nan() &&
-         torch::autograd::get_current_graph_task_id() != -1;
+  return backward_of_shards && x.scalar_type() == at::kBool && AnomalyMode::is_enabled() &&
+         AnomalyMode::should_check_nan() && torch::autograd::get_current_graph_task_id() != -1 &&
+         !PyGILState_Check();
+}
+
+// Whether the formulas of a node ask for truth values of their own, whether a loss is well defined.
+bool asks_itself(const std::string& node) {
+  return node.rfind("LinalgSvd", 0) == 0 || node.rfind("LinalgEig", 0) == 0;
+}
+
+// The engine is told that there is no NaN. What was found is kept, for the ranks to agree on once
+// all of them have come to the end of backward.
+bool keep_nan(bool found) {
+  const auto node = torch::autograd::get_current_node();
+  if (node == nullptr || asks_itself(node->name())) return false;
+  outputs_of_node = node.get() == last_node ? outputs_of_node + 1 : 0;
+  last_node = node.get();
+  if (!found || !nan_found.empty()) return true;
+  nan_found = "Function '" + node->name() + "' returned nan values in its " +
+              std::to_string(outputs_of_node) + "th output.";
+  node->metadata()->print_stack(node->name());
+  return true;
 }
 
 at::Scalar number_in(c10::DispatchKeySet keys, const at::Tensor& x) {
-  if (is_check_of_nothing(x)) return at::Scalar(false);
+  if (is_search_for_nan(x)) {
+    // This rank has no values of a gradient whose placement it is outside of.
+    if (x.is_meta()) return at::Scalar(false);
+    const at::Scalar found = at::_ops::_local_scalar_dense::redispatch(keys & kAfter, x);
+    return keep_nan(found.toBool()) ? at::Scalar(false) : found;
+  }
   PyObject* object = PyGILState_Check() ? global_object(x) : nullptr;
   if (object == nullptr) return at::_ops::_local_scalar_dense::redispatch(keys & kAfter, x);
   PyObject* number = PyObject_CallOneArg(read, object);
@@ -107,6 +135,12 @@ PyObject* in_backward_of_shards(PyObject*, PyObject* now) {
   const int value = PyObject_IsTrue(now);
   if (value < 0) return nullptr;
   return PyBool_FromLong(std::exchange(backward_of_shards, value != 0));
+}
+
+PyObject* take_nan_found(PyObject*, PyObject*) {
+  const std::string found = std::exchange(nan_found, {});
+  last_node = nullptr;
+  return PyUnicode_FromString(found.c_str());
 }
 
 PyObject* refuse_collectives(PyObject*, PyObject* what) {
