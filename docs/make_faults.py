@@ -77,6 +77,38 @@ After `destroy_process_group` and `init_process_group` the ranks find each other
 store too. Global tensors made before belong to placements of ranks: they are valid again where the
 new world has these ranks, and else raise when they communicate.
 
+### What one rank alone raises
+
+**What the values of one rank make an op raise, every rank raises**, at the same call: a singular matrix, an index
+out of range, a probability above 1, an integer divided by zero in the shard of one rank. The ranks of
+the placement tell each other after such an op, and all raise the same class with the same text, whose
+last line says on which rank it was. So a program may catch it as it would in one process: leave the
+batch out, or add jitter and try again. This holds for the ops of `consistent/rules/raising.py`, where
+what decides is split; where it is the same on all ranks, all raise by themselves. It costs a meeting
+after such an op (4 µs in shared memory, else a byte to each other rank); reports do not count it. A
+step of `consistent.compile` raises the same on all ranks at its call, and what it had written by then
+is the same on all of them, but need not be what the step as it is written would have written by then.
+
+Ranks outside the placement are not told, but for ops whose results' shapes depend on data. On a GPU an
+index out of range is the device's own assertion, which ends the process.
+
+**Backward.** In anomaly mode a NaN in one rank's gradient raises torch's message on all ranks as
+backward ends, which it does: gradients have been added to `.grad`. Anything else that one rank raises
+in backward, as a hook may, it raises alone. If the program ends by that, all ranks end, with its
+error. If the program catches it, ranks are at different steps from then on, so no message of that
+rank fits one of a rank that has not raised, however alike the two look: on one host both raise when
+they communicate next, between hosts when the time is up, and so does every later call. No number of
+another batch is taken. Start the job again from its last checkpoint.
+
+**Code between ops** (data loading, say) may raise on one rank, and nobody else knows. Not caught, it
+ends all ranks. If it may be caught, let the ranks decide together:
+
+```python
+bad = consistent.from_local(torch.tensor([bad_here]), placement, S(0))
+if bad.any().item():  # the same on every rank
+    continue
+```
+
 """
 
 
