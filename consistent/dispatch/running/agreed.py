@@ -83,8 +83,10 @@ def tell(error: Exception | None, ranks: Ranks) -> None:
     notes = current().gather_notes(b"" if error is None else note_of(error), ranks)
     for rank, note in zip(ranks, notes, strict=True):
         if note:
-            said = f"on rank {rank}, by its part of the values, and every rank raises it"
-            raise error_of(note, f"\n  So it is {said}.") from error
+            raise error_of(
+                note,
+                f"\n  Rank {rank} met this in its part of the values, and every rank raises it.",
+            ) from error
 
 
 def note_of(error: Exception) -> bytes:
