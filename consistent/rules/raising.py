@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from ..spec import B, NdSbp, Placement
 from .signature import Call, Operand
 
@@ -58,15 +60,17 @@ def raises_inside(name: str) -> bool:
 def may_differ(call: Call, ins: Sequence[NdSbp], by_form: bool, placement: Placement) -> bool:
     """Whether ``call``, on operands that lie as ``ins``, may raise on some ranks and not on others.
 
-    ``by_form``: a form runs it, which may look at this rank's part of what is broadcast.
+    ``by_form``: a form runs it, which looks at this rank's part of a mask that is broadcast.
     """
     name = call.name
     if name not in OPS or not _may_raise(call):
         return False
     if placement.type != "cpu" and name in _LOOK_UPS | DIVISIONS:
         return False  # a GPU divides by zero, and ends the process for an index out of range
-    deciding = ins if by_form else [ins[i] for i in _deciding(call)]
-    return any(_differs(sbp, placement) for sbp in deciding)
+    deciding = _deciding(call)
+    if by_form and any(call.operands[i].spec.dtype is torch.bool for i in deciding):
+        deciding = range(len(ins))
+    return any(_differs(ins[i], placement) for i in deciding)
 
 
 def _deciding(call: Call) -> Sequence[int]:

@@ -117,8 +117,8 @@ def _several_to_all_others(rank: int, given: dict[str, Any]) -> int:
     return sum(x.nbytes for x in given["xs"]) * (len(given["ranks"]) - 1)
 
 
-def _note_and_flag(rank: int, given: dict[str, Any]) -> int:
-    return max(1, len(given["note"])) * (len(given["ranks"]) - 1)
+def _note(rank: int, given: dict[str, Any]) -> int:
+    return len(given["note"]) * (len(given["ranks"]) - 1)  # headers and flags do not count
 
 
 def _pickled(rank: int, given: dict[str, Any]) -> int:
@@ -142,7 +142,7 @@ COUNTED: dict[str, tuple[str, _Sent]] = {
     "exchange": ("exchange", _messages_to_others),
     "send": ("send", _all_of_it),
     "gather_objects": ("gather_objects", _pickled),
-    "gather_notes": ("gather_objects", _note_and_flag),
+    "gather_notes": ("gather_objects", _note),
 }
 _SIGNATURES = {name: inspect.signature(getattr(Transport, name)) for name in COUNTED}
 

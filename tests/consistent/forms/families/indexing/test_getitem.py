@@ -50,7 +50,7 @@ def test_a_window_along_the_split_dim_is_read_without_moving_the_tensor() -> Non
 
 
 def test_an_index_that_torch_refuses_is_refused_with_its_dim_split() -> None:
-    with pytest.raises(RuntimeError, match="out of range"):
+    with pytest.raises(IndexError, match="out of range"):
         pool(2).run(_look_up_too_far)
 
 
