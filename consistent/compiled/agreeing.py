@@ -24,7 +24,8 @@ def may_raise(func: Any) -> bool:
 
 
 class Agreed:
-    """An op on this rank's shards, and the ranks that tell each other how it went.
+    """An op on this rank's shards, and the ranks that tell each other how it went, if they may
+    differ.
 
     It gives tensors of its own that are contiguous, as results of messages are: what an op writes
     in place comes as its first result, and where there is none, it is an empty tensor.
@@ -42,7 +43,10 @@ class Agreed:
         except Exception as raised:
             kind = kinds.get(str(raised))
             error = raised if kind is None else kind(str(raised))
-        tell(error, self.ranks)
+        if self.ranks:
+            tell(error, self.ranks)
+        elif error is not None:
+            raise error
         return self.results(out, xs)
 
     def run(self, xs: list[Tensor]) -> Any:
@@ -65,7 +69,7 @@ class Agreed:
             "agree",
             name,
             self.ranks,
-            len(self.ranks) - 1,
+            0,
             computes=True,
         )
 

@@ -221,8 +221,11 @@ class Recorder(TorchDispatchMode):
         if seeded:
             self._check_seeded(func)
             fixed = False
-        if self._agreeing is not None and may_raise(func):
-            return self._agreed(func, args, kwargs, self._agreeing)
+        ranks = self._agreeing
+        if ranks is None and func is _aten._assert_async.msg:
+            ranks = ()  # all ranks find the same, and what is raised is said here
+        if ranks is not None and may_raise(func):
+            return self._agreed(func, args, kwargs, ranks)
         out = func(*args, **kwargs)
         if seeded:
             self._seeds = _seeds()
