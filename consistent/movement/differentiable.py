@@ -241,12 +241,13 @@ class _Spread(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, whole: Tensor, dst: TensorSpec, alias: bool) -> Tensor:
         ctx.dst = dst
+        ctx.set_materialize_grads(False)
         return _spread(whole, dst, alias)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None, None]:
         dst = ctx.dst
-        if my_coordinate(dst.placement) is None:
+        if grad is None or my_coordinate(dst.placement) is None:
             return None, None, None
         return gather(grad, dst.dual), None, None
 
@@ -259,15 +260,20 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: Tensor, src: TensorSpec) -> Tensor:
         ctx.src = src
+        ctx.set_materialize_grads(False)
         return _gather(local, src)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return spread(grad, ctx.src.dual, alias=True), None
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:
+        return (None if grad is None else spread(grad, ctx.src.dual, alias=True)), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
         return gather(tangent, ctx.src).clone()
+
+
+# The class of the nodes that ``gather`` makes, whose ``src`` is the spec of what was gathered.
+gathered_by: Any = _Gather._backward_cls  # type: ignore[attr-defined]
 
 
 class _Land(torch.autograd.Function):

@@ -4,6 +4,9 @@ what messages between them cost."""
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import astuple
 from functools import lru_cache
 
@@ -41,10 +44,33 @@ def local_shape(spec: TensorSpec) -> tuple[int, ...]:
     return spec.local_shape(my_coordinate(spec.placement))
 
 
+class _Thread(threading.local):
+    apart: bool = False
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def apart(applies: bool = True) -> Iterator[None]:
+    """Inside, ranks outside the placement at hand do not follow: they are told the outcome later.
+    So values are read, and sizes announced, on the ranks of the placement alone."""
+    before, _thread.apart = _thread.apart, _thread.apart or applies
+    try:
+        yield
+    finally:
+        _thread.apart = before
+
+
+def is_apart() -> bool:
+    """Whether this thread is inside ``apart``."""
+    return _thread.apart
+
+
 def whole_on_world(spec: TensorSpec) -> TensorSpec:
-    """The spec of the same tensor with B on all ranks of the world."""
+    """The spec of the same tensor with B on all ranks of the world, or of those that take part."""
     placement, size = spec.placement, current().size
-    if placement.size != size:
+    if placement.size != size and not is_apart():
         placement = _world(placement.type, size)
     return TensorSpec.laid(Layout.whole(placement), spec.shape, spec.dtype)
 

@@ -22,7 +22,8 @@ import torch
 
 from mirrored.transports.default import current
 
-from ..dispatch.plans.shards import attach
+from ..dispatch.plans.shards import attach, rebox, take_in
+from ..dispatch.running.user_code import present
 from ..movement.check_mode import by_rank, digest
 from ..movement.world import my_coordinate
 from ..spec import (
@@ -139,6 +140,8 @@ class InputsHook:
         return self.ways.get(name, self.ways.get(_OTHERS))
 
     def _taken(self, found: Sequence[tuple[str, torch.Tensor, NdSbp]]) -> list[Any]:
+        if present() is not None:
+            return [_cut(name, x, sbp, self.placement) for name, x, sbp in found]
         splits = any(isinstance(e, Split) for _, _, sbp in found for e in sbp)
         if not found or not (splits or not self.compared):
             return [_whole(x, self.placement) for _, x, _ in found]
@@ -232,6 +235,13 @@ def _part(
     if not balanced:
         x = evened_out(name, x, spec, shapes)
     return from_local(x, placement, sbp, shape=shape)
+
+
+def _cut(name: str, x: torch.Tensor, sbp: NdSbp, placement: Placement) -> Any:
+    """``x``, which is the whole in a user's Function, laid as the global tensor that is made of
+    the parts outside of it."""
+    spec = TensorSpec.of(placement, resolve_sbp(sbp, placement, x.shape), x.shape, x.dtype)
+    return rebox(take_in(x, placement, name), spec)
 
 
 def _whole(x: torch.Tensor, placement: Placement) -> Any:

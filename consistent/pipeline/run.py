@@ -26,7 +26,7 @@ from ..autograd.leaves import no_sync
 from ..graph.program import Move, Program
 from ..movement import between
 from ..movement.run import run as box
-from ..movement.world import device_of, my_coordinate
+from ..movement.world import apart, device_of, my_coordinate
 from ..spec import Placement, TensorSpec
 from .cell import Cell
 from .part import Part, part_of
@@ -82,13 +82,14 @@ class Run:
         return ()
 
     def all(self) -> None:
-        """Run the line to its end."""
+        """Run the line to its end. Ranks of other stages are elsewhere in it."""
         line = self.line
-        for k, action in enumerate(line):
-            for later in line[k : k + 1 + AHEAD]:
-                self._expect(later)
-            self.doing = action
-            getattr(self, _METHODS[action.kind])(action)
+        with apart():
+            for k, action in enumerate(line):
+                for later in line[k : k + 1 + AHEAD]:
+                    self._expect(later)
+                self.doing = action
+                getattr(self, _METHODS[action.kind])(action)
         self.doing = None
         for handle in self._sent:
             handle.wait()

@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 from torch.autograd import Variable
+from torch.autograd.graph import GradientEdge
 
 from ..autograd import backward
 from ..dispatch.planning.functions.torch_functions import opened_body
 from ..dispatch.plans import gradients
 from ..dispatch.plans.plan import handlers
 from ..dispatch.plans.shards import attach, is_global, plain
-from ..movement.differentiable import gather
+from ..dispatch.running.user_code import present
+from ..movement.differentiable import gather, gathered_by
 from .redirect import redirect
 
 
@@ -42,7 +44,47 @@ def _run_backward(
             "torch.autograd.grad(loss, inputs)."
         )
     seeds = tuple(_seed(y, grad) for y, grad in zip(roots, grads, strict=True))
-    return backward.run_engine(partial(run, engine), tuple(roots), seeds, *args, **kwargs)
+    return _of_arguments(
+        partial(backward.run_engine, partial(run, engine), tuple(roots), seeds), *args, **kwargs
+    )
+
+
+def _of_arguments(
+    run: Callable[..., Any],
+    keep_graph: bool,
+    create_graph: bool,
+    inputs: Sequence[Any] = (),
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """In a user's Function an argument is a whole, plain tensor made of the global one that was
+    given. What reaches that one by another way, as a parameter by its module, is part of the
+    gradient, too; so the engine is asked for the gradient of the global one."""
+    made = [_gather_of(x) for x in inputs] if present() is not None else []
+    if not any(made):
+        return run(keep_graph, create_graph, inputs, *args, **kwargs)
+    if kwargs.get("accumulate_grad"):
+        asked = [x if node is None else _leaf(x, node) for x, node in zip(inputs, made)]
+        return run(keep_graph, create_graph, tuple(asked), *args, **kwargs)
+    asked = [
+        x if node is None else GradientEdge(*node.next_functions[0])
+        for x, node in zip(inputs, made, strict=True)
+    ]
+    found = run(keep_graph, create_graph, tuple(asked), *args, **kwargs)
+    return tuple(
+        g if g is None or node is None else gather(g, node.src.dual.with_dtype(g.dtype))
+        for g, node in zip(found, made, strict=True)
+    )
+
+
+def _gather_of(x: Any) -> Any:
+    """The node that has made a whole, plain ``x`` of a global tensor, if one has."""
+    node = None if is_global(x) or not isinstance(x, torch.Tensor) else x.grad_fn
+    return node if isinstance(node, gathered_by) else None
+
+
+def _leaf(x: Any, node: Any) -> Any:
+    return getattr(node.next_functions[0][0], "variable", x)
 
 
 def _seed(y: Any, grad: Any) -> Any:

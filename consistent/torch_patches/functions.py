@@ -2,9 +2,11 @@
 
 Three kinds of functions meet global tensors:
 
-* a user's runs whole on every rank, forward and backward (``whole_call``);
-* one that runs code on the global tensors themselves, as ``torch.utils.checkpoint`` does, or any
-  whose code reaches them by its closure, gets gradients that are global tensors;
+* a user's runs on whole, plain arguments and gradients on every rank (``whole_call``). What it
+  reaches otherwise, by a closure, a module or a buffer, is global there as everywhere, and so are
+  results made of it (``function_nodes``);
+* one of ``torch.utils.checkpoint`` runs code on the global tensors themselves, and gets gradients
+  that are global tensors;
 * one of ``torch.distributed`` would communicate shards, and raises.
 """
 
@@ -18,10 +20,10 @@ from typing import Any
 import torch
 import torch.nn.modules._functions as module_functions
 
-from ..dispatch.plans.shards import HookOff, attach, is_global, plain, rebox, take_in
+from ..dispatch.plans.shards import HookOff, attach, is_global, plain
 from ..dispatch.running.whole_call import call_whole
-from ..movement.differentiable import gather
-from ..spec import TensorSpec
+from . import function_nodes
+from .function_nodes import Specs, as_global, note, raw, specs_of
 from .redirect import redirect, refusal
 
 _COLLECTIVE = "x.to_global(sbp=...), which plans the collective, or pass x.to_local()"
@@ -34,12 +36,11 @@ _REFUSED = {
 
 _is_alias_of: Any = getattr(torch._C, "_is_alias_of")  # noqa: B009  (not in torch's stubs)
 
-Specs = Sequence[TensorSpec | None]
-
 
 def install() -> None:
     """Redirect the one class method in C that applies all functions."""
     redirect(torch._C._FunctionBase.__dict__["apply"], _apply, "global", _global_results)
+    function_nodes.install()
 
 
 def _apply(original: Any, cls: Any, *args: Any) -> Any:
@@ -54,7 +55,7 @@ def _apply(original: Any, cls: Any, *args: Any) -> Any:
         with _without_saved_tensors_hooks():
             out = apply(*args)
         return _global_results(out, cls, *args)
-    return call_whole(cls.__name__, apply, args, {})
+    return call_whole(cls.__name__, lambda *given: _noted(apply(*given)), args, {})
 
 
 # -- module hooks ----------------------------------------------------------------------------------
@@ -80,8 +81,8 @@ def _typed_register_hook(node: Any, specs: Specs) -> Callable[..., Any]:
 
     def register_hook(hook: Callable[..., Any]) -> Any:
         def typed(inputs: tuple, outputs: tuple) -> Any:
-            result = hook(_as_global(inputs, specs), _as_global(outputs, specs))
-            return None if result is None else tuple(map(_raw, result, specs))
+            result = hook(as_global(inputs, specs), as_global(outputs, specs))
+            return None if result is None else tuple(map(raw, result, specs))
 
         return register(weakly(), typed)
 
@@ -107,27 +108,20 @@ def _without_saved_tensors_hooks() -> Iterator[None]:
             hooks._push_saved_tensors_default_hooks(*pair)
 
 
-def _global_results(out: Any, _: Any, *args: Any) -> Any:
-    """``out``, what a function made of global tensors, whose backward gets global gradients."""
+def _global_results(out: Any, cls: Any, *args: Any) -> Any:
+    """``out``, what a function made of global tensors."""
+    if cls.__module__ != "torch.utils.checkpoint":
+        return _noted(out)
     several = isinstance(out, tuple)
     outs: list[Any] = [_with_spec(x, args) for x in (out if several else (out,))]
-    nodes = [x.grad_fn for x in outs if is_global(x)]
-    if nodes and nodes[0] is not None:
-        results = {x.output_nr: x._spec for x in outs if is_global(x)}
-        nodes[0].apply = _typed_backward(nodes[0], results, args)
-    return tuple(outs) if several else outs[0]
+    made = tuple(outs) if several else outs[0]
+    note(made, specs_of(args))
+    return made
 
 
-def _typed_backward(node: Any, results: dict, args: tuple) -> Callable[..., Any]:
-    backward, weakly = type(node).apply, weakref.ref(node)
-    specs = [x._spec if is_global(x) else None for x in args]
-
-    def apply(*grads: Any) -> tuple:
-        given = _as_global(grads, [results.get(i) for i in range(len(grads))])
-        found = backward(weakly(), *given)
-        return tuple(map(_raw, found if isinstance(found, tuple) else (found,), specs))
-
-    return apply
+def _noted(out: Any) -> Any:
+    note(out)
+    return out
 
 
 def _with_spec(x: Any, given: Sequence[Any]) -> Any:
@@ -138,23 +132,3 @@ def _with_spec(x: Any, given: Sequence[Any]) -> Any:
         if source is not None and x.shape == plain(source).shape:
             return attach(x, source._spec)
     return x
-
-
-def _as_global(grads: Sequence[Any], specs: Specs) -> tuple:
-    return tuple(
-        g
-        if g is None or spec is None or is_global(g)
-        else attach(g.view_as(g), spec.dual.with_dtype(g.dtype))
-        for g, spec in zip(grads, specs, strict=True)
-    )
-
-
-def _raw(grad: Any, spec: TensorSpec | None) -> Any:
-    """The gradient of an input, as torch expects it: of a global one in its dual SBP, of a plain
-    one whole."""
-    if grad is None:
-        return None
-    if spec is None:
-        return gather(plain(grad), grad._spec) if is_global(grad) else grad
-    given = take_in(grad, spec.placement, "backward")
-    return plain(rebox(given, spec.dual.with_dtype(given.dtype), "backward"))

@@ -43,6 +43,7 @@ from ..plans.shards import (
 from . import moved_views
 from .agreed import on_all, on_all_by_form
 from .outside_ranks import Follow
+from .user_code import present, write_into_plain
 
 _Tensor = torch.Tensor
 
@@ -109,6 +110,8 @@ class OnShards(Plan):
         for start in starters:
             start(self)
         first = tensors[0]
+        if self._writes_into_plain():
+            return write_into_plain(self.function, args, kwargs, tensors)
         for index in self.adopt:
             take = promote if self.inplace and index == 0 else adopt
             tensors[index] = take(tensors[index], self.placement, self.name)
@@ -131,6 +134,11 @@ class OnShards(Plan):
         for listen in listeners:
             listen(self, given, out)
         return out
+
+    def _writes_into_plain(self) -> bool:
+        """Whether the target is plain and stays so: outside of a user's Function it becomes global,
+        and inside it may be an argument, which is plain."""
+        return self.inplace and 0 in self.adopt and present() is not None
 
     def _put_back(self, written: Any, original: Any) -> None:
         """Box what the op has written to a boxed copy back into ``original``."""
@@ -257,6 +265,8 @@ class InPlaceOnCopy(OnShards):
     def run(self, args: tuple, kwargs: dict, tensors: list) -> Any:
         for start in starters:
             start(self)
+        if self._writes_into_plain():
+            return write_into_plain(self.function, args, kwargs, tensors)
         for index in self.adopt:
             take = promote if index == 0 else adopt
             tensors[index] = take(tensors[index], self.placement, self.name)

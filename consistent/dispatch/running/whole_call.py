@@ -2,7 +2,8 @@
 custom op.
 
 It has no rule and may read anything, so every rank runs it on whole plain tensors. Its backward is
-not known to be linear in the gradient, so backward gets whole gradients, too:
+not known to be linear in the gradient, so backward gets whole gradients, too. Global tensors that
+it reaches otherwise are global there (``user_code``), and so is what it makes of them:
 
 ```
 forward    x: S  --gather-->  whole  --the call-->  whole  --spread-->  y: B
@@ -15,15 +16,17 @@ not: numpy, raw pointers and ``x.data`` write past it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from mirrored.transports.base.unseen import unseen
-from mirrored.transports.default import current
 
+from ...forms.random import generator
 from ...movement import check_mode, plain_values
 from ...movement.differentiable import gather, land, spread
 from ...movement.world import my_coordinate
@@ -35,6 +38,7 @@ from ..plans.shards import adopt, attach, common_placement, is_global, plain
 from .moved_views import fresh
 from .on_shards import OnShards
 from .outside_ranks import announced, map_values
+from .user_code import Scene, begin, running
 
 _Tensor = torch.Tensor
 
@@ -81,15 +85,18 @@ def call_whole(
     plain_values.compare(name, met, placement, (name, *((x.dtype, x.ndim) for x in met)))
     marks = None if marked is None else _marked(marked, args, kwargs, given)
     sources = [fresh(adopt(x, placement, name)) if plan.outside else fresh(x) for x in given]
+    scene = begin(name, placement)
 
     def call() -> tuple:
-        return _run(run, args, kwargs, sources, marks)
+        out, written = _run(partial(_in_scene, scene, run), args, kwargs, sources, marks)
+        return out, written, generator.get_state().counter
 
-    if placement.size < current().size:
+    if scene.is_followed:
         follow = announced(placement.first_rank, plan.outside)
-        out, written = follow(call, [plain(x) for x in sources])
+        out, written, drawn = follow(call, [plain(x) for x in sources])
+        generator.advance_to(drawn)
     else:
-        out, written = call()
+        out, written, _ = call()
     for each in written:
         _put_back(given[each.index], each)
     specs: list[TensorSpec] = []
@@ -149,12 +156,38 @@ def _run(
     return result, tuple(each for each in written if each is not None)
 
 
+def _in_scene(scene: Scene, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """``run(*args, **kwargs)``. Where ranks follow that did not run it, they know of a result no
+    more than its shape, so a global one is made whole."""
+    with running(scene), _recorded(scene):
+        out = run(*args, **kwargs)
+    if not scene.is_followed:
+        return out
+    return map_values(out, _Tensor, lambda x: gather(plain(x), x._spec) if is_global(x) else x)
+
+
+@contextmanager
+def _recorded(scene: Scene) -> Iterator[None]:
+    """Say why user code raises on tensors that have no values."""
+    try:
+        yield
+    except Exception as error:
+        if not scene.is_recorded:
+            raise
+        raise RuntimeError(
+            f"{scene.name}: {type(error).__name__} as it was recorded, which runs it on meta "
+            f"tensors: they have shapes and no values. It says: {error}\n"
+            "  If its code reads memory or values, make it an op that tells its shapes: "
+            "torch.library.custom_op and its register_fake and register_autograd."
+        ) from error
+
+
 class _Watched:
     """The whole tensor of an operand; ``marked`` says whether the call writes to it, if known."""
 
     def __init__(self, index: int, whole: torch.Tensor, source: Any, marked: bool | None) -> None:
         self.index, self._whole, self._count = index, whole, _writes(whole)
-        copied = whole.layout is torch.strided and _is_copy(whole, source)
+        copied = whole.layout is torch.strided and not whole.is_meta and _is_copy(whole, source)
         self._marked = copied and bool(marked)
         # Whether it was written to shows in its values alone. Looking at them is none of the step.
         self._before, self._recorded = None, []
@@ -237,6 +270,8 @@ def _typed(out: Any, plan: OnShards, given: list, specs: list[TensorSpec]) -> An
             return x
         spec = _everywhere(plan.placement, x)
         specs.append(spec)
+        if plan.outside and not x.is_meta:  # made by a program that is recorded
+            x = torch.empty_like(x, device="meta")
         tracked = torch.is_grad_enabled() and x.requires_grad and not plan.outside
         return attach(spread(x, spec, alias=True) if tracked else x, spec)
 

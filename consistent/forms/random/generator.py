@@ -51,6 +51,10 @@ class RngState(NamedTuple):
     seed: int
     counter: int
 
+    def words(self) -> str:
+        """As messages say it."""
+        return f"seed {self.seed}, random op {self.counter}"
+
 
 def _empty() -> MutableMapping[torch.Generator, int]:
     """Generators -> numbers. Before torch 2.13 nothing can refer weakly to a generator, so one that
@@ -131,12 +135,22 @@ def next_key(what: str, placement: Placement | None) -> RngState:
     if check_mode.enabled:
         _check_alike(state)
     else:
-        compare(what, placement, lambda: f"seed {state.seed}, random op {state.counter}")
-    if getattr(_thread, "separate", None) is None:
-        set_count(torch.default_generator, state.counter + 1)
-    else:
-        _thread.separate = RngState(state.seed, state.counter + 1)
+        compare(what, placement, state.words)
+    advance_to(state.counter + 1)
     return state
+
+
+def is_separate() -> bool:
+    """Whether this thread has a state of its own."""
+    return getattr(_thread, "separate", None) is not None
+
+
+def advance_to(counter: int) -> None:
+    """The next random op is the one of this number."""
+    if is_separate():
+        _thread.separate = RngState(_thread.separate.seed, counter)
+    else:
+        set_count(torch.default_generator, counter)
 
 
 def compare(what: str, placement: Placement | None, drawn_from: Callable[[], str]) -> None:

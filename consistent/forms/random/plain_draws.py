@@ -1,0 +1,108 @@
+"""Numbers that are drawn for plain tensors where every rank runs the same code on whole values, as
+in a user's ``autograd.Function``: what comes out counts as B, so they must be the same on all.
+
+Torch's generators may be anywhere: a rank may have drawn plain numbers of its own before. So the
+code is lent a stream that begins from the key of a random op of global tensors, and each generator
+gets its own state back afterwards. The seed and the count of global random ops stay what they are,
+and ops on global tensors inside draw as everywhere.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+import torch
+
+from ...movement.world import device_of
+from ...spec import Placement
+from . import generator
+from .generator import RngState
+
+_64 = (1 << 64) - 1
+
+
+@contextmanager
+def alike(what: str, placement: Placement, key: RngState, salt: int) -> Iterator[None]:
+    """Inside, plain numbers are drawn from a stream given by ``key`` and ``salt``. If ``what``, the
+    code inside, has drawn any, ranks compare the key the first times.
+
+    Raises:
+        RuntimeError: ranks have drawn by other keys.
+    """
+    if generator.is_separate():  # simulated ranks share torch's generators
+        yield
+        return
+    lent = [_Lent(own, _mixed(key, salt)) for own in _generators(device_of(placement))]
+    try:
+        yield
+    finally:
+        drawn = [each.take_back() for each in lent]
+    if any(drawn):
+        generator.compare(what, placement, key.words)
+
+
+class _Lent:
+    """One of torch's generators while it draws from another stream."""
+
+    def __init__(self, own: torch.Generator, seed: int) -> None:
+        self._own, self._seed, self._before = own, own.initial_seed(), own.get_state()
+        state = _scratch(own.device).manual_seed(seed).get_state()
+        if own.device.type == "cpu":
+            _words(state)[0] = _words(self._before)[0]  # the seed; global random ops draw by it
+            generator.with_count(state, generator.count(own))
+        self._begin = _position(state)
+        own.set_state(state)
+        if own.device.type != "cpu":
+            self._seed = own.initial_seed()
+
+    def take_back(self) -> bool:
+        """Go on as before, unless the code inside has seeded anew. Returns whether it drew."""
+        if self._own.initial_seed() != self._seed:
+            return True
+        drawn = _position(self._own.get_state()) != self._begin
+        if self._own.device.type == "cpu":
+            generator.with_count(self._before, 0)
+            generator.with_count(self._before, generator.count(self._own))
+        self._own.set_state(self._before)
+        return drawn
+
+
+def _generators(device: torch.device) -> list[torch.Generator]:
+    """Those that plain ops on the CPU and on ``device`` draw from."""
+    if device.type != "cuda" or not torch.cuda.is_initialized():
+        return [torch.default_generator]
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return [torch.default_generator, torch.cuda.default_generators[index]]
+
+
+@cache
+def _scratch(device: torch.device) -> torch.Generator:
+    return torch.Generator(device)
+
+
+def _words(state: torch.Tensor) -> ctypes.Array:
+    """The first words of a state. They are accessed without torch, so that no mode sees it."""
+    return (ctypes.c_uint64 * 3).from_address(state.data_ptr())
+
+
+def _position(state: torch.Tensor) -> bytes:
+    """Where in its stream a generator is: its state without the count of global random ops, which
+    stands in two words behind the first three."""
+    where, size = state.data_ptr(), state.numel()
+    if size <= 40:
+        return ctypes.string_at(where, size)
+    return ctypes.string_at(where, 24) + ctypes.string_at(where + 40, size - 40)
+
+
+def _mixed(key: RngState, salt: int) -> int:
+    """A seed from three numbers, by the finaliser of SplitMix64."""
+    found = 0
+    for value in (key.seed, key.counter, salt):
+        found = (found + value + 0x9E3779B97F4A7C15) & _64
+        found = (found ^ found >> 30) * 0xBF58476D1CE4E5B9 & _64
+        found = (found ^ found >> 27) * 0x94D049BB133111EB & _64
+        found ^= found >> 31
+    return found

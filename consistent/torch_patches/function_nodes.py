@@ -1,0 +1,197 @@
+"""What the backward and the context of an ``autograd.Function`` do where they meet global tensors.
+
+A node of autograd computes with raw shards. These methods of torch's stand between the node and the
+user's code, and do what they did where nothing is global:
+
+```
+ctx.save_for_backward(x)    notes the spec of a global x, for torch may keep another object
+ctx.saved_tensors           gives x back as the global tensor that it was
+backward(ctx, *grads)       gets gradients of global results whole, and gives back raw ones
+jvp(ctx, *tangents)         the same for what it returns
+```
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.autograd.function import BackwardCFunction, FunctionCtx
+
+from ..dispatch.plans.shards import attach, is_global, plain, rebox, take_in
+from ..dispatch.running.user_code import Scene, present, running
+from ..movement.differentiable import gather
+from ..movement.world import my_coordinate
+from ..spec import TensorSpec
+
+Specs = Sequence[TensorSpec | None]
+_raw_saved: Any = torch._C._FunctionBase.__dict__["saved_tensors"]
+
+
+def install() -> None:
+    """Change torch's methods of contexts and nodes."""
+    _wrap(FunctionCtx, "save_for_backward", _save)
+    for name in ("apply", "apply_boxed"):
+        if hasattr(BackwardCFunction, name):
+            _wrap(BackwardCFunction, name, _backward)
+    _wrap(BackwardCFunction, "apply_jvp", _jvp)
+
+
+def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    original = getattr(owner, name)
+    wrapped = functools.wraps(original)(lambda self, *args: around(original, self, *args))
+    setattr(owner, name, wrapped)
+
+
+# -- what is saved ---------------------------------------------------------------------------------
+
+
+def _save(save: Callable[..., None], ctx: Any, *tensors: Any) -> None:
+    save(ctx, *tensors)
+    if any(map(is_global, tensors)):
+        ctx._specs_of_saved = specs_of(tensors)
+        type(ctx).saved_tensors = _saved  # of the user's class alone
+
+
+def _get_saved(ctx: Any) -> tuple:
+    found, specs = _raw_saved.__get__(ctx), ctx.__dict__.get("_specs_of_saved")
+    if specs is None:
+        return found
+    typed = (
+        x if spec is None or is_global(x) else attach(x, spec)
+        for x, spec in zip(found, specs, strict=True)
+    )
+    return tuple(typed)
+
+
+_saved = property(_get_saved)
+
+
+def specs_of(values: Sequence[Any]) -> Specs:
+    """The spec of each global tensor, None for what is none."""
+    return tuple(x._spec if is_global(x) else None for x in values)
+
+
+# -- backward --------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Met:
+    """What global tensors a node has to do with.
+
+    Attributes:
+        results: the spec of each global result by its number.
+        inputs: the specs of its inputs, where its code works on global tensors itself, as
+            reentrant checkpoints do; None: it is the user's, and gradients are whole and plain.
+        scene: the call that it runs in.
+        times: how often it ran.
+    """
+
+    results: dict[int, TensorSpec]
+    inputs: Specs | None = None
+    scene: Scene | None = None
+    times: int = 0
+
+
+def note(out: Any, inputs: Specs | None = None) -> None:
+    """Let the node of ``out``, what a Function made, know which of its results are global."""
+    outs: list[Any] = [x for x in (out if isinstance(out, tuple) else (out,)) if isinstance(x, torch.Tensor)]
+    node = next((x.grad_fn for x in outs if isinstance(x.grad_fn, BackwardCFunction)), None)
+    if node is None:
+        return
+    mine = [x for x in outs if x.grad_fn is node and is_global(x)]
+    results = {x.output_nr: x._spec for x in mine}
+    if inputs is None and forward_ad._current_level >= 0:
+        _check_tangents(node, mine)
+    node._met = Met(results, inputs, present())  # type: ignore[attr-defined]
+
+
+def _backward(run: Callable[..., Any], node: Any, *grads: Any) -> Any:
+    met: Met | None = getattr(node, "_met", None)
+    if met is None:
+        return _all_raw(run(node, *grads), None)
+    boxed = grads[0] if len(grads) == 1 and isinstance(grads[0], list) else None
+    given = _given(grads if boxed is None else boxed, met)
+    if boxed is not None:
+        boxed[:], given = given, (boxed,)
+    scene = met.scene
+    if scene is None:
+        return _all_raw(run(node, *given), met.inputs)
+    met.times += 1
+    with running(scene, met.times):
+        return _all_raw(run(node, *given), met.inputs)
+
+
+def _given(grads: Sequence[Any], met: Met) -> tuple:
+    """The gradients as the code of the node gets them."""
+    specs = [met.results.get(i) for i in range(len(grads))]
+    if met.inputs is not None:
+        return as_global(grads, specs)
+    return tuple(
+        g if g is None or spec is None else gather(plain(g), spec.dual.with_dtype(g.dtype))
+        for g, spec in zip(grads, specs, strict=True)
+    )
+
+
+def _all_raw(found: Any, inputs: Specs | None) -> Any:
+    if inputs is not None:
+        return tuple(map(raw, found if isinstance(found, tuple) else (found,), inputs))
+    if isinstance(found, tuple):
+        return tuple(map(whole, found)) if any(map(is_global, found)) else found
+    return whole(found)
+
+
+def whole(x: Any) -> Any:
+    """A global gradient as every rank's whole one. A rank outside the placement has none."""
+    if not is_global(x):
+        return x
+    if my_coordinate(x._spec.placement) is None:
+        return None
+    return gather(plain(x), x._spec)
+
+
+def as_global(grads: Sequence[Any], specs: Specs) -> tuple:
+    """Raw gradients of tensors of these specs, as global ones."""
+    return tuple(
+        g
+        if g is None or spec is None or is_global(g)
+        else attach(g.view_as(g), spec.dual.with_dtype(g.dtype))
+        for g, spec in zip(grads, specs, strict=True)
+    )
+
+
+def raw(grad: Any, spec: TensorSpec | None) -> Any:
+    """The gradient of an input, as torch expects it: of a global one in its dual SBP, of a plain
+    one whole."""
+    if grad is None:
+        return None
+    if spec is None:
+        return whole(grad)
+    given = take_in(grad, spec.placement, "backward")
+    return plain(rebox(given, spec.dual.with_dtype(given.dtype), "backward"))
+
+
+# -- forward mode ----------------------------------------------------------------------------------
+
+
+def _jvp(run: Callable[..., Any], node: Any, *tangents: Any) -> Any:
+    return _all_raw(run(node, *tangents), None)
+
+
+def _check_tangents(node: Any, results: Sequence[Any]) -> None:
+    """Torch has taken what jvp returned, whole, for the tangents of shards."""
+    for x in results:
+        if any(not e.is_broadcast for e in x._spec.sbp) and _has_tangent(x):
+            raise RuntimeError(
+                f"{node.name()}: forward returns a global tensor, {x._spec}, and forward-mode AD "
+                "follows it.\n  The tangent that jvp returns is whole, and this rank has a part of "
+                "the result.\n  Return it whole: y.to_global(sbp=B)."
+            )
+
+
+def _has_tangent(x: Any) -> bool:
+    return forward_ad.unpack_dual(plain(x)).tangent is not None
