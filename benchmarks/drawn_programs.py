@@ -1,0 +1,79 @@
+"""Programs drawn from seeds, on ranks against one process: functions of the user's, writes through
+views in every grad mode, errors that are caught, tied weights in stages, batches of dicts and texts
+(tests/consistent/programs/drawn_steps.py).
+
+    python -m benchmarks.drawn_programs --count 2000 --ranks 2 3 4
+
+prints how many came out right, with a clear error (the same on every rank), silently different or
+hanging, and the seed of each that is not right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from tests.consistent.programs.drawn_steps import DIFFERENT, DROPPED, ERROR, KINDS, RIGHT, check
+from tests.ranks import pool
+from tests.twins import GRIDS
+
+HANG = "hang"
+AT_ONCE = 20  # programs in one call of the pool
+SECONDS = 20.0  # that one program may take
+
+
+def several(rank: int, seeds: Sequence[int], grid: Any, kinds: Sequence[str]) -> list:
+    """The outcomes of ``seeds`` on this rank."""
+    return [check(rank, seed, grid, kinds) for seed in seeds]
+
+
+def outcomes(seeds: Sequence[int], ranks: int, kinds: Sequence[str]) -> list[tuple[str, str]]:
+    """One outcome for each seed. Where the ranks of a call end differently, its programs run again
+    one by one, in fresh processes."""
+    try:
+        found = pool(ranks).run(
+            several, seeds, GRIDS[ranks], kinds, timeout=SECONDS * (1 + len(seeds) / 4)
+        )
+    except Exception as error:
+        if len(seeds) == 1:
+            text = f"{seeds[0]} on {ranks}: {error}"
+            return [(HANG if "stuck" in str(error) else DIFFERENT, text)]
+        return [each for seed in seeds for each in outcomes([seed], ranks, kinds)]
+    return [_judged(each) for each in zip(*found, strict=True)]
+
+
+def _judged(by_rank: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    if len({state for state, _ in by_rank}) == 1 and by_rank[0][0] != DIFFERENT:
+        return by_rank[0]
+    return DIFFERENT, "\n    ".join(f"rank {r}: {s}: {t}" for r, (s, t) in enumerate(by_rank))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=200, help="programs for each number of ranks")
+    parser.add_argument("--seed", type=int, default=0, help="of the first program")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4])
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
+    parser.add_argument("--seconds", type=float, default=1e9, help="stop after so many")
+    given = parser.parse_args()
+    began = time.monotonic()
+    for ranks in given.ranks:
+        counts, kinds = Counter[str](), Counter[str]()
+        for first in range(given.seed, given.seed + given.count, AT_ONCE):
+            if time.monotonic() - began > given.seconds:
+                break
+            seeds = range(first, min(first + AT_ONCE, given.seed + given.count))
+            for state, text in outcomes(list(seeds), ranks, given.kinds):
+                counts[state] += 1
+                kinds[text] += state == RIGHT
+                if state not in (RIGHT, DROPPED):
+                    print(f"  {state}: {text[:600]}", flush=True)
+        line = ", ".join(f"{counts[s]} {s}" for s in (RIGHT, ERROR, DIFFERENT, HANG, DROPPED))
+        print(f"{ranks} ranks: {line}; right by kind: {dict(+kinds)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
