@@ -42,7 +42,15 @@ def outcomes(seeds: Sequence[int], ranks: int, kinds: Sequence[str]) -> list[tup
             text = f"{seeds[0]} on {ranks}: {error}"
             return [(HANG if "stuck" in str(error) else DIFFERENT, text)]
         return [each for seed in seeds for each in outcomes([seed], ranks, kinds)]
-    return [_judged(each) for each in zip(*found, strict=True)]
+    judged = [_judged(each) for each in zip(*found, strict=True)]
+    for i, (_, text) in enumerate(judged):
+        if "stays broken" in text or "Ranks of one group must" in text:
+            pool(ranks).close()  # what comes after it says nothing
+            return [
+                *judged[: i + 1],
+                *(outcomes(seeds[i + 1 :], ranks, kinds) if seeds[i + 1 :] else ()),
+            ]
+    return judged
 
 
 def _judged(by_rank: Sequence[tuple[str, str]]) -> tuple[str, str]:
