@@ -115,6 +115,7 @@ def set_up(
     observers: list,
     moved_views: list,
     freshened: Callable[[tuple, dict], tuple | None],
+    wrote: Callable[[Any], None],
     forward_ad: Any,
     check_mode: Any,
     /,

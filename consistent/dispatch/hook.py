@@ -33,7 +33,7 @@ from .planning.planning import make_plan
 from .plans import shards
 from .plans.plan import handlers, list_ops, observers, plans
 from .running.current_op import current_op
-from .running.moved_views import alive, freshened, moved_view_error
+from .running.moved_views import alive, freshened, moved_view_error, wrote
 
 torch_function = _C.torch_function
 
@@ -64,7 +64,7 @@ def set_class(cls: Any) -> None:
     shards.set_class(cls)
     _C.set_up(
         cls, MirroredTensor, TensorSpec, Layout, resolve, make_plan, moved_view_error, observers,
-        alive, freshened, forward_ad, check_mode,
+        alive, freshened, wrote, forward_ad, check_mode,
     )  # fmt: skip
     _C.use(plans)
     enter_description(current_op)

@@ -82,8 +82,7 @@ class MovedView:
     def current(self, x: Any) -> Any:
         """``fresh(x)`` if that takes no communication; else None."""
         source = up_to_date(self._tensors[0])
-        with HookOff():
-            same = source is self._seen[0] and source._version == self._seen[1]
+        same = source is self._seen[0] and writes_into(source) == self._seen[1]
         return (x if self._value is None else self._value) if same else None
 
     def is_view(self) -> bool:
@@ -126,10 +125,12 @@ class MovedView:
             return
         has_gradients = source.is_floating_point() or source.is_complex()
         dtype = source.dtype if has_gradients else torch.float64
-        with torch.enable_grad():
+        # A graph is recorded, and nothing of it is an inference tensor.
+        with torch.inference_mode(False), torch.enable_grad():
             blank = torch.zeros_like(source, dtype=dtype).requires_grad_()
             view = self._taken_from(blank)
             (places,) = torch.autograd.grad(view, blank, torch.ones_like(view), retain_graph=True)
+            value = value.clone() if _is_inference(value) else value
             (put,) = torch.autograd.grad(view, blank, value.to(dtype), create_graph=tracked)
         source.copy_(torch.where(places != 0, put.to(source.dtype), source))
 
@@ -143,14 +144,38 @@ class MovedView:
 
     def _source(self) -> tuple[Any, int]:
         source = fresh(self._tensors[0])
-        with HookOff():
-            return source, source._version
+        return source, writes_into(source)
 
 
 def fresh(x: Any) -> Any:
     """``x``, or the same view of what its source holds now."""
     moved: Any = getattr(x, "_moved_view", None)  # a plain tensor, which is B here, has none
     return moved.fresh(x) if moved.__class__ is MovedView else x
+
+
+# Of storages of inference tensors: how often they were written to while there were moved views,
+# which torch does not count.
+_written: dict[int, int] = {}
+
+
+def wrote(x: Any) -> None:
+    """Count a write into the global tensor ``x``, unless torch does."""
+    if _is_inference(x):
+        key = plain(x).untyped_storage()._cdata
+        _written[key] = _written.get(key, 0) + 1
+
+
+def writes_into(x: Any) -> int:
+    """How often ``x``, or what shares its memory, was written to."""
+    if _is_inference(x):
+        return _written.get(plain(x).untyped_storage()._cdata, 0)
+    with HookOff():
+        return x._version
+
+
+def _is_inference(x: Any) -> bool:
+    with HookOff():
+        return x.is_inference()
 
 
 def up_to_date(x: Any) -> Any:
@@ -181,14 +206,10 @@ def is_view(plan: Any) -> bool:
 def remember(out: Any, plan: Any, source: Any, args: tuple, kwargs: dict) -> None:
     """Let the views ``out``, which the call of ``plan`` has moved, remember ``source``."""
     doubtful = plan.name in _AT_TIMES and _joins_dims(source._spec.shape, out._spec.shape)
-    with HookOff():
-        tracked = not source.is_inference()
     several = isinstance(out, tuple | list)
     for index, view in enumerate(out if several else (out,)):
         at = index if several else None
-        view._moved_view = (
-            MovedView(plan.name, plan.function, (args, kwargs), at, doubtful) if tracked else True
-        )
+        view._moved_view = MovedView(plan.name, plan.function, (args, kwargs), at, doubtful)
 
 
 def _joins_dims(source: Sequence[int], target: Sequence[int]) -> bool:

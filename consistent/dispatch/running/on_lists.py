@@ -18,6 +18,8 @@ class OnLists(Plan):
     def run(self, args: tuple, kwargs: dict, tensors: list) -> Any:
         if self.inplace and moved_views.alive:
             moved_views.refuse_moved(self.name, args, kwargs)
+            for x in tensors:
+                moved_views.wrote(x)
         assert self.function is not None
         with HookOff():
             return retype(self.function(*args, **kwargs), self.outs)  # type: ignore[arg-type]

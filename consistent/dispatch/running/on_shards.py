@@ -124,6 +124,9 @@ class OnShards(Plan):
         out = self._computed(tensors, args, kwargs)
         for index in self.writes:
             self._put_back(tensors[index], given[index])
+        if moved_views.alive:
+            for index in (*((0,) if self.inplace else ()), *self.writes):
+                moved_views.wrote(given[index])
         out, outs = self._typed(out, specs, first)
         if self._moves_views(first):
             moved_views.remember(out, self, first, args, kwargs)
@@ -287,6 +290,8 @@ class InPlaceOnCopy(OnShards):
         back = box(result, spec.with_layout(whole), spec)
         with HookOff():
             _Tensor.copy_(target, back)
+        if moved_views.alive:
+            moved_views.wrote(target)
         for index in self.writes:
             if index != 0:
                 self._put_back(copies[index], given[index])

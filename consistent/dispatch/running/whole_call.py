@@ -35,7 +35,7 @@ from ...spec import B, Layout, Placement, TensorSpec
 from ..plans.arguments import collect, with_tensors
 from ..plans.plan import listeners, observers, starters, watchers
 from ..plans.shards import adopt, attach, common_placement, is_global, plain
-from .moved_views import fresh
+from .moved_views import fresh, wrote
 from .on_shards import OnShards
 from .outside_ranks import announced, map_values
 from .user_code import Scene, begin, running
@@ -256,6 +256,7 @@ def _land(x: Any, shard: Any, whole: torch.Tensor) -> None:
         x.copy_(attach(spread(whole, spec, alias=True), spec))
     else:
         land(shard, whole, x._spec)
+        wrote(x)
 
 
 def _everywhere(placement: Placement, x: torch.Tensor) -> TensorSpec:

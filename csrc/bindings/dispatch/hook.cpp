@@ -152,9 +152,18 @@ PyObject* run_on_shards(const Entry& entry, PyObject* sizes, const Key& key,
   return PyObject_Vectorcall(entry.function, values.data(), values.size(), nullptr);
 }
 
-bool check_not_moved(const Entry& entry, PyObject* target) {
+// Before `target` is written to: raises if it is a moved view, and has the write counted where
+// moved views ask for it and torch does not count, as in inference tensors.
+bool may_write(const Entry& entry, PyObject* target) {
   const int moved = is_moved(target);
-  if (moved <= 0) return moved == 0;
+  if (moved < 0) return false;
+  if (moved == 0) {
+    if (PyList_GET_SIZE(python.moved_views) == 0) return true;
+    if (!THPVariable_Check(target) || !THPVariable_Unpack(target).is_inference()) return true;
+    PyObject* done = PyObject_CallOneArg(python.wrote, target);
+    Py_XDECREF(done);
+    return done != nullptr;
+  }
   PyObject* op = PyObject_GetAttrString(entry.plan, "name");
   PyObject* error = op ? PyObject_CallOneArg(python.moved_view_error, op) : nullptr;
   if (error != nullptr) PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error)), error);
@@ -180,7 +189,7 @@ PyObject* run_in_python(const Entry& entry, const Key& key, const Arguments& giv
 
 // Runs a plan that is one torch call on the shards as they are.
 PyObject* run_fast(const Entry& entry, const Key& key, const Arguments& given) {
-  if (entry.inplace && !check_not_moved(entry, given.values[0])) return nullptr;
+  if (entry.inplace && !may_write(entry, given.values[0])) return nullptr;
   PyObject* out = run_on_shards(entry, entry.sizes, key, given);
   if (out == nullptr) return nullptr;
   if (entry.adopts && returns_plain_operand(out, key)) {
@@ -210,7 +219,7 @@ struct Specs {
 // The same for a plan that serves all sizes; `specs` receives the specs of the outputs.
 PyObject* run_fast_any_size(const Entry& entry, PyObject* local_sizes, const Sizes* whole,
                             const Key& key, const Arguments& given, Specs* specs) {
-  if (entry.inplace && !check_not_moved(entry, given.values[0])) return nullptr;
+  if (entry.inplace && !may_write(entry, given.values[0])) return nullptr;
   PyObject* out = run_on_shards(entry, local_sizes, key, given);
   if (out == nullptr || entry.inplace) return out;
   if (entry.adopts && returns_plain_operand(out, key)) {

@@ -79,11 +79,11 @@ def _on_meta(run: _Run, args: tuple, kwargs: dict, tracked: bool = False) -> Any
     """The result of the call on meta tensors, or the error."""
     kwargs = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory")}
     metas = []
-    for x in tensors_of(args, kwargs):
-        meta = torch.empty(x.shape, dtype=x.dtype, device="meta")
-        metas.append(meta.requires_grad_(tracked and x.requires_grad))
-    given, named = with_tensors(args, kwargs, metas)
     with without_modes():
+        for x in tensors_of(args, kwargs):
+            meta = torch.empty(x.shape, dtype=x.dtype, device="meta")
+            metas.append(meta.requires_grad_(tracked and x.requires_grad))
+        given, named = with_tensors(args, kwargs, metas)
         try:
             return run(*given, **named)
         except Exception as error:  # noqa: BLE001  (meta kernels raise errors of many kinds)
