@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import astuple, dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,16 +18,31 @@ from mirrored.transports.default import current
 
 from .nested import Path, name_of
 
+# Where a user says so, whichever call made the loader.
+WHOLE = (
+    "whole=True of consistent.data.loader, or of the Accelerator, GlobalStrategy or Trainer that "
+    "makes the loader"
+)
+
+
+class Field(NamedTuple):
+    """What a batch has at ``path``: its dtype or kind, sizes that must agree, and the value of what
+    is one for the whole batch."""
+
+    path: Path
+    kind: str
+    sizes: tuple[int, ...] = ()
+    value: Any = None
+
 
 @dataclass(frozen=True)
 class Note:
-    """What a rank has read. ``fields`` are (path, dtype, sizes that must agree, value of a 0-d
-    tensor)."""
+    """What a rank has read."""
 
     kind: str  # "batch", "end" of the data or "error"
     order: int = 0  # checksum of the batch's indices
     count: int | None = None  # items of the batch, over all ranks
-    fields: tuple[tuple[Path, str, tuple[int, ...], Any], ...] = ()
+    fields: tuple[Field, ...] = ()
     error: str = ""
     stop: bool = False  # this rank was asked to stop
     share: int = 0  # the same on ranks that read the same items
@@ -85,7 +100,7 @@ def _check_values(notes: list[Note]) -> None:
         if not note.values:
             continue
         first = firsts.setdefault(note.share, note)
-        for index, (path, _, _, _) in enumerate(note.fields):
+        for index, (path, *_) in enumerate(note.fields):
             if first.values and note.values[index] != first.values[index]:
                 raise RuntimeError(
                     f"data.loader: {name_of(path)} differs between ranks that read the same items: "
@@ -121,37 +136,38 @@ def check_same_data(facts: tuple[str, ...]) -> None:
 def _check_fields(notes: list[Note], sizes_may_differ: bool) -> None:
     first = notes[0].fields
     for note in notes[1:]:
-        if [f[:2] + (len(f[2]),) for f in note.fields] != [f[:2] + (len(f[2]),) for f in first]:
+        if [(f.path, f.kind, len(f.sizes)) for f in note.fields] != [
+            (f.path, f.kind, len(f.sizes)) for f in first
+        ]:
             raise RuntimeError(
                 "data.loader: the parts of one batch do not have the same fields, dtypes and dims: "
                 + _by_rank([_fields(each) for each in notes])
                 + "\n  The collate function runs on a rank's own items, and must give the same "
-                "structure for any of them; or let every rank collate the batch whole: "
-                "loader(..., whole=True)."
+                f"structure for any of them; or let every rank collate the batch whole: {WHOLE}."
             )
-    for index, (path, _, _, _) in enumerate(first):
+    for index, (path, *_) in enumerate(first):
         each = [note.fields[index] for note in notes]
-        if len({field[3] for field in each}) > 1:
+        if len({repr(field.value) for field in each}) > 1:
             raise RuntimeError(
-                f"data.loader: {name_of(path)} is one number for the whole batch, and differs by "
-                "rank: " + _by_rank([str(field[3]) for field in each]) + "\n  The collate function "
-                "makes it of a rank's own items. Let every rank collate the batch whole: "
-                "loader(..., whole=True)."
+                f"data.loader: {name_of(path)} is one value for the whole batch, and differs by "
+                "rank: " + _by_rank([str(field.value) for field in each]) + "\n  The collate "
+                "function makes it of a rank's own items. Let every rank collate the batch whole: "
+                f"{WHOLE}."
             )
-        if not sizes_may_differ and len({field[2] for field in each}) > 1:
+        if not sizes_may_differ and len({field.sizes for field in each}) > 1:
             raise ValueError(
                 f"data.loader: the parts of {name_of(path)} differ in more than their number of "
                 "items: "
-                + _by_rank([f"{list(field[2])} per item" for field in each])
+                + _by_rank([f"{list(field.sizes)} per item" for field in each])
                 + "\n  The collate function pads a rank's own items, and those of other ranks are "
-                'longer. Say what to pad with: loader(..., pad={"input_ids": 0, "labels": -100}); '
-                "or pad to a fixed length; or let every rank collate the batch whole: "
-                "loader(..., whole=True)."
+                "longer; no tokenizer was found in it that says what it pads with. Say so, "
+                'pad={"input_ids": 0, "labels": -100}; or let every rank collate the batch whole: '
+                f"both pad= and {WHOLE}. Or pad to a fixed length."
             )
 
 
 def _fields(note: Note) -> str:
-    return ", ".join(f"{name_of(path)} {kind} {list(size)}" for path, kind, size, _ in note.fields)
+    return ", ".join(f"{name_of(f.path)} {f.kind} {list(f.sizes)}" for f in note.fields)
 
 
 def _by_rank(texts: list[str]) -> str:

@@ -1,13 +1,15 @@
-"""A rank's part of a batch becomes global tensors."""
+"""A rank's part of a batch becomes global tensors, and the whole batch's lists and numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from mirrored.transports.default import current
 
 from ..dispatch.plans.shards import is_global
 from ..movement.check_mode import digest
@@ -15,82 +17,130 @@ from ..movement.world import device_of, my_coordinate
 from ..spec import B, NdSbp, Placement, Split
 from ..spec.tensor_spec import piece
 from ..tensor.making.create import distribute, from_local
-from .agreement import Note
-from .nested import Path, mapped, name_of, tensors
+from .agreement import WHOLE, Field, Note
+from .collated import COUNT, OTHER, PER_ITEM, Collated, fact, number
+from .nested import Path, children, leaves, mapped, name_of
 from .reading import Drawn
+from .share import Share
 
-Pad = Mapping[str, float] | float | None
+Joined = Mapping[Path, Any]  # what is no tensor and has an entry for each item, of the whole batch
 
 
-def note_of(batch: Any, drawn: Drawn) -> Note:
+def note_of(made: Collated, drawn: Drawn) -> Note:
     """What the other ranks must have read as well. ``drawn.own`` is None for a whole batch.
 
     Raises:
         TypeError: the batch holds a global tensor.
-        ValueError: a tensor does not have the batch's items along dim 0.
+        ValueError: what a part is made of does not say what the whole batch's is.
     """
-    fields = []
-    for path, x in tensors(batch):
-        if is_global(x):
-            raise TypeError(
-                f"data.loader: {name_of(path)} is a global tensor already. A data set holds plain "
-                "data, which may be read by worker processes: x.full() is a plain copy."
-            )
-        if x.ndim and drawn.own is not None and len(x) != max(drawn.own, 1):
-            raise ValueError(
-                f"data.loader: {name_of(path)} has shape {tuple(x.shape)}, and this rank's part of "
-                f"the batch are {max(drawn.own, 1)} items: dim 0 of a tensor counts the items. Let "
-                "every rank collate the batch whole, loader(..., whole=True), or make a tensor "
-                "with items along dim 0."
-            )
-        sizes = tuple(x.shape) if drawn.own is None else tuple(x.shape[1:])
-        fields.append((path, str(x.dtype), sizes, None if x.ndim else x.item()))
-    return Note("batch", drawn.order, drawn.count, tuple(fields))
+    found = leaves(made.batch, lambda path, x: _stops(made, path, x))
+    fields = tuple(_field(made, path, x, drawn.own) for path, x in found)
+    return Note("batch", drawn.order, drawn.count, fields)
 
 
-def hashes(batch: Any) -> tuple[str, ...]:
-    """A hash of the values of each tensor."""
-    return tuple(digest(x) for _, x in tensors(batch))
+def hashes(made: Collated) -> tuple[str, ...]:
+    """A hash of the values of each field."""
+    found = leaves(made.batch, lambda path, x: _stops(made, path, x))
+    return tuple(digest(x) if isinstance(x, Tensor) else _fact(x) for _, x in found)
 
 
-def longest(notes: list[Note]) -> dict[Path, tuple[int, ...]]:
-    """For each field the sizes that hold every rank's items."""
-    found = {}
-    for index, (path, _, _, _) in enumerate(notes[0].fields):
-        found[path] = tuple(map(max, zip(*(note.fields[index][2] for note in notes))))
-    return found
+def is_joined(note: Note) -> bool:
+    """Whether the batch has what is no tensor and has an entry for each item."""
+    return any(field.kind.startswith("one for each item") for field in note.fields)
 
 
-def padded(batch: Any, sizes: dict[Path, tuple[int, ...]], pad: Pad) -> Any:
-    """The batch with each item's dims filled up to ``sizes``, at their ends."""
-
-    def fill(path: Path, x: Tensor) -> Tensor:
-        missing = [want - has for want, has in zip(sizes[path], x.shape[1:], strict=True)]
-        if not any(missing):
-            return x
-        return F.pad(x, [n for m in reversed(missing) for n in (0, m)], value=_value(path, pad))
-
-    return mapped(fill, batch)
+def _stops(made: Collated, path: Path, x: Any) -> bool:
+    if made.kinds:
+        return path in made.kinds
+    return isinstance(x, list | tuple) and bool(x) and all(map(_is_plain, x))
 
 
-def check_pad(notes: list[Note], pad: Pad) -> None:
-    """Raise, on every rank, if a field must be padded and ``pad`` does not say with what."""
-    for index, (path, _, _, _) in enumerate(notes[0].fields):
-        if len({note.fields[index][2] for note in notes}) > 1:
-            _value(path, pad)
+def _is_plain(x: Any) -> bool:
+    return children(x) is None and not isinstance(x, Tensor | np.ndarray)
 
 
-def _value(path: Path, pad: Pad) -> float:
-    if not isinstance(pad, Mapping):
-        assert pad is not None
-        return pad
-    for key in reversed(path):
-        if key in pad:
-            return pad[key]
-    raise ValueError(
-        f"data.loader: the parts of {name_of(path)} are of different lengths, and "
-        f"pad={dict(pad)} does not say what to pad it with. Add its key."
-    )
+def _fact(x: Any) -> str:
+    return repr([fact(each) for each in x]) if isinstance(x, list | tuple) else fact(x)
+
+
+def _field(made: Collated, path: Path, x: Any, own: int | None) -> Field:
+    if is_global(x):
+        raise TypeError(
+            f"data.loader: {name_of(path)} is a global tensor already. A data set holds plain "
+            "data, which may be read by worker processes: x.full() is a plain copy."
+        )
+    if own is None or not made.divided:
+        sized = isinstance(x, Tensor)
+        if own is not None and sized:
+            _check_items(path, x, own)
+        kind = _dtype(x) if sized else type(x).__name__
+        sizes = tuple(x.shape) if sized and own is None else tuple(x.shape[1:]) if sized else ()
+        return Field(path, kind, sizes, x.item() if sized and not x.ndim else None)
+    return _part_field(made, path, x, max(own, 1))
+
+
+def _part_field(made: Collated, path: Path, x: Any, own: int) -> Field:
+    kind = made.kinds.get(path)
+    sized = isinstance(x, Tensor | np.ndarray) and x.ndim > 0
+    if sized:
+        _check_items(path, x, own, kind == OTHER)
+    if kind == PER_ITEM or (kind is None and isinstance(x, Tensor) and sized):
+        if isinstance(x, Tensor):
+            return Field(path, _dtype(x), tuple(x.shape[1:]))
+        if sized:
+            dtype = x.dtype.kind if x.dtype.kind in "US" else x.dtype  # texts differ in length
+            return Field(path, f"one for each item, {dtype}", tuple(x.shape[1:]))
+        if isinstance(x, list | tuple) and len(x) == own:
+            _check_list(path, x)
+            return Field(path, "one for each item")
+        kind = OTHER  # no longer as in the first batch
+    if kind is None:
+        raise ValueError(
+            f"data.loader: {name_of(path)} is {_short(x)}, and of such a value the loader has to "
+            "know whether there is one for each item, so that it can give that of the whole batch. "
+            "It finds out by calling the collate function once more, with the items twice over: "
+            f"{made.unknown or 'this field was not in the first batch'}. Let every rank collate "
+            f"the batch whole, {WHOLE}, or leave the field out."
+        )
+    if kind == OTHER or (kind == COUNT and number(x) != own):
+        raise ValueError(
+            f"data.loader: {name_of(path)} is {_short(x)}, which the collate function makes of "
+            f"this rank's part of the batch, {own} items, and neither is it the number of items "
+            "nor are there entries for each, so that of the whole batch is not known. Let every "
+            f"rank collate the batch whole, {WHOLE}, or compute it of what the loader gives."
+        )
+    if kind == COUNT:
+        return Field(path, "the number of items")
+    is_tensor = isinstance(x, Tensor)
+    return Field(path, _dtype(x) if is_tensor else type(x).__name__, (), fact(x))
+
+
+def _check_items(path: Path, x: Any, own: int, known_not_to: bool = False) -> None:
+    if known_not_to or (x.ndim and len(x) != max(own, 1)):
+        raise ValueError(
+            f"data.loader: {name_of(path)} has shape {tuple(x.shape)}, and this rank's part of "
+            f"the batch are {max(own, 1)} items: dim 0 of a tensor counts the items, and "
+            f"this one's does not. Let every rank collate the batch whole, {WHOLE}, or make a "
+            "tensor with items along dim 0."
+        )
+
+
+def _check_list(path: Path, x: Any) -> None:
+    if any(isinstance(each, Tensor) for _, each in leaves(x)):
+        raise ValueError(
+            f"data.loader: {name_of(path)} is a {type(x).__name__} with tensors for each item, and "
+            "a global tensor is made of a tensor with items along dim 0. Stack or pad them in the "
+            f"collate function, or let every rank collate the batch whole, {WHOLE}."
+        )
+
+
+def _dtype(x: Tensor) -> str:
+    return str(x.dtype)
+
+
+def _short(x: Any) -> str:
+    text = repr(x)
+    return f"{type(x).__name__} {text if len(text) < 40 else text[:36] + ' ...'}"
 
 
 class Layer:
@@ -104,12 +154,56 @@ class Layer:
 
     def whole(self, batch: Any) -> Any:
         """Of a batch that every rank has whole."""
-        return mapped(lambda _, x: distribute(x, self.placement, self._entries(x)), batch)
 
-    def parts(self, batch: Any, count: int, own: int) -> Any:
-        """Of a batch of ``count`` items, of which this rank has ``own`` (and reads one even if it
-        has none)."""
-        return mapped(lambda _, x: self._part(x[:own] if x.ndim else x, count), batch)
+        def make(_: Path, x: Any) -> Any:
+            if not isinstance(x, Tensor):
+                return x
+            return distribute(x, self.placement, self._entries(x))
+
+        return mapped(make, batch)
+
+    def parts(self, made: Collated, drawn: Drawn, joined: Joined) -> Any:
+        """Of a batch of ``drawn.count`` items, of which this rank has ``drawn.own`` (and reads one
+        even if it has none)."""
+
+        def make(path: Path, x: Any) -> Any:
+            if path in joined:
+                return joined[path]
+            if made.kinds.get(path) == COUNT:
+                x = _number_like(x, drawn.count)
+            if not isinstance(x, Tensor):
+                return x
+            return self._part(x[: drawn.own] if x.ndim else x, drawn.count)
+
+        return mapped(make, made.batch, lambda path, _: path in joined)
+
+    def join(self, made: Collated, own: int, share: Share) -> Joined:
+        """What has an entry for each item and is no tensor, of the whole batch: a collective of the
+        world. Of ranks that read the same items, the first sends."""
+        mine = None
+        if self.at is not None and not any(self._others()):
+            found = leaves(made.batch, lambda path, _: path in made.kinds)
+            mine = (
+                share.index,
+                {
+                    path: x[:own]
+                    for path, x in found
+                    if made.kinds.get(path) == PER_ITEM and not isinstance(x, Tensor)
+                },
+            )
+        transport = current()
+        sent = transport.gather_objects(mine, tuple(range(transport.size)))
+        parts = [part for _, part in sorted(filter(None, sent), key=lambda each: each[0])]
+        return {path: _chained([part[path] for part in parts]) for path in parts[0]}
+
+    def _others(self) -> list[int]:
+        """This rank's coordinates on axes along which ranks read the same items."""
+        assert self.at is not None
+        return [
+            index
+            for index, entry in zip(self.at, self.sbp, strict=True)
+            if not (isinstance(entry, Split) and entry.dim == 0)
+        ]
 
     def _entries(self, x: Tensor) -> NdSbp:
         return tuple(B if isinstance(e, Split) and e.dim >= x.ndim else e for e in self.sbp)
@@ -127,3 +221,18 @@ class Layer:
         else:
             x = torch.empty(0, dtype=x.dtype)
         return from_local(x, self.placement, entries, shape=shape)
+
+
+def _chained(parts: list[Any]) -> Any:
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts)
+    items = [each for part in parts for each in part]
+    return tuple(items) if isinstance(parts[0], tuple) else items
+
+
+def _number_like(x: Any, number: int) -> Any:
+    if isinstance(x, Tensor):
+        return torch.full_like(x, number)
+    if isinstance(x, np.ndarray):
+        return np.full_like(x, number)
+    return type(x)(number)

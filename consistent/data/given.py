@@ -17,6 +17,7 @@ from torch.utils.data import (
 )
 
 from ..dispatch.plans.shards import is_global
+from .collated import Collate
 from .reading import ShareOfStream, ShareSampler, WorkerStart, as_it_is
 from .share import Share
 
@@ -69,12 +70,15 @@ def inner_loader(given: DataLoader, share: Share | None) -> DataLoader:
             )
             return DataLoader(dataset, batch_size=None, collate_fn=as_it_is, **options)
         return DataLoader(dataset, batch_size=None, collate_fn=given.collate_fn, **options)
+    collate: Any = given.collate_fn
     if given.batch_sampler is None:
         indices: Any = ShareSampler(given.sampler, None)
         options |= {"batch_size": None, "sampler": indices}
     else:
         options["batch_sampler"] = ShareSampler(given.batch_sampler, share)
-    return DataLoader(dataset, collate_fn=given.collate_fn, **options)
+        if share is not None and share.cuts:
+            collate = Collate(collate)
+    return DataLoader(dataset, collate_fn=collate, **options)
 
 
 def facts_of(loader: DataLoader) -> tuple[str, ...]:

@@ -16,9 +16,11 @@ from ..spec import B, NdSbp, Placement, S, SbpLike, Split, as_nd_sbp
 from ..tensor.making.create import check_world
 from . import agreement
 from .agreement import Note
-from .assemble import Layer, Pad, check_pad, hashes, longest, padded
+from .assemble import Layer, hashes, is_joined
+from .collated import Collated
 from .given import check_given, facts_of, inner_loader, parts_are_alike
 from .order import Order, set_epoch
+from .padding import Pad, check_padding, longest, padded, padding_of
 from .reader import Reader
 from .reading import Drawn
 from .share import Share
@@ -54,8 +56,9 @@ def loader(
             B on the others. Ranks along an axis that does not split dim 0 read the same items.
         whole: every rank reads and collates the batch whole, and keeps its part of the tensors.
             For a collate function that looks at all items, such as one that pads to the longest.
-        pad: what fills up the tensors of items that are shorter than other ranks', at the end: a
-            number, or one for each key of the batch. Without it such a batch raises.
+        pad: what fills up the tensors of items that are shorter than other ranks': a number, or one
+            for each key of the batch. What it does not say, a tokenizer of transformers that the
+            collate function has says, and on which side. Without either such a batch raises.
         seed: of the order, if ``data`` is a data set and ``options`` name no generator.
         check: whether ranks compare what they have read, 8 bytes a batch; without it, unless
             the kinds of data set and sampler show that they agree. Unless it is ``False`` they
@@ -64,8 +67,11 @@ def loader(
         options: of ``DataLoader``, if ``data`` is a data set.
 
     Returns:
-        Batches with ``len``, ``state_dict`` and ``load_state_dict``. What is no tensor in a batch
-        stays as the collate function made it of this rank's items.
+        Batches with ``len``, ``state_dict`` and ``load_state_dict``. All in a batch is that of the
+        whole batch: tensors are global, a list or array with an entry for each item (texts) is the
+        whole batch's on every rank, and so is the number of items. What else depends on the items
+        raises, such as a sum over them. To tell these apart the collate function is called once
+        more for the first batch, with the items twice over.
 
     Raises:
         TypeError, ValueError: ``data`` or ``sbp`` cannot be used, or ranks have data sets of other
@@ -127,7 +133,7 @@ class Loader:
         self.stopped = False
         self._asked_to_stop = False
         self._layer = Layer(placement, sbp)
-        self._pad = pad
+        self._padding = padding_of(given.collate_fn, pad)
         # A rank outside the placement reads what the first rank reads: it follows the shapes.
         at = self._layer.at or (0,) * placement.ndim
         whole = whole or (given.batch_sampler is None and given.batch_size is None)
@@ -205,12 +211,12 @@ class Loader:
         if not self.stopped:
             self.epoch, self._items = self.epoch + 1, 0
 
-    def _made(self, note: Note, batch: Any, drawn: Drawn) -> Any:
+    def _made(self, note: Note, made: Collated, drawn: Drawn) -> Any:
         """The batch as global tensors, counted as given; None at the end."""
         note = replace(note, stop=self._asked_to_stop)
         first, self._unseen = self._unseen > 0, max(self._unseen - 1, 0)
         if first and plain_values.are_compared():
-            note = replace(note, **self._values(batch))
+            note = replace(note, **self._values(made))
         notes = agreement.compare(note) if self._check or first else None
         self.stopped = any(each.stop for each in notes or [note])
         if note.cause is not None:
@@ -219,21 +225,29 @@ class Loader:
             self._asked_to_stop, self._resumed = False, self._items > 0
             return None
         if notes is not None:
-            pads = self._pad is not None and drawn.own is not None
-            agreement.check(notes, sizes_may_differ=pads)
-            if pads:
-                check_pad(notes, self._pad)
-                batch = padded(batch, longest(notes), self._pad)
+            made = self._agreed(notes, made, drawn)
         if note.kind == "end":
             return None
         self._items += drawn.count
         if drawn.own is None:
-            return self._layer.whole(batch)
-        return self._layer.parts(batch, drawn.count, drawn.own)
+            return self._layer.whole(made.batch)
+        joined = (
+            self._layer.join(made, drawn.own, self._share or Share()) if is_joined(note) else {}
+        )
+        return self._layer.parts(made, drawn, joined)
 
-    def _values(self, batch: Any) -> dict[str, Any]:
+    def _agreed(self, notes: list[Note], made: Collated, drawn: Drawn) -> Collated:
+        """The batch once all ranks' parts fit, padded as the longest of them is."""
+        padding = None if drawn.own is None else self._padding
+        agreement.check(notes, sizes_may_differ=padding is not None)
+        if padding is None:
+            return made
+        check_padding(notes, padding)
+        return made._replace(batch=padded(made.batch, longest(notes), padding))
+
+    def _values(self, made: Collated) -> dict[str, Any]:
         """For the note: a hash of each tensor if other ranks of the placement read the same."""
         layer, share = self._layer, self._share or Share()
         several = math.prod(parts for parts, _ in share.cuts) < layer.placement.size
         known = layer.at is not None and several
-        return {"share": share.index, "values": hashes(batch) if known else ()}
+        return {"share": share.index, "values": hashes(made) if known else ()}

@@ -1,48 +1,129 @@
-"""The tensors in a batch, which may be a tensor or any nesting of mappings, lists and tuples."""
+"""What is in a batch, which may be a tensor or any nesting of mappings, lists, tuples, dataclasses
+and objects with attributes."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
-Path = tuple[Any, ...]  # keys and positions that lead to a tensor
+Path = tuple[Any, ...]  # keys, positions and names of attributes that lead to a value
 
 
-def tensors(batch: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+Stop = Callable[[Path, Any], bool]
+
+
+class Attribute(str):
+    """The name of an attribute in a path, which is no key."""
+
+
+def never(path: Path, x: Any) -> bool:
+    """Look into everything."""
+    return False
+
+
+def tensors(batch: Any) -> Iterator[tuple[Path, Tensor]]:
     """(path, tensor) of each tensor."""
-    if isinstance(batch, Tensor):
-        yield path, batch
-    elif isinstance(batch, Mapping):
-        for key in batch:
-            yield from tensors(batch[key], (*path, key))
-    elif isinstance(batch, list | tuple):
-        for index, each in enumerate(batch):
-            yield from tensors(each, (*path, index))
+    return ((path, x) for path, x in leaves(batch) if isinstance(x, Tensor))
 
 
-def mapped(fn: Callable[[Path, Tensor], Any], batch: Any, path: Path = ()) -> Any:
-    """A copy of the containers with ``fn(path, tensor)`` in place of each tensor. All else stays
-    the object that it is."""
-    if isinstance(batch, Tensor):
-        return fn(path, batch)
-    if isinstance(batch, Mapping):
-        made = {key: mapped(fn, batch[key], (*path, key)) for key in batch}
-        if isinstance(batch, MutableMapping):  # keeps its class and attributes
-            clone = copy.copy(batch)
-            clone.update(made)
-            return clone
-        return made
-    if isinstance(batch, list | tuple):
-        items = [mapped(fn, each, (*path, index)) for index, each in enumerate(batch)]
-        if hasattr(batch, "_fields"):
-            return type(batch)(*items)
-        return type(batch)(items) if type(batch) in (list, tuple) else items
-    return batch
+def leaves(batch: Any, stop: Stop = never) -> Iterator[tuple[Path, Any]]:
+    """(path, value) of each value that holds no others, or at whose path ``stop`` says so."""
+
+    def walk(x: Any, path: Path, above: tuple[int, ...]) -> Iterator[tuple[Path, Any]]:
+        inside = None if stop(path, x) or id(x) in above else children(x)
+        if inside is None:
+            yield path, x
+        for key, each in (inside or {}).items():
+            yield from walk(each, (*path, key), (*above, id(x)))
+
+    return walk(batch, (), ())
+
+
+def mapped(fn: Callable[[Path, Any], Any], batch: Any, stop: Stop = never) -> Any:
+    """A copy of the containers with ``fn(path, value)`` in place of each of ``leaves``. An object
+    in which nothing changes stays the object that it is."""
+
+    def walk(x: Any, path: Path, above: tuple[int, ...]) -> Any:
+        inside = None if stop(path, x) or id(x) in above else children(x)
+        if inside is None:
+            return fn(path, x)
+        made = {key: walk(each, (*path, key), (*above, id(x))) for key, each in inside.items()}
+        return _rebuilt(x, inside, made)
+
+    return walk(batch, (), ())
+
+
+def children(x: Any) -> dict[Any, Any] | None:
+    """The values in ``x`` by key, position or name; None if it is no container."""
+    if isinstance(x, Tensor | np.ndarray | str | bytes | int | float | None):
+        return None
+    if isinstance(x, Mapping):
+        return {**dict(x), **_beside(x)}
+    if isinstance(x, list | tuple):
+        return dict(enumerate(x))
+    found = attributes(x)
+    return found if any(_opens(value) for value in found.values()) else None
+
+
+def attributes(x: Any) -> dict[Attribute, Any]:
+    """What an object keeps; nothing of classes, functions and modules."""
+    if isinstance(x, type) or callable(x) or type(x).__module__ == "builtins":
+        return {}
+    names = [f.name for f in dataclasses.fields(x)] if dataclasses.is_dataclass(x) else []
+    for cls in type(x).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        names += [slots] if isinstance(slots, str) else list(slots)
+    names += list(getattr(x, "__dict__", ()))
+    return {
+        Attribute(name): getattr(x, name)
+        for name in dict.fromkeys(names)
+        if name not in ("__dict__", "__weakref__") and hasattr(x, name)
+    }
+
+
+def _opens(value: Any) -> bool:
+    return isinstance(value, Tensor | np.ndarray | list | tuple | Mapping) or (
+        dataclasses.is_dataclass(value) and not isinstance(value, type)
+    )
+
+
+def _beside(x: Mapping) -> dict[Attribute, Any]:
+    """Sequences and tensors that a mapping of a class of its own keeps besides its items, such as
+    the encodings of a tokenizer's batch."""
+    kept = getattr(x, "__dict__", {})
+    return {
+        Attribute(name): value
+        for name, value in kept.items()
+        if isinstance(value, Tensor | np.ndarray | list | tuple) and name not in x
+    }
+
+
+def _rebuilt(x: Any, inside: dict[Any, Any], made: dict[Any, Any]) -> Any:
+    if isinstance(x, list | tuple):
+        items = list(made.values())
+        if hasattr(x, "_fields"):
+            return type(x)(*items)
+        return type(x)(items) if type(x) in (list, tuple) else items
+    if isinstance(x, Mapping) and not isinstance(x, MutableMapping):
+        return {key: value for key, value in made.items() if not isinstance(key, Attribute)}
+    if not isinstance(x, Mapping) and all(made[key] is value for key, value in inside.items()):
+        return x
+    clone: Any = copy.copy(x)  # keeps its class and attributes
+    for key, value in made.items():
+        if isinstance(key, Attribute):
+            object.__setattr__(clone, key, value)
+        else:
+            clone[key] = value
+    return clone
 
 
 def name_of(path: Path) -> str:
-    """``batch["x"][0]``."""
-    return "batch" + "".join(f"[{key!r}]" for key in path)
+    """``batch["x"][0].ids``."""
+    return "batch" + "".join(
+        f".{key}" if isinstance(key, Attribute) else f"[{key!r}]" for key in path
+    )

@@ -11,11 +11,12 @@ from torch.utils.data import DataLoader
 
 from .agreement import Note
 from .assemble import note_of
+from .collated import Collated
 from .reading import STRIDE, Drawn, ShareSampler, StreamPart, check_border
 from .share import Share
 
 _NOTHING = Drawn(0, None, 0)
-Read = tuple[Note, Any, Drawn]
+Read = tuple[Note, Collated, Drawn]
 
 
 class Reader:
@@ -64,15 +65,13 @@ class Reader:
                 drawn = Drawn(count, None if self._whole else own, 0)
             else:
                 drawn = Drawn(1, None, 0)  # the stream makes batches: each counts as one item
-            return note_of(batch, drawn), batch, drawn
+            made = batch if isinstance(batch, Collated) else Collated(batch, divided=False)
+            return note_of(made, drawn), made, drawn
         except StopIteration:
-            return Note("end"), None, _NOTHING
+            return Note("end"), Collated(None), _NOTHING
         except Exception as error:
-            return (
-                Note("error", error=f"{type(error).__name__}: {error}", cause=error),
-                None,
-                _NOTHING,
-            )
+            words = f"{type(error).__name__}: {error}"
+            return Note("error", error=words, cause=error), Collated(None), _NOTHING
 
 
 class OwnNumbers:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import BatchSampler, IterableDataset, get_worker_info
 
+from .collated import Collate
 from .share import Share
 
 STRIDE = 1_000_003  # between seeds of shares, so that seed + worker of two shares do not meet
@@ -121,7 +122,7 @@ class ShareOfStream(IterableDataset):
         self.dataset = dataset
         self.batch_size = batch_size
         self.drop_last = drop_last
-        self.collate = collate
+        self.collate = Collate(collate) if share.cuts else collate
         self.share = share
 
     def __iter__(self) -> Iterator[StreamPart]:

@@ -29,10 +29,12 @@ from mirrored.transports.default import current
 
 from .. import checkpoint
 from ..checkpoint.agreement import from_first
-from ..data import Loader, loader
+from ..data import Loader
+from ..data.padding import Pad
 from ..dispatch.plans.shards import is_global
 from ..nn.parallelize import parallelize
 from ..spec import Placement, SbpLike
+from .spread import Spread
 from .whole import whole
 
 
@@ -52,7 +54,7 @@ class Accelerator(accelerate.Accelerator):
 
     Args:
         placement, plan: as of ``consistent.parallelize``.
-        sbp, whole: as of ``consistent.data.loader``.
+        sbp, whole, pad: as of ``consistent.data.loader``.
         options: of ``accelerate.Accelerator``.
     """
 
@@ -63,19 +65,18 @@ class Accelerator(accelerate.Accelerator):
         *,
         sbp: SbpLike | None = None,
         whole: bool = False,
+        pad: Pad = None,
         **options: Any,
     ) -> None:
         as_one_process()
         super().__init__(**options)
-        self._spread = (placement, plan, sbp, whole)
+        self._spread = Spread(placement, plan, sbp, whole, pad)
 
     @classmethod
-    def take_over(
-        cls, made: accelerate.Accelerator, placement: Placement, plan: Any, sbp: Any, whole: bool
-    ) -> None:
+    def take_over(cls, made: accelerate.Accelerator, spread: Spread) -> None:
         """Make an Accelerator that a library has made one of these."""
         made.__class__ = cls
-        made.__dict__["_spread"] = (placement, plan, sbp, whole)
+        made.__dict__["_spread"] = spread
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """As accelerate's. Optimizers made of the plain parameters get the global ones."""
@@ -91,9 +92,8 @@ class Accelerator(accelerate.Accelerator):
 
     def prepare_model(self, model: torch.nn.Module, *args: Any, **options: Any) -> torch.nn.Module:
         """``consistent.parallelize``, once, and mixed precision as accelerate does it."""
-        placement, plan, _, _ = self._spread
         if not any(is_global(x) for x in model.parameters()):
-            parallelize(model, placement, plan)
+            parallelize(model, self._spread.placement, self._spread.plan)
         options["device_placement"] = False
         return super().prepare_model(model, *args, **options)
 
@@ -101,11 +101,9 @@ class Accelerator(accelerate.Accelerator):
         """``consistent.data.loader``."""
         if isinstance(data_loader, PreparedLoader):
             return data_loader
-        placement, _, sbp, together = self._spread
         shard = super().prepare_data_loader(data_loader, *args, **options)
         self._dataloaders.pop()
-        plain = _plain(data_loader, shard, together)
-        made = PreparedLoader(loader(plain, placement, sbp, whole=together))
+        made = PreparedLoader(self._spread.loader(_plain(data_loader, shard, self._spread.whole)))
         self._dataloaders.append(made)
         return made
 

@@ -20,10 +20,11 @@ from torch.utils.data import DataLoader
 from mirrored.transports.default import current
 
 from ..checkpoint.agreement import from_first
-from ..data import loader
+from ..data.padding import Pad
 from ..dispatch.plans.shards import is_global
 from ..nn.parallelize import parallelize
 from ..spec import Placement, SbpLike
+from .spread import Spread
 from .whole import whole
 
 
@@ -32,7 +33,7 @@ class GlobalStrategy(SingleDeviceStrategy):
 
     Args:
         placement, plan: as of ``consistent.parallelize``.
-        sbp, whole: as of ``consistent.data.loader``.
+        sbp, whole, pad: as of ``consistent.data.loader``.
     """
 
     strategy_name = "consistent"
@@ -44,10 +45,11 @@ class GlobalStrategy(SingleDeviceStrategy):
         *,
         sbp: SbpLike | None = None,
         whole: bool = False,
+        pad: Pad = None,
         **options: Any,
     ) -> None:
         super().__init__(device=placement.type, **options)
-        self._spread = (placement, plan, sbp, whole)
+        self._spread = Spread(placement, plan, sbp, whole, pad)
         self.global_rank = current().rank
 
     @property
@@ -57,17 +59,13 @@ class GlobalStrategy(SingleDeviceStrategy):
 
     def model_to_device(self) -> None:
         """``consistent.parallelize``, once."""
-        placement, plan, _, _ = self._spread
         model: Any = self.model
         if not any(map(is_global, model.parameters())):
-            parallelize(model, placement, plan)
+            parallelize(model, self._spread.placement, self._spread.plan)
 
     def process_dataloader(self, dataloader: object) -> object:
         """``consistent.data.loader``."""
-        placement, _, sbp, together = self._spread
-        if not isinstance(dataloader, DataLoader):
-            return dataloader
-        return loader(dataloader, placement, sbp, whole=together)
+        return self._spread.loader(dataloader) if isinstance(dataloader, DataLoader) else dataloader
 
     def batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
         """The batch: the loader has laid it out."""

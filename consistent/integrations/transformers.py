@@ -18,11 +18,13 @@ import torch
 import transformers
 
 from ..checkpoint.agreement import from_first
+from ..data.padding import Pad
 from ..dispatch.plans.shards import is_global
 from ..nn.parallelize import parallelize
 from ..spec import B, Placement, S, SbpLike, as_nd_sbp
 from ..tensor.making.create import distribute
 from .accelerate import Accelerator, as_one_process
+from .spread import Spread
 from .whole import whole, whole_on_first
 
 
@@ -34,6 +36,8 @@ class GlobalTensors:
         sbp: of the batches; without it S(0) on the first axis.
         whole: every rank reads and collates the batch whole, which gives one process's batches
             whatever the collator does. False: each rank its part (``consistent.data.loader``).
+        pad: with ``whole=False``, as of ``consistent.data.loader``; what it does not say, the
+            tokenizer of the collator does.
     """
 
     def __init__(
@@ -43,22 +47,23 @@ class GlobalTensors:
         plan: Any = None,
         sbp: SbpLike | None = None,
         whole: bool = True,
+        pad: Pad = None,
         **options: Any,
     ) -> None:
         as_one_process()
-        self._placement = placement or Placement.all("cpu")
-        others = (B,) * (self._placement.ndim - 1)
-        self._spread = (plan, (S(0), *others) if sbp is None else as_nd_sbp(sbp), whole)
+        place = placement or Placement.all("cpu")
+        entries = (S(0), *(B,) * (place.ndim - 1)) if sbp is None else as_nd_sbp(sbp)
+        self._spread = Spread(place, plan, entries, whole, pad)
         super().__init__(*args, **options)
         model: Any = self.model  # type: ignore[attr-defined]
         if not any(map(is_global, model.parameters())):
-            parallelize(model, self._placement, plan)
+            parallelize(model, place, plan)
 
     def create_accelerator_and_postprocess(self) -> None:
         """The Trainer's own, which then prepares global models and batches."""
         super().create_accelerator_and_postprocess()  # type: ignore[misc]
         made: Any = self.accelerator  # type: ignore[attr-defined]
-        Accelerator.take_over(made, self._placement, *self._spread)
+        Accelerator.take_over(made, self._spread)
 
     def _run_epoch(
         self, model: Any, epoch: int, train_dataloader: Any, *args: Any, **options: Any
@@ -73,8 +78,8 @@ class GlobalTensors:
         """Plain tensors, which every rank has whole, become global too."""
         if isinstance(data, torch.Tensor) and not is_global(data):
             ndim = data.ndim
-            entries = [B if e.is_split and e.dim >= ndim else e for e in self._spread[1]]  # type: ignore
-            return distribute(data, self._placement, entries)
+            entries = [B if e.is_split and e.dim >= ndim else e for e in self._spread.sbp]  # type: ignore
+            return distribute(data, self._spread.placement, entries)
         return super()._prepare_input(data)  # type: ignore[misc]
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:

@@ -104,16 +104,22 @@ def pad_to_longest(items: list[list[int]]) -> dict[str, torch.Tensor]:
     return {"ids": ids, "labels": torch.where(ids == 0, -100, ids)}
 
 
+def stacked(items: list[tuple[torch.Tensor]]) -> torch.Tensor:
+    return torch.stack([x for (x,) in items])
+
+
 def named(items: list[dict[str, Any]]) -> Pair:
     return Pair(torch.stack([i["x"] for i in items]), torch.tensor([i["pair"][1] for i in items]))
 
 
 def plain(batch: Any) -> Any:
-    """The batch as one process has it, without what is no tensor."""
+    """The batch as one process has it."""
     if isinstance(batch, torch.Tensor):
         return batch.full() if isinstance(batch, consistent.GlobalTensor) else batch
     if isinstance(batch, dict):
-        return {key: plain(value) for key, value in batch.items() if key != "name"}
+        return {key: plain(value) for key, value in batch.items()}
+    if isinstance(batch, str):  # as a tensor of its letters
+        return torch.tensor(list(batch.encode()))
     return [plain(each) for each in batch]
 
 
@@ -166,7 +172,7 @@ def test_a_rank_reads_its_part_only(rank: int) -> None:
     (batch,) = loader(DataLoader(rows, batch_size=12), everywhere(count))
     size = 12 // count
     assert rows.read == list(range(rank * size, (rank + 1) * size))
-    assert batch["name"] == [f"row {n}" for n in rows.read]
+    assert batch["name"] == [f"row {n}" for n in range(12)]
     assert batch["x"].sbp == (S(0),) and batch["x"].to_local().shape == (size, 2)
 
 
@@ -315,10 +321,10 @@ def test_what_cannot_be_read_in_parts_raises(rank: int) -> None:
             TensorDataset(consistent.zeros(4, 2, placement=place, sbp=B)), place)),
         (ValueError, "dim 0 of a tensor counts", lambda: list(loader(
             DataLoader(data, batch_size=4, collate_fn=lambda _: torch.zeros(3)), place))),
-        (RuntimeError, "one number for the whole batch", lambda: list(loader(
+        (RuntimeError, "one value for the whole batch", lambda: list(loader(
             DataLoader(data, batch_size=4, collate_fn=lambda _: torch.tensor(rank)), place))),
         (RuntimeError, "same fields", lambda: list(loader(
-            DataLoader(data, batch_size=4, collate_fn=lambda i: {rank: torch.zeros(2)}), place))),
+            DataLoader(data, batch_size=4, collate_fn=lambda i: {rank: stacked(i)}), place))),
     ]  # fmt: skip
     for kind, text, call in cases:
         with pytest.raises(kind, match=text):

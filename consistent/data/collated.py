@@ -1,0 +1,183 @@
+"""What a collate function makes of a rank's part of the items, and how the whole batch's follows.
+
+```
+items          a  b          made of a rank's part      kind       of the whole batch
+images     [2, 3, 32, 32]    a tensor, dim 0 counts     PER_ITEM   [4, 3, 32, 32], global
+names      ["a", "b"]        a list with one each       PER_ITEM   ["a", "b", "c", "d"]
+size       2                 the number of items        COUNT      4
+split      "train"           the same for any items     SAME       "train"
+tokens     7                 anything else              OTHER      raises
+```
+
+Which of these a value is shows where the function is called once more, with the items twice over: a
+list of as many entries as there are items may hold one for each, or be the fields of a batch. That
+is done where new fields are met, which as a rule is the first batch; torch's ``default_collate``
+is known and not called again. All of it may run in a worker process.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import random
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from .nested import Path, children, leaves
+
+PER_ITEM, COUNT, SAME, OTHER = "per item", "count", "same", "other"
+Kinds = Mapping[Path, str]
+
+
+class Collated(NamedTuple):
+    """A batch; if it was made of a part of the items (``divided``), the kinds of what is in it, and
+    why others are not known."""
+
+    batch: Any
+    kinds: Kinds = {}
+    unknown: str = ""
+    divided: bool = True
+
+
+class Collate:
+    """Calls ``fn`` and finds out the kinds of what it makes."""
+
+    def __init__(self, fn: Callable[[list], Any]) -> None:
+        self.fn = fn
+        self.kinds: dict[Path, str] = {}
+        self.unknown = ""
+
+    def __call__(self, items: list) -> Collated:
+        if self.fn is default_collate:
+            batch = self.fn(items)
+            return Collated(batch, of_default(batch), "")
+        first = not self.kinds and not self.unknown
+        before = self._copies(items) if first else items  # the function may take fields out
+        batch = self.fn(items)
+        if first or any(path not in self.kinds for path, _ in leaves(batch, self._stops)):
+            self._learn(batch, before)
+        return Collated(batch, self.kinds, self.unknown)
+
+    def _copies(self, items: list) -> list | None:
+        try:
+            return copy.deepcopy(items)
+        except Exception as error:
+            self.unknown = f"its items cannot be copied ({_words(error)})"
+            return None
+
+    def _learn(self, batch: Any, items: list | None) -> None:
+        if items is None:
+            return
+        try:
+            with _same_numbers():
+                twice = self.fn([*items, *copy.deepcopy(items)])
+        except Exception as error:
+            self.unknown = f"it raised for the same items twice over ({_words(error)})"
+            return
+        self.kinds = {**kinds(batch, twice, len(items)), **self.kinds}
+
+    def _stops(self, path: Path, _: Any) -> bool:
+        return path in self.kinds
+
+
+def kinds(
+    once: Any, twice: Any, count: int, path: Path = (), above: tuple[int, ...] = ()
+) -> dict[Path, str]:
+    """The kind of each value in ``once``, made of ``count`` items, by what it is in ``twice``;
+    ``above`` are the objects that ``once`` is in."""
+    if id(once) in above:
+        return {path: OTHER}
+    sizes = _length(once), _length(twice)
+    if sizes == (count, 2 * count):
+        return {path: PER_ITEM}
+    if type(once) is not type(twice):
+        return {path: OTHER}
+    inside, other = children(once), children(twice)
+    if inside is None or other is None:
+        return {path: _of_leaf(once, twice, count)}
+    if inside.keys() != other.keys():
+        return {path: OTHER}
+    found = {}
+    for key, x in inside.items():
+        found |= kinds(x, other[key], count, (*path, key), (*above, id(once)))
+    return found
+
+
+def of_default(batch: Any, path: Path = ()) -> dict[Path, str]:
+    """The same for what ``default_collate`` made: it stacks all but texts, which it leaves in a
+    list."""
+    inside = children(batch)
+    if inside is None:
+        return {path: PER_ITEM}
+    if isinstance(batch, list | tuple) and any(isinstance(x, str | bytes) for x in batch):
+        return {path: PER_ITEM}
+    found = {}
+    for key, x in inside.items():
+        found |= of_default(x, (*path, key))
+    return found
+
+
+def fact(x: Any) -> str:
+    """What says whether ``x``, which holds no other values, is equal on two ranks."""
+    if isinstance(x, Tensor) and not x.ndim:
+        return repr(x.item())
+    if x is None or isinstance(x, str | bytes | int | float | complex | np.generic | type):
+        return repr(x)
+    if isinstance(x, set | frozenset):
+        return repr(sorted(map(fact, x)))
+    written = io.BytesIO()
+    pickler = pickle.Pickler(written)
+    pickler.fast = True  # else the bytes say which equal parts of x are one object, too
+    try:
+        pickler.dump(x)
+    except Exception:  # such as an object that holds itself
+        return type(x).__qualname__
+    return f"{type(x).__qualname__}, checksum {zlib.crc32(written.getvalue()):#x}"
+
+
+def number(x: Any) -> int | None:
+    """The whole number that ``x`` is, if it is one."""
+    if isinstance(x, Tensor | np.ndarray) and not x.ndim:
+        x = x.item()
+    return int(x) if isinstance(x, int | np.integer) and not isinstance(x, bool) else None
+
+
+def _of_leaf(once: Any, twice: Any, count: int) -> str:
+    if _length(once) is not None:  # a tensor or array whose dim 0 does not count items
+        return OTHER
+    if (number(once), number(twice)) == (count, 2 * count):
+        return COUNT
+    return SAME if fact(once) == fact(twice) else OTHER
+
+
+def _length(x: Any) -> int | None:
+    """Of what may hold an entry for each item."""
+    if isinstance(x, Tensor | np.ndarray):
+        return len(x) if x.ndim else None
+    return len(x) if isinstance(x, list | tuple) and not hasattr(x, "_fields") else None
+
+
+@contextmanager
+def _same_numbers() -> Iterator[None]:
+    """What is drawn inside does not count."""
+    numpy: Any = sys.modules["numpy"].random
+    before = torch.get_rng_state(), random.getstate(), numpy.get_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        random.setstate(before[1])
+        numpy.set_state(before[2])
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]

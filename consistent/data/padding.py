@@ -1,0 +1,140 @@
+"""Parts whose items are padded to other lengths are filled up to the longest of all ranks.
+
+What they are filled with is what ``pad=`` says; else what the collate function's tokenizer pads
+with, on the side on which it pads.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor
+
+from .agreement import WHOLE, Note
+from .nested import Path, mapped, name_of
+
+Pad = Mapping[str, float] | float | None
+
+
+@dataclass(frozen=True)
+class Padding:
+    """What to pad with: a number, or one for each key; ``front``: before an item's own values."""
+
+    values: Mapping[str, float] | float
+    front: bool = False
+
+    def of(self, path: Path) -> float:
+        """The number for the field at ``path``.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if not isinstance(self.values, Mapping):
+            return self.values
+        for key in reversed(path):
+            if key in self.values:
+                return self.values[key]
+        raise ValueError(
+            f"data.loader: the parts of {name_of(path)} are of different lengths, and "
+            f"pad={dict(self.values)} does not say what to pad it with. Add its key, or let every "
+            f"rank collate the batch whole: both pad= and {WHOLE}."
+        )
+
+
+def padding_of(collate: Any, pad: Pad) -> Padding | None:
+    """``pad`` with what the tokenizer in ``collate`` adds to it; None if there is neither."""
+    tokenizer = next(_tokenizers(collate, 3), None)
+    front = getattr(tokenizer, "padding_side", "right") == "left"
+    if pad is not None and not isinstance(pad, Mapping):
+        return Padding(pad, front)
+    if tokenizer is None:
+        return None if pad is None else Padding(pad)
+    return Padding({**_of_tokenizer(tokenizer, collate), **(pad or {})}, front)
+
+
+def longest(notes: list[Note]) -> dict[Path, tuple[int, ...]]:
+    """For each field the sizes that hold every rank's items."""
+    found = {}
+    for index, field in enumerate(notes[0].fields):
+        found[field.path] = tuple(map(max, zip(*(note.fields[index].sizes for note in notes))))
+    return found
+
+
+def check_padding(notes: list[Note], padding: Padding) -> None:
+    """Raise, on every rank, if a field must be padded and ``padding`` does not say with what."""
+    for index, field in enumerate(notes[0].fields):
+        if len({note.fields[index].sizes for note in notes}) > 1:
+            padding.of(field.path)
+
+
+def padded(batch: Any, sizes: Mapping[Path, tuple[int, ...]], padding: Padding) -> Any:
+    """The batch with each item's dims filled up to ``sizes``."""
+
+    def fill(path: Path, x: Any) -> Any:
+        if not isinstance(x, Tensor | np.ndarray) or not x.ndim or path not in sizes:
+            return x
+        missing = [want - has for want, has in zip(sizes[path], x.shape[1:], strict=True)]
+        if not any(missing):
+            return x
+        sides = [(n, 0) if padding.front else (0, n) for n in missing]
+        value: Any = padding.of(path)
+        if isinstance(x, Tensor):
+            return F.pad(x, [n for side in reversed(sides) for n in side], value=value)
+        return np.pad(x, [(0, 0), *sides], constant_values=value)
+
+    return mapped(fill, batch)
+
+
+def _of_tokenizer(tokenizer: Any, collate: Any) -> dict[str, float]:
+    """What transformers' collators pad each key with."""
+    ids = tokenizer.pad_token_id
+    labels = getattr(collate, "label_pad_token_id", -100)
+    found = {
+        "input_ids": ids,
+        "decoder_input_ids": ids,
+        "attention_mask": 0,
+        "decoder_attention_mask": 0,
+        "token_type_ids": getattr(tokenizer, "pad_token_type_id", 0),
+        "special_tokens_mask": 1,
+        "labels": labels,
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _tokenizers(x: Any, depth: int) -> Iterator[Any]:
+    """Tokenizers that a collate function is, keeps or names."""
+    if callable(getattr(type(x), "pad", None)) and isinstance(
+        getattr(x, "pad_token_id", None), int
+    ):
+        yield x
+    elif depth and not isinstance(x, type | ModuleType | Tensor):
+        for each in _kept(x):
+            yield from _tokenizers(each, depth - 1)
+
+
+def _kept(x: Any) -> list[Any]:
+    if isinstance(x, functools.partial):
+        return [x.func, *x.args, *x.keywords.values()]
+    if inspect.ismethod(x):
+        return [x.__self__]
+    if inspect.isfunction(x):
+        return _named_in(x)
+    if isinstance(x, Mapping | list | tuple | set):
+        return []
+    own: Callable[..., Any] | None = getattr(type(x), "__call__", None)  # noqa: B004
+    named = _named_in(own) if inspect.isfunction(own) else []
+    return [*getattr(x, "__dict__", {}).values(), *named]
+
+
+def _named_in(fn: Any) -> list[Any]:
+    """What a function's body reads from around it, and its arguments' defaults."""
+    found = inspect.getclosurevars(fn)
+    defaults = [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
+    return [*found.nonlocals.values(), *found.globals.values(), *defaults]
