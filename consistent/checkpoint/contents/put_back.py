@@ -121,12 +121,14 @@ class Loading:
 
     def _enter_optimizer(self, name: str, optimizer: torch.optim.Optimizer) -> None:
         saved = self._stored.value(name)
-        numbered = parameters.numbered_state(name, saved, optimizer, self._names)["state"]
+        numbered = parameters.numbered_state(name, saved, optimizer, self._names)
+        states = numbered["state"]
         for k, p in enumerate(parameters.parameters_of(optimizer)):
-            held = optimizer.state.get(p, {})
-            for key, each in numbered.get(k, {}).items():
-                for inner in _tensor_names(each):
-                    self._enter_state(inner, p, held.get(key) if inner is each else None)
+            for inner, held in _beside(states.pop(k, {}), optimizer.state.get(p, {})):
+                self._enter_state(inner, p, held)
+        now: Any = {**optimizer.state_dict(), "state": dict(optimizer.state)}
+        for inner, held in _beside(numbered, now):
+            self._enter_setting(inner, held)
 
     def _enter_state(self, name: str, p: Any, held: Any) -> None:
         """A tensor of the state of a parameter lies as it does now; else as the optimizer would
@@ -143,6 +145,14 @@ class Loading:
             self._add(name, key, torch.empty(shape, dtype=dtype))
             if shape and is_global(p):
                 self._to_spread[name] = p.placement
+
+    def _enter_setting(self, name: TensorName, held: Any) -> None:
+        """A tensor among the settings, such as a rate, lies as it does now; else it is plain."""
+        key = self._stored.key(name)
+        shape, dtype = self._stored.shape(key), self._stored.dtype(key)
+        fits = isinstance(held, torch.Tensor) and held.shape == shape
+        target = like(held.detach(), dtype) if fits else torch.empty(shape, dtype=dtype)
+        self._add(name, key, target)
 
     # -- everything else ---------------------------------------------------------------------------
 
@@ -210,16 +220,18 @@ def like(x: Any, dtype: torch.dtype, sbp: NdSbp | None = None) -> torch.Tensor:
     return empty(x.shape, placement=x.placement, sbp=layout.sbp, dtype=dtype)
 
 
-def _tensor_names(value: Any) -> Iterator[TensorName]:
-    """The tensors in a part of a value."""
-    if isinstance(value, TensorName):
-        yield value
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _tensor_names(each)
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from _tensor_names(each)
+def _beside(stored: Any, held: Any) -> Iterator[tuple[TensorName, Any]]:
+    """The tensors in a part of a value, each with what is held at its place now, if anything."""
+    if isinstance(stored, TensorName):
+        yield stored, held
+    elif isinstance(stored, list | tuple):
+        there = held if isinstance(held, list | tuple) else ()
+        for k, each in enumerate(stored):
+            yield from _beside(each, there[k] if k < len(there) else None)
+    elif isinstance(stored, dict):
+        there = held if isinstance(held, dict) else {}
+        for key, each in stored.items():
+            yield from _beside(each, there.get(key))
 
 
 def _is_in_place(module: torch.nn.Module, state: dict[str, Any]) -> bool:
