@@ -92,7 +92,7 @@ def parallelize(
         ValueError: the plan is unknown or does not fit the module or the memory, the ranks' modules
             differ, a lazy module has not seen its first input, or the module was parallelized by
             another plan, or elsewhere.
-        TypeError: a parameter is a DTensor.
+        TypeError: a parameter is a DTensor, or a scripted module holds it.
         ImportError: ``"auto"`` needs scipy, and it is not installed.
     """
     placement, _ = chosen("parallelize", placement, B)

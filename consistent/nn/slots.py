@@ -32,7 +32,7 @@ def plain_slots(module: torch.nn.Module) -> list[list[Slot]]:
 
     Raises:
         ValueError: a lazy module has not seen its first input.
-        TypeError: a parameter is a DTensor.
+        TypeError: a parameter is a DTensor, or a scripted module holds it.
     """
     found: dict[int, list[Slot]] = {}
     for prefix, owner in module.named_modules(remove_duplicate=False):
@@ -48,6 +48,14 @@ def plain_slots(module: torch.nn.Module) -> list[list[Slot]]:
                     'or "tensor"; of one that is there, make a plain module and load the values: '
                     "plain.load_state_dict(get_model_state_dict(module, "
                     "options=StateDictOptions(full_state_dict=True)))."
+                )
+            if isinstance(owner, torch.jit.ScriptModule):
+                raise TypeError(
+                    f"parallelize: {name!r} is held by a scripted or traced module, whose code "
+                    "would see this rank's shard only: it reads its tensors in C++, past all that "
+                    "knows of layouts. Parallelize the module that it was made of, and leave "
+                    "torch.jit.script and torch.jit.trace out; scripted functions and modules "
+                    "without tensors may stay."
                 )
             if is_lazy(value):
                 raise ValueError(

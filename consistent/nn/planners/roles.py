@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
 QUERY = frozenset(
@@ -70,6 +71,8 @@ def linears(module: nn.Module) -> dict[str, Linear]:
     """Name -> linear layer, each layer once."""
     found: dict[str, Linear] = {}
     for name, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):  # it has no linear layers of Python's
+            continue
         weight = part._parameters.get("weight")
         if weight is None or weight.ndim != 2:
             continue
