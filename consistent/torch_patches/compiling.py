@@ -2,7 +2,8 @@
 
 Its tracer would take a global tensor for its shard. There is nothing to patch: the tracer, dynamo,
 asks the class of each tensor that it meets for ``__torch_dispatch__``, and is answered by an
-exception of its own which says "not this frame". A warning says once what to call instead.
+exception of its own which says "not this frame". A warning says once what to call instead, and with
+``fullgraph=True``, which allows no such frame, an error does.
 """
 
 from __future__ import annotations
@@ -36,6 +37,13 @@ def _skip_frame() -> None:
 
     for package in ("consistent", "mirrored"):
         rules.add(package)  # adding it again does no harm
+    if _is_fullgraph():
+        raise exc.Unsupported(
+            "torch.compile(fullgraph=True): this code meets a global tensor, of which the tracer "
+            "would see this rank's shard only, so it cannot become one graph. Give the training "
+            "step to consistent.compile, which compiles it with its messages; or leave "
+            "fullgraph=True out, and it runs as it is written."
+        )
     if not _warned:
         _warned = True
         warnings.warn(
@@ -44,6 +52,17 @@ def _skip_frame() -> None:
             stacklevel=2,
         )
     raise exc.SkipFrame("a global tensor: this frame runs eagerly")
+
+
+def _is_fullgraph() -> bool:
+    """Whether the function that dynamo traces must become one graph."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        in_dynamo = frame.f_globals.get("__name__") == "torch._dynamo.convert_frame"
+        if in_dynamo and frame.f_code.co_name == "_compile":
+            return bool(frame.f_locals.get("one_graph"))
+        frame = frame.f_back
+    return False
 
 
 def install() -> None:
