@@ -11,6 +11,7 @@ import copy
 import os
 import re
 import sys
+import tempfile
 import warnings
 from typing import Any
 
@@ -77,18 +78,29 @@ def _warn_of_one_path() -> None:
         frame, level = frame.f_back, level + 1
         if frame is None:
             return  # pickle, which sends an object elsewhere
-    path, ranks = frame.f_locals.get("f"), current()
-    if not isinstance(path, (str, os.PathLike)) or ranks.size == 1:
-        return
-    if _names(os.fspath(path), ranks.rank):
+    path, ranks = _path_of(frame.f_locals.get("f")), current()
+    if path is None or ranks.size == 1 or _names(path, ranks.rank):
         return
     warnings.warn(
-        f"torch.save to {os.fspath(path)!r} writes this rank's shards of global tensors, and the "
+        f"torch.save to {path!r} writes this rank's shards of global tensors, and the "
         "path does not name the rank: what ranks write to one path overwrites what others wrote. "
         "consistent.checkpoint.save writes what any number of ranks loads, checkpoint.save_full "
         "one whole file; or give each rank a path with its number.",
         stacklevel=level + 1,
     )
+
+
+def _path_of(f: Any) -> str | None:
+    """The path that ``torch.save`` writes to, given a path or an open file; None where ranks have
+    no file in common: memory, a temporary file, standard output."""
+    if not isinstance(f, str | os.PathLike):
+        if isinstance(f, tempfile._TemporaryFileWrapper):
+            return None
+        f = getattr(f, "name", None)  # a number if it was opened by its descriptor
+    if not isinstance(f, str | os.PathLike):
+        return None
+    path = os.fsdecode(f)
+    return None if path.startswith("<") else path
 
 
 def _names(path: str, rank: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import io
 import tempfile
 import warnings
@@ -135,6 +136,13 @@ def test_one_path_for_the_shards_of_all_ranks_is_warned_of_once(rank: int) -> No
             torch.save(many, f"{folder}/model.pt")
         assert {str(each.message) for each in said} == {str(said[0].message)}
         assert Path(said[0].filename).name == "test_saving.py"
+        for opened in (
+            open(f"{folder}/model.pt", "wb"),  # noqa: SIM115
+            open(Path(folder) / "model.pt", "wb", buffering=0),  # noqa: SIM115
+            gzip.open(f"{folder}/model.pt.gz", "wb"),
+        ):
+            with opened as file, pytest.warns(UserWarning, match="checkpoint.save writes"):
+                torch.save(many, file)  # type: ignore[arg-type]
 
 
 @on_ranks(2)
@@ -146,3 +154,8 @@ def test_a_path_for_each_rank_and_whole_tensors_are_not_warned_of(rank: int) -> 
         torch.save(place(randn(5, 2), S(0)), Path(folder) / f"model-{rank}.pt")
         torch.save(place(randn(5, 2), B), f"{folder}/model.pt")
         torch.save(place(randn(5, 2), S(0)), io.BytesIO())
+        with open(f"{folder}/model.{rank}.pt", "wb") as own, tempfile.TemporaryFile() as nameless:
+            torch.save(place(randn(5, 2), S(0)), own)
+            torch.save(place(randn(5, 2), S(0)), nameless)
+        with tempfile.NamedTemporaryFile() as named:
+            torch.save(place(randn(5, 2), S(0)), named)  # type: ignore[arg-type]
