@@ -1,5 +1,8 @@
 #include "plans.h"
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #include <torch/csrc/Dtype.h>
 
 #include <cstring>
@@ -9,6 +12,8 @@
 
 namespace consistent::dispatch {
 namespace {
+
+constexpr uint64_t kSizesBetween = 512;
 
 bool read_scalar_type(PyObject* spec, c10::ScalarType* type) {
   PyObject* dtype = dtype_of(spec);
@@ -33,6 +38,15 @@ bool read_rule(PyObject* rule, Out* out) {
     out->sources.push_back({dim, operand, along, parts});
   }
   return true;
+}
+
+// Gives freed memory between blocks that stay back to the system. Sizes that grow with each call
+// leave such holes: what is kept for a size lies behind its tensors, and the next ones are larger
+// than the hole. Without this a cache of 0.5 MB that grows for 4,000 steps takes 350 MB.
+void give_back_holes() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
 }
 
 }  // namespace
@@ -153,6 +167,7 @@ Entry* PlanTable::find(const Key& key, bool* failed) {
 }
 
 void PlanTable::insert(const Key& key, Entry* entry) {
+  if (entry->is_copy && ++sizes_met_ % kSizesBetween == 0) give_back_holes();
   auto* slot = new Slot{key.hash,
                         {key.atoms.begin(), key.atoms.end()},
                         {key.objects.begin(), key.objects.end()},

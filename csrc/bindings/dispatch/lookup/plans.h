@@ -107,6 +107,7 @@ class PlanTable {
   std::vector<Slot*> slots_;  // open addressing, a power of two, at most half full
   std::vector<Slot*> order_;  // the same in the order of a clock, whose hand finds one to drop
   size_t hand_ = 0;
+  uint64_t sizes_met_ = 0;  // how many entries were for one size of a plan for all
   uint64_t version_ = 0;  // changes with slots_: a comparison may run Python code that changes them
 };
 
