@@ -32,6 +32,14 @@ OPS = ("sum", "max", "min")
 _CPU = torch.device("cpu")
 
 
+class Waitable(Protocol):
+    """Something under way."""
+
+    def wait(self) -> Any:
+        """Return once it has ended."""
+        ...
+
+
 class Handle(Protocol):
     """A reduction under way; `wait()` gives its result and may be called once."""
 
@@ -48,6 +56,22 @@ class Done:
 
     def wait(self) -> Tensor:
         return self.result
+
+
+class Later:
+    """A handle: `arriving` is waited for, and then `make` gives the result."""
+
+    def __init__(self, arriving: Waitable, make: Callable[[], Any]) -> None:
+        self._arriving, self._make = arriving, make
+
+    @classmethod
+    def of(cls, results: list[Tensor]) -> Later:
+        """One whose results are already there."""
+        return cls(Done(results[0]), lambda: results)
+
+    def wait(self) -> Any:
+        self._arriving.wait()
+        return self._make()
 
 
 @dataclass(frozen=True)
@@ -170,6 +194,11 @@ class Transport(ABC):
         first call for `ranks` is a collective of them."""
         return False
 
+    def overlaps(self, ranks: Ranks, kind: str) -> bool:
+        """Whether what is started between `ranks` travels while this rank computes, without a
+        thread of the caller's. The first call for `ranks` is a collective of them."""
+        return False
+
     def link(self, kind: str) -> Link | None:
         """What messages between ranks on devices of this kind cost, the same on every rank; None if
         it is not known. No rank waits for another."""
@@ -198,8 +227,8 @@ class Transport(ABC):
 
     def join(self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tensor:
         """All ranks' `x`, joined along `dim`; `x` on `ranks[k]` has size `sizes[k]` there."""
-        shapes = [_resized(x.shape, dim, size) for size in sizes]
-        out, slots = _joinable(x, shapes, dim)
+        shapes = [resized(x.shape, dim, size) for size in sizes]
+        out, slots = joinable(x, shapes, dim)
         pieces = self.all_gather(x, shapes, ranks, slots)
         return torch.cat(pieces, dim) if out is None else out
 
@@ -214,7 +243,7 @@ class Transport(ABC):
         """
         check_op(op, x.dtype)
         own = sizes[check_member("reduce_scatter", self.rank, ranks)]
-        shapes = [_resized(x.shape, dim, own)] * len(ranks)
+        shapes = [resized(x.shape, dim, own)] * len(ranks)
         return ordered_reduce(self.all_to_all(x.split(list(sizes), dim), shapes, ranks), op)
 
     def join_several(
@@ -227,7 +256,7 @@ class Transport(ABC):
     ) -> list[Tensor]:
         """`join` of each of `xs`, which have one dtype, by its own dim and sizes; in one message
         where that is faster. `out` gives contiguous tensors to fill."""
-        parts = [[_resized(x.shape, d, s[k]) for x, d, s in zip(xs, dims, sizes, strict=True)]
+        parts = [[resized(x.shape, d, s[k]) for x, d, s in zip(xs, dims, sizes, strict=True)]
                  for k in range(len(ranks))]  # fmt: skip
         if len(xs) > 1 and _are_small(xs, parts):
             flat = torch.cat([x.detach().reshape(-1) for x in xs])
@@ -266,6 +295,27 @@ class Transport(ABC):
         total = ordered_reduce(arrived, op).split([x.numel() for x in mine])
         return [part.view(x.shape) for part, x in zip(total, mine)]
 
+    def start_join_several(
+        self,
+        xs: Sequence[Tensor],
+        dims: Sequence[int],
+        sizes: Sequence[Sequence[int]],
+        ranks: Ranks,
+    ) -> Later:
+        """Start `join_several`; `wait()` gives its results. `xs` may not be written to before."""
+        return Later.of(self.join_several(xs, dims, sizes, ranks))
+
+    def start_reduce_scatter_several(
+        self,
+        xs: Sequence[Tensor],
+        dims: Sequence[int],
+        sizes: Sequence[Sequence[int]],
+        ranks: Ranks,
+    ) -> Later:
+        """Start `reduce_scatter_several`, a sum; `wait()` gives its results. `xs` may not be
+        written to before."""
+        return Later.of(self.reduce_scatter_several(xs, dims, sizes, ranks))
+
     def turn(
         self,
         x: Tensor,
@@ -281,9 +331,9 @@ class Transport(ABC):
         part that it held.
         """
         own = split_sizes[check_member("all_to_all", self.rank, ranks)]
-        kept = _resized(x.shape, split_dim, own)
-        shapes = [_resized(kept, concat_dim, size) for size in concat_sizes]
-        out, slots = _joinable(x, shapes, concat_dim)
+        kept = resized(x.shape, split_dim, own)
+        shapes = [resized(kept, concat_dim, size) for size in concat_sizes]
+        out, slots = joinable(x, shapes, concat_dim)
         pieces = self.all_to_all(x.split(list(split_sizes), split_dim), shapes, ranks, slots)
         return torch.cat(pieces, concat_dim) if out is None else out
 
@@ -359,16 +409,18 @@ def _are_small(xs: Sequence[Tensor], shapes: Sequence[Sequence[Shape]]) -> bool:
     return count * xs[0].element_size() <= PACKED_BYTES
 
 
-def _resized(shape: Sequence[int], dim: int, size: int) -> list[int]:
+def resized(shape: Sequence[int], dim: int, size: int) -> list[int]:
+    """`shape` with another size along `dim`."""
     shape = list(shape)
     shape[dim] = size
     return shape
 
 
-def _joinable(
-    like: Tensor, shapes: Sequence[Sequence[int]], dim: int
+def joinable(
+    like: Tensor, shapes: Sequence[Sequence[int]], dim: int, out: Tensor | None = None
 ) -> tuple[Tensor | None, Sequence[Tensor] | None]:
     """A tensor that joins pieces of `shapes` along `dim`, and its slices to receive them into.
+    It is the contiguous `out`, if that is given.
 
     The slices are contiguous only if all dims before `dim` have size 1. Otherwise the result is
     (None, None), and the caller joins the pieces by one more copy.
@@ -377,5 +429,6 @@ def _joinable(
     if any(n != 1 for n in shape[: dim % len(shape)]):
         return None, None
     sizes = [piece[dim] for piece in shapes]
-    out = torch.empty(_resized(shape, dim, sum(sizes)), dtype=like.dtype, device=like.device)
+    if out is None:
+        out = torch.empty(resized(shape, dim, sum(sizes)), dtype=like.dtype, device=like.device)
     return out, out.split(sizes, dim)

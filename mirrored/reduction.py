@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -33,8 +34,9 @@ _COMBINED = _ACCUMULATE.keys() | {
 }  # fmt: skip
 
 
-def ordered_reduce(pieces: Sequence[Tensor], op: str = "sum") -> Tensor:
-    """The elementwise `op` of equal-shaped `pieces`, first to last, as a new tensor.
+def ordered_reduce(pieces: Sequence[Tensor], op: str = "sum", out: Tensor | None = None) -> Tensor:
+    """The elementwise `op` of equal-shaped `pieces`, first to last, as a new tensor. The memory of
+    `out`, which may be that of one of the first two pieces, is used for it where that is possible.
 
     A NaN in any piece makes the result NaN. For bool "sum" and "max" are "or", "min" is "and".
     Raises ValueError for complex numbers unless `op` is "sum".
@@ -46,13 +48,19 @@ def ordered_reduce(pieces: Sequence[Tensor], op: str = "sum") -> Tensor:
         op = "min" if op == "min" else "max"
     if dtype == torch.uint64:  # torch has no arithmetic of its own for it
         return _unsigned(ordered_reduce([_signed(piece, op) for piece in pieces], op), op)
-    total = pieces[0].detach().to(_ACCUMULATE.get(dtype, dtype), copy=True)
-    for piece in pieces[1:]:
-        if op == "sum":
-            total += piece.to(total.dtype)
-        else:
-            fold = torch.maximum if op == "max" else torch.minimum
-            total = fold(total, piece.to(total.dtype))
+    wide = _ACCUMULATE.get(dtype, dtype)
+    each = (piece.detach().to(wide) for piece in pieces)
+    first, second = next(each), next(each, None)
+    if second is None:
+        return first.to(dtype, copy=True)
+    if op == "sum":
+        # A pass over memory less than a copy to which all are added.
+        total = torch.add(first, second, out=out if wide is dtype else None)
+        for piece in each:
+            total += piece
+    else:
+        fold = torch.maximum if op == "max" else torch.minimum
+        total = reduce(fold, each, fold(first, second))
     return total.to(dtype)
 
 

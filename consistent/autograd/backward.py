@@ -22,7 +22,7 @@ from ..dispatch.running.agreed import ranks_of, tell
 from ..movement import check_mode
 from ..movement.world import my_coordinate
 from ..spec import Coordinate, P, TensorSpec
-from . import buckets
+from . import buckets, scattering
 
 # Called in place of ``y.backward()``, the last one first: who runs a whole step scales the loss,
 # or puts backward off. They may pass the call on to the next.
@@ -116,6 +116,7 @@ def run_engine(engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         _C.take_nan_found()
         if not in_backward():
             buckets.reset()
+            scattering.reset()
             if isinstance(error, Exception):
                 count_failure(error)
         raise

@@ -1,5 +1,5 @@
-"""Summing the gradients of B leaves while backward goes on: large ones at once where ranks share
-memory, the others in buckets whose all-reduces overlap with the rest of backward.
+"""Summing the gradients of B leaves while backward goes on: where ranks share memory large ones at
+once, all others in buckets whose all-reduces overlap with the rest of backward.
 
 Which leaves fill a bucket is decided by their specs alone, so that all ranks of a sum agree
 (``csrc/bindings/dispatch/gradients/waiting.h``).
@@ -25,10 +25,18 @@ from ..movement.world import my_coordinate
 from ..spec import Placement, TensorSpec
 from .shown import forget_shown, hidden_again
 
-# Buckets are sent as they fill. 25 MB is DistributedDataParallel's default; the first is small so
-# that sending starts early.
+# Buckets are sent as they fill. 25 MB is DistributedDataParallel's default, and the most; the first
+# is small so that sending starts early. In between, G bytes of gradients in buckets of b bytes cost
+# G / b starts of c seconds each, and the last bucket travels when backward has ended, b / W seconds
+# on a link of W bytes a second: together the least for b = sqrt(G c W).
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
+LEAST_BUCKET_BYTES = 256 << 10
+# A gradient of at least so many bytes on the CPU is no part of a bucket: the two copies would take
+# longer than another message.
+ALONE_BYTES = 256 << 10
+# c W where no link was measured: gloo on one host, 0.3 ms a message and 1.5 GB a second.
+_START_S, _BYTES_PER_S = 3e-4, 1.5e9
 # Where ranks share memory a gradient of at least this many bytes is summed in place, at once: there
 # is no link to keep busy, and a bucket would copy it twice.
 AT_ONCE_BYTES = 64 << 10
@@ -39,6 +47,9 @@ class _State(threading.local):
 
     def __init__(self) -> None:
         self.flying: list[_Bucket] = []
+        # By number of the buckets: the bytes that this backward has launched, and the last one.
+        self.launched: dict[int, int] = {}
+        self.before: dict[int, int] = {}
 
 
 _state = _State()
@@ -50,14 +61,29 @@ def number_of(placement: Placement, axes: tuple[int, ...], dtype: torch.dtype) -
     return _numbers.setdefault((placement, axes, dtype), len(_numbers))
 
 
-def limits() -> tuple[int, int, int]:
-    """Bytes of the first bucket and of later ones, and of gradients that are summed at once."""
-    return FIRST_BUCKET_BYTES, BUCKET_BYTES, AT_ONCE_BYTES
+def at_once() -> int:
+    """Bytes from which a gradient is summed at once, if its ranks share memory."""
+    return AT_ONCE_BYTES
+
+
+def limit(number: int, launched: bool) -> int:
+    """Bytes that fill the next bucket of ``number``, of which one was ``launched`` in this backward
+    or none. All ranks of its sum find the same: it follows from the last backward's gradients."""
+    most = BUCKET_BYTES if launched else FIRST_BUCKET_BYTES
+    total = _state.before.get(number)
+    if total is None:
+        return most
+    return min(most, max(LEAST_BUCKET_BYTES, math.isqrt(int(total * _START_S * _BYTES_PER_S))))
 
 
 def bytes_of(spec: TensorSpec) -> int:
     """Bytes of the largest shard: the size of a gradient of ``spec`` as every rank counts it."""
     return math.prod(spec.local_shape(None)) * spec.dtype.itemsize
+
+
+def goes_alone(spec: TensorSpec) -> bool:
+    """Whether the gradient of a leaf with ``spec`` is summed in a message of its own."""
+    return spec.placement.type == "cpu" and bytes_of(spec) >= ALONE_BYTES
 
 
 class _Bucket:
@@ -79,9 +105,13 @@ class _Bucket:
 
 def launch(positions: list[int], leaves: list[Any], flat: torch.Tensor) -> None:
     """Start to sum the addends that wait at ``positions``; ``flat`` has them side by side."""
+    spec: TensorSpec = leaves[0]._spec
     for leaf in leaves:
         _observe(leaf._spec)
-    _state.flying.append(_Bucket(positions, flat, _groups(leaves[0]._spec)))
+    number = number_of(spec.placement, summed_axes(spec), spec.dtype)
+    nbytes = sum(bytes_of(leaf._spec) for leaf in leaves)
+    _state.launched[number] = _state.launched.get(number, 0) + nbytes
+    _state.flying.append(_Bucket(positions, flat, _groups(spec)))
 
 
 def finish() -> None:
@@ -92,12 +122,14 @@ def finish() -> None:
         for bucket in flying:
             bucket.finish()
         _C.clear_waiting()
+    _state.before |= _state.launched
+    _state.launched = {}
 
 
 def reset() -> None:
     """Forget what a backward that raised had in flight."""
     _C.clear_waiting()
-    _state.flying = []
+    _state.flying, _state.launched = [], {}
     forget_shown()
 
 

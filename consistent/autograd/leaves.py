@@ -28,7 +28,7 @@ from ..movement.differentiable import box
 from ..movement.run import run
 from ..movement.world import my_coordinate
 from ..spec import TensorSpec
-from . import buckets
+from . import buckets, scattering
 from .shown import show
 
 # More bytes than any gradient has: those of such leaves all come to ``take``.
@@ -117,7 +117,21 @@ def take(leaf: Any, addend: torch.Tensor, unshared: bool) -> torch.Tensor | None
         summed = buckets.sum_at_once(addend, spec, unshared)
         if summed is not None:
             return summed
+        if addend.dtype is spec.dtype and _may_wait(leaf, held, addend):
+            _let_wait(leaf, addend, unshared)
+            return None
     return plain(box(addend, dual, wanted))
+
+
+def _let_wait(leaf: Any, addend: torch.Tensor, unshared: bool) -> None:
+    """Let ``addend`` wait for its sum: in a bucket or, if it is large, by itself and without a
+    copy."""
+    if not buckets.goes_alone(leaf._spec):
+        _C.wait(leaf, addend, False)
+    elif unshared and addend.is_contiguous():
+        _C.wait_alone(leaf, addend)
+    else:
+        _C.wait_alone(leaf, addend.clone(memory_format=torch.contiguous_format))
 
 
 def _accumulate(leaf: Any, addend: torch.Tensor, held: Any, wanted: TensorSpec) -> None:
@@ -126,6 +140,10 @@ def _accumulate(leaf: Any, addend: torch.Tensor, held: Any, wanted: TensorSpec) 
     dual = leaf._spec.dual.with_dtype(addend.dtype)
     if held is not None and held._spec is not dual and held._spec.sbp != wanted.sbp:
         wanted = held._spec.with_dtype(addend.dtype)  # the user chose its layout
+    if held is None or held._spec is wanted:
+        if scattering.may_be_later(leaf, addend, (dual, wanted)):
+            scattering.add_later([leaf], [addend], [(dual, wanted)])
+            return
     if held is not None and held._spec is dual and not torch.is_grad_enabled():
         lay_anew(held, box(plain(held) + addend, dual, wanted), wanted)
     elif held is None or torch.is_grad_enabled():
@@ -172,7 +190,7 @@ def _follows(leaf: Any, held: Any, wanted: TensorSpec) -> bool:
 
 def _may_wait(leaf: Any, held: Any, addend: torch.Tensor) -> bool:
     """Whether the addend may be added later, after torch has run the hooks that come next."""
-    strided = held.layout == addend.layout == torch.strided
+    strided = all(x.layout is torch.strided for x in (held, addend) if x is not None)
     seen = leaf._post_accumulate_grad_hooks is not None
     return strided and not seen and my_coordinate(leaf._spec.placement) is not None
 
@@ -200,5 +218,14 @@ def no_sync() -> Iterator[None]:
 
 
 _C.set_up_leaves(
-    watch_leaf, assign, buckets.limits, take, buckets.launch, settle, buckets.finish, show
+    watch_leaf,
+    assign,
+    buckets.at_once,
+    buckets.limit,
+    take,
+    buckets.launch,
+    settle,
+    buckets.finish,
+    show,
+    scattering.land,
 )

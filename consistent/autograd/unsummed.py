@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from ..dispatch import _C
-from ..dispatch.plans.gradients import set_raw_grad, settled_spec
+from ..dispatch.plans.gradients import set_raw_grad, settled_spec, summed_axes
 from ..dispatch.plans.shards import HookOff, attach, lay_anew, plain
 from ..movement.run import run
 from ..movement.world import my_coordinate
 from ..spec import TensorSpec
+from . import scattering
 from .leaves import watch_leaf
 
 
@@ -30,14 +31,15 @@ def arriving(
     """What is left to be boxed of gradients on their way to leaves that lie split.
 
     Inside ``no_sync()`` nothing is: they are added to ``.grad``. After it they are given together
-    with what was so added.
+    with what was so added; and if their messages can travel while backward goes on, these are
+    started, and nothing is left either.
 
     Args:
         nodes: where each goes in the graph.
         grads: this rank's shards of them.
         specs: theirs.
     """
-    left = list(grads)
+    left, later = list(grads), []
     for i, (node, grad, spec) in enumerate(zip(nodes, grads, specs, strict=True)):
         leaf = getattr(node, "variable", None)
         if leaf is None or grad is None or not _is_accumulated(node):
@@ -48,10 +50,25 @@ def arriving(
             if held is not None and held._spec is spec:
                 left[i] = _added(plain(held), grad)
                 _clear(leaf, held)
+            if _may_be_later(leaf, left[i], spec):
+                later.append((leaf, left[i], (spec, _target(leaf, spec))))
+                left[i] = None
         elif not leaf._backward_hooks:  # a hook is shown each gradient as the leaf lies
             _keep(leaf, held, grad, spec)
             left[i] = None
+    if later:
+        scattering.add_later(*zip(*later, strict=True))
     return left
+
+
+def _may_be_later(leaf: Any, grad: Any, spec: TensorSpec) -> bool:
+    if leaf._backward_hooks or summed_axes(leaf._spec):  # these see the gradient as the leaf lies
+        return False
+    return scattering.may_be_later(leaf, grad, (spec, _target(leaf, spec)))
+
+
+def _target(leaf: Any, spec: TensorSpec) -> TensorSpec:
+    return leaf._spec.dual.with_dtype(spec.dtype)
 
 
 def _keep(leaf: Any, held: Any, grad: Tensor, spec: TensorSpec) -> None:

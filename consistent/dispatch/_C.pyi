@@ -151,11 +151,17 @@ def set_partial(leaf: Any, value: bool, /) -> None:
 def set_sync(value: bool, /) -> bool:
     """Whether this thread sums gradients; returns what it was before."""
 
+def set_in_flight(value: bool, /) -> None:
+    """Whether gradients are on their way to leaves that lie in shares."""
+
 def is_synced() -> bool:
     """Whether this thread sums gradients."""
 
 def wait(leaf: Any, addend: torch.Tensor, replaces: bool, /) -> None:
     """The addend waits for its bucket; if it replaces, its sum takes the place of the gradient."""
+
+def wait_alone(leaf: Any, addend: torch.Tensor, /) -> None:
+    """A large addend, which nobody else writes to, is launched by itself."""
 
 def launch_all() -> None:
     """Give all waiting addends to their buckets."""
@@ -175,12 +181,14 @@ def clear_waiting() -> None:
 def set_up_leaves(
     watch: Callable[[Any], None],
     assign: Callable[[Any, Any], None],
-    limits: Callable[[], tuple[int, int, int]],
+    at_once: Callable[[], int],
+    limit: Callable[[int, bool], int],
     take: Callable[[Any, torch.Tensor, bool], torch.Tensor | None],
     launch: Callable[[list[int], list[Any], torch.Tensor], None],
     settle: Callable[[Any, torch.Tensor], None],
     finish: Callable[[], None],
     shown: Callable[[Any], Any],
+    land: Callable[[], None],
     /,
 ) -> None:
     """What the leaves' hooks call."""

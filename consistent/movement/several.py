@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mirrored.comm import Later
 from mirrored.transports.default import current
 
 from ..boxing.plan import plan
@@ -54,18 +55,12 @@ def run_several(
         begun: ``begin`` was called for each, and all stay on their placements.
     """
     out: list[Any] = [None] * len(locals_)
-    together: dict[tuple, list[tuple[int, _Cut]]] = {}
-    for i, (x, route) in enumerate(zip(locals_, routes, strict=True)):
-        at = my_coordinate(route[0].placement)
-        cut = _one_move(*route, at) if x.layout is torch.strided else None
-        if cut is None:
-            out[i] = _put((run_within if begun else run)(x, *route), into, i)
-        else:
-            together.setdefault((cut.kind, cut.ranks, x.dtype, x.device), []).append((i, cut))
-    for (kind, ranks, _, _), cuts in together.items():
-        positions = [i for i, _ in cuts]
+    alone, together = _grouped(locals_, routes)
+    for i in alone:
+        out[i] = _put((run_within if begun else run)(locals_[i], *routes[i]), into, i)
+    for (kind, ranks, _, _), positions in together.items():
         xs = [locals_[i] if begun else begin(locals_[i], *routes[i])[0] for i in positions]
-        dims, sizes = [cut.dim for _, cut in cuts], [cut.sizes for _, cut in cuts]
+        dims, sizes = _cuts([routes[i] for i in positions])
         if kind == "all_gather":
             places = None if into is None else [into[i] for i in positions]
             made = current().join_several(xs, dims, sizes, ranks, places)
@@ -78,6 +73,71 @@ def run_several(
             for i in () if begun else reversed(positions):
                 finish(*routes[i])
     return out
+
+
+class Started:
+    """Boxings under way. ``wait()`` gives the shards, as often as it is called."""
+
+    def __init__(self, made: list[Any], waits: list[tuple[list[int], Later]]) -> None:
+        self._made, self._waits = made, waits
+
+    def wait(self) -> list[Tensor]:
+        waits, self._waits = self._waits, []
+        for positions, later in waits:
+            for i, x in zip(positions, later.wait(), strict=True):
+                self._made[i] = x
+        return self._made
+
+
+def start_several(locals_: Sequence[Tensor], routes: Sequence[Route]) -> Started:
+    """Start ``run`` of each shard along its route; all stay on their placements. Shards may not be
+    written to before the results are there."""
+    xs = [begin(x, *route)[0] for x, route in zip(locals_, routes, strict=True)]
+    out: list[Any] = [None] * len(xs)
+    alone, together = _grouped(xs, routes)
+    waits = []
+    for (kind, ranks, _, _), positions in together.items():
+        transport, (dims, sizes) = current(), _cuts([routes[i] for i in positions])
+        start = (
+            transport.start_join_several
+            if kind == "all_gather"
+            else transport.start_reduce_scatter_several
+        )
+        waits.append((positions, start([xs[i] for i in positions], dims, sizes, ranks)))
+    for i in alone:
+        out[i] = run_within(xs[i], *routes[i])
+    return Started(out, waits)
+
+
+def travels(src: TensorSpec, dst: TensorSpec) -> bool:
+    """Whether a boxing is one message that travels while this rank computes."""
+    cut = _cut_of((src, dst))
+    return cut is not None and current().overlaps(cut.ranks, src.placement.type)
+
+
+def _grouped(
+    xs: Sequence[Tensor], routes: Sequence[Route]
+) -> tuple[list[int], dict[tuple, list[int]]]:
+    """The positions of what is boxed alone, and of what goes in one message, by (kind of move,
+    ranks, dtype, device)."""
+    alone, together = [], {}
+    for i, (x, route) in enumerate(zip(xs, routes, strict=True)):
+        cut = _cut_of(route) if x.layout is torch.strided else None
+        if cut is None:
+            alone.append(i)
+        else:
+            together.setdefault((cut.kind, cut.ranks, x.dtype, x.device), []).append(i)
+    return alone, together
+
+
+def _cut_of(route: Route) -> _Cut | None:
+    return _one_move(*route, my_coordinate(route[0].placement))
+
+
+def _cuts(routes: Sequence[Route]) -> tuple[list[int], list[tuple[int, ...]]]:
+    """The dims along which ranks cut tensors that go in one message, and the sizes."""
+    cuts = [cut for cut in map(_cut_of, routes) if cut is not None]
+    return [cut.dim for cut in cuts], [cut.sizes for cut in cuts]
 
 
 def _put(x: Tensor, into: Sequence[Tensor] | None, i: int) -> Tensor:

@@ -1,8 +1,9 @@
-"""Gathering the next parameters while these are used, where ranks have a core to spare for it.
+"""Gathering the next parameters while these are used: by messages, which travel meanwhile, or in a
+thread, where ranks share memory and have a core to spare for it.
 
 ```
-program   gather 0   submit 1   forward 0   result 1   submit 2   forward 1   result 2   ...
-thread                          gather 1               gather 2
+program              gather 0   submit 1   forward 0   result 1   submit 2   forward 1   result 2
+thread or messages                         gather 1               gather 2
 ```
 
 What comes next is what came next the last time, in forward as in backward; where that was once
@@ -12,9 +13,12 @@ and not on what is faster on some rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -26,12 +30,17 @@ from mirrored.transports.ordered import Ordered
 
 from ..movement import check_mode
 from ..movement.run import begin
-from ..movement.several import run_several
+from ..movement.several import run_several, start_several
 from ..movement.world import my_coordinate
 from ..spec import Placement, TensorSpec
 
 Key = Any
+Wanted = tuple[Tensor, TensorSpec, TensorSpec]  # a shard, its spec, the wanted spec
 _off = False
+
+# Messages bring at least so many bytes of parameters at a time, where as many follow: gloo moves
+# them in about four times its latency.
+GROUP_BYTES = 2 << 20
 
 
 @contextmanager
@@ -45,34 +54,61 @@ def switched_off() -> Iterator[None]:
         _off = before
 
 
+class _Group:
+    """What was sent for at once. ``take`` waits for it, and gives each part once."""
+
+    def __init__(self, wait: Callable[[], list[Any]]) -> None:
+        self._wait = wait
+        self._made: list[Any] | None = None
+
+    def take(self, i: int) -> Tensor:
+        if self._made is None:
+            self._made = list(self._wait())
+        made, self._made[i] = self._made[i], None
+        return made
+
+
+@dataclass(frozen=True)
+class Sending:
+    """How parameters are sent for: ``start`` starts gathering all it is given, and gives what waits
+    for the results; at least ``group_bytes`` are sent for at a time, where as many follow."""
+
+    start: Callable[[list[Wanted]], Callable[[], list[Tensor]]]
+    group_bytes: int
+
+
 class _Coming(NamedTuple):
-    """What is on its way: for ``key``, sent when ``after`` had come, once for each tensor."""
+    """What is on its way: for ``key``, which follows ``after``; parts of ``group`` from ``first``
+    on."""
 
     after: Key
     key: Key
     parts: list[tuple[Tensor, int, TensorSpec]]  # shard, its writes, wanted
-    wholes: Future[list[Tensor]]
+    group: _Group
+    first: int
 
 
 class Ahead:
     """The order in which one module's parameters are gathered: in forward, in backward, or by
     forward that is run again in backward."""
 
-    def __init__(self, transport: Ordered) -> None:
-        self._transport = transport
+    def __init__(self, sending: Sending) -> None:
+        self._sending = sending
         self._follows: dict[Key, Key | None] = {}
         self._before: Key | None = None
-        self._coming: _Coming | None = None
+        self._coming: deque[_Coming] = deque()
         self._task = -1  # the backward that goes on
 
     def restart(self) -> None:
         """A forward or backward begins: nothing came before."""
-        self._before = self._coming = None
+        self._before = None
+        self._coming.clear()
 
     def drop(self) -> None:
         """Wait for what is on its way, and forget it."""
-        if self._coming is not None:
-            self._coming.wholes.exception()
+        for coming in self._coming:
+            with suppress(Exception):  # whoever communicates next is told
+                coming.group.take(coming.first)
         self.restart()
 
     def arrived(self, key: Key) -> _Coming | None:
@@ -81,26 +117,46 @@ class Ahead:
         if task != self._task:
             self._task = task
             self.restart()
-        coming, self._coming = self._coming, None
+        coming = self._coming.popleft() if self._coming else None
         if coming is not None and coming.key != key:
             self._follows[coming.after] = None
+            self._coming.clear()
             coming = None
         if self._before is not None:
             self._follows.setdefault(self._before, key)
         self._before = key
         return coming
 
-    def expected(self, key: Key) -> Key | None:
-        """What came after ``key``."""
-        return None if check_mode.enabled or _off else self._follows.get(key)
+    def go_on(self, key: Key, wanted_for: Callable[[Key], list[Wanted]]) -> None:
+        """Send for what came after ``key`` the last time, while one group at most is on its way."""
+        if check_mode.enabled or _off:
+            return
+        groups = {id(coming.group) for coming in self._coming}
+        if len(groups) > (1 if self._sending.group_bytes else 0):
+            return
+        after, keys, wanted = self._coming[-1].key if self._coming else key, [], []
+        known = {key, *(coming.key for coming in self._coming)}
+        nbytes = 0
+        while nbytes <= self._sending.group_bytes:
+            following = self._follows.get(after)
+            if following is None or (following in known and keys):
+                break
+            keys.append((after, following, wanted_for(following)))
+            wanted += keys[-1][2]
+            nbytes += 1 + sum(_nbytes(dst) for _, _, dst in keys[-1][2])
+            known.add(following)
+            after = following
+        if not wanted:
+            return
+        group, first = _Group(self._sending.start(wanted)), 0
+        for before, following, own in keys:
+            parts = [(local, local._version, dst) for local, _, dst in own]
+            self._coming.append(_Coming(before, following, parts, group, first))
+            first += len(own)
 
-    def submit(self, after: Key, key: Key, wanted: list[tuple]) -> None:
-        """Gather each (shard, spec, wanted spec) in the background, for ``key``."""
-        xs = [begin(*each)[0] for each in wanted]
-        routes = [(src, dst) for _, src, dst in wanted]
-        wholes = self._transport.submit(run_several, xs, routes, None, True)
-        parts = [(local, local._version, dst) for local, _, dst in wanted]
-        self._coming = _Coming(after, key, parts, wholes)
+
+def _nbytes(spec: TensorSpec) -> int:
+    return math.prod(spec.local_shape(None)) * spec.dtype.itemsize
 
 
 def find(coming: _Coming | None, local: Tensor, dst: TensorSpec) -> Tensor | None:
@@ -110,15 +166,15 @@ def find(coming: _Coming | None, local: Tensor, dst: TensorSpec) -> Tensor | Non
     for i, (shard, writes, wanted) in enumerate(coming.parts):
         same = torch._C._is_alias_of(shard, local)  # type: ignore[attr-defined]
         if same and wanted is dst and writes == local._version:
-            return coming.wholes.result()[i]
+            return coming.group.take(coming.first + i)
     return None
 
 
 class Orders:
     """The three orders of one module."""
 
-    def __init__(self, transport: Ordered) -> None:
-        self.forward, self.again, self.backward = (Ahead(transport) for _ in range(3))
+    def __init__(self, sending: Sending) -> None:
+        self.forward, self.again, self.backward = (Ahead(sending) for _ in range(3))
 
     def in_forward(self) -> Ahead:
         """The order that a forward is in which runs now."""
@@ -141,20 +197,60 @@ class Orders:
 
 
 def is_possible_on(placement: Placement) -> bool:
-    """Whether this rank is one of ``placement`` and all of them have a core to spare. A collective
-    of these ranks, the first time."""
-    if my_coordinate(placement) is None or placement.type != "cpu":
-        return False
-    return has_spare_cores(tuple(placement.ranks.ravel().tolist()))
+    """Whether this rank is one of ``placement``, and parameters can come while it computes. The
+    first call is a collective of its ranks."""
+    return _travel(placement) or _have_cores(placement)
 
 
 def orders_on(placement: Placement) -> Orders | None:
     """None if nothing is gathered ahead on ``placement``. A collective of its ranks, the first
     time."""
-    if not is_possible_on(placement):
+    if _travel(placement):
+        return Orders(Sending(_by_messages, GROUP_BYTES))
+    if not _have_cores(placement):
         return None
     transport = current()
     if not isinstance(transport, Ordered):
         transport = put_around(Ordered)
     assert isinstance(transport, Ordered)
-    return Orders(transport)
+    return Orders(Sending(partial(_in_a_thread, transport), 0))
+
+
+def _travel(placement: Placement) -> bool:
+    return _is_inside(placement) and current().overlaps(_ranks(placement), placement.type)
+
+
+def _have_cores(placement: Placement) -> bool:
+    return _is_inside(placement) and has_spare_cores(_ranks(placement))
+
+
+def _is_inside(placement: Placement) -> bool:
+    return my_coordinate(placement) is not None and placement.type == "cpu"
+
+
+def _ranks(placement: Placement) -> tuple[int, ...]:
+    return tuple(placement.ranks.ravel().tolist())
+
+
+def _by_messages(wanted: list[Wanted]) -> Callable[[], list[Tensor]]:
+    xs, routes = [x for x, _, _ in wanted], [(src, dst) for _, src, dst in wanted]
+    with _plain_mode():
+        started = start_several(xs, routes)
+
+    def wait() -> list[Tensor]:
+        with _plain_mode():
+            return started.wait()
+
+    return wait
+
+
+@contextmanager
+def _plain_mode() -> Iterator[None]:
+    """The modes of a thread of its own: a tensor made in inference mode would count no writes."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def _in_a_thread(transport: Ordered, wanted: list[Wanted]) -> Callable[[], list[Tensor]]:
+    xs, routes = [begin(*each)[0] for each in wanted], [(src, dst) for _, src, dst in wanted]
+    return transport.submit(run_several, xs, routes, None, True).result

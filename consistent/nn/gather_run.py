@@ -83,9 +83,8 @@ class Run:
             if isinstance(owner, nn.RNNBase):
                 weights = [getattr(owner, name, None) for name in owner._flat_weights_names]
                 self._put(owner, "_flat_weights", weights)
-        following = None if order is None else order.expected(self.unit)
-        if order is not None and following is not None:
-            order.submit(self.unit, following, following.parts())
+        if order is not None:
+            order.go_on(self.unit, lambda following: following.parts())
 
     def _gather(self, coming: Any) -> None:
         found: dict[int, tuple[Any, TensorSpec]] = {}

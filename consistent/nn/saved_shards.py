@@ -82,10 +82,7 @@ class GatheredOnce:
         coming = order.arrived(self.key)
         whole = find(coming, self.local, self.dst) if whole is None else whole
         whole = run(self.local, self.src, self.dst) if whole is None else whole
-        following = order.expected(self.key)
-        if following is not None:  # asked of the parameter: whether a graph lives is a rank's own
-            unit, position = following
-            order.submit(self.key, following, unit.parts()[position : position + 1])
+        order.go_on(self.key, _wanted_for)
         return whole
 
     def dst_bytes(self, dtype: torch.dtype) -> int:
@@ -102,6 +99,12 @@ class GatheredOnce:
     def forget(self) -> None:
         """Backward has ended, and needed less than was saved."""
         self.whole, self.taken = None, 0
+
+
+def _wanted_for(key: Any) -> list[Any]:
+    """Asked of the parameter: whether a graph that saved it lives is a rank's own affair."""
+    unit, position = key
+    return unit.parts()[position : position + 1]
 
 
 class _View(NamedTuple):

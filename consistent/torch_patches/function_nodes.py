@@ -99,7 +99,9 @@ class Met:
 
 def note(out: Any, inputs: Specs | None = None) -> None:
     """Let the node of ``out``, what a Function made, know which of its results are global."""
-    outs: list[Any] = [x for x in (out if isinstance(out, tuple) else (out,)) if isinstance(x, torch.Tensor)]
+    outs: list[Any] = [
+        x for x in (out if isinstance(out, tuple) else (out,)) if isinstance(x, torch.Tensor)
+    ]
     node = next((x.grad_fn for x in outs if isinstance(x.grad_fn, BackwardCFunction)), None)
     if node is None:
         return

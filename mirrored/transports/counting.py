@@ -18,11 +18,13 @@ from .default import current, replace_current
 
 @dataclass(frozen=True)
 class Call:
-    """One communication: its name, the bytes that this rank sends in it, and its ranks."""
+    """One communication: its name, the bytes that this rank sends in it, its ranks, and whether the
+    caller waits for it at once or only starts it."""
 
     name: str
     bytes: int
     ranks: Ranks
+    waits: bool = True
 
 
 class Counting(Wrapper):
@@ -135,6 +137,8 @@ COUNTED: dict[str, tuple[str, _Sent]] = {
     "all_to_all": ("all_to_all", _pieces_for_others),
     "join_several": ("all_gather", _several_to_all_others),
     "reduce_scatter_several": ("all_to_all", _parts_of_several),
+    "start_join_several": ("all_gather", _several_to_all_others),
+    "start_reduce_scatter_several": ("all_to_all", _parts_of_several),
     "turn": ("all_to_all", _parts_for_others("split_dim", "split_sizes")),
     "reduce_scatter": ("all_to_all", _parts_for_others("dim", "sizes")),
     "addends": ("all_to_all", _parts_for_others("dim", "sizes")),
@@ -156,7 +160,8 @@ def call_of(rank: int, given: dict[str, Any], name: str) -> Call:
     """What a call of the method counts as."""
     ranks = tuple(given["ranks"]) if "ranks" in given else (rank, given["to"])
     counted_as, sent = COUNTED[name]
-    return Call(counted_as, sent(rank, given) if len(ranks) > 1 else 0, ranks)
+    waits = not (name.startswith("start_") or name.endswith("_async"))
+    return Call(counted_as, sent(rank, given) if len(ranks) > 1 else 0, ranks, waits)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ import torch
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
-from ...comm import Done, Handle, Link, Ranks, Shape, check_member, check_op
+from ...comm import Done, Handle, Later, Link, Ranks, Shape, check_member, check_op
 from ..base.unseen import unseen
 from ..base.wrapper import Wrapper
 from ..faults.turns import check
@@ -110,6 +110,9 @@ class SharedMemory(Wrapper):
 
     def shares(self, ranks: Ranks, kind: str) -> bool:
         return kind == "cpu" and self.group(ranks) is not None
+
+    def overlaps(self, ranks: Ranks, kind: str) -> bool:
+        return not self.shares(ranks, kind) and self.inner.overlaps(ranks, kind)
 
     def link(self, kind: str) -> Link | None:
         """The cost in the kept table for the whole world, if all of its ranks are on one host."""
@@ -229,6 +232,28 @@ class SharedMemory(Wrapper):
         if alone:
             return super(Wrapper, self).reduce_scatter_several(xs, dims, sizes, ranks, op)
         return group.reduce_scatter_several(list(xs), list(dims), list(sizes), op)
+
+    def start_join_several(
+        self,
+        xs: Sequence[Tensor],
+        dims: Sequence[int],
+        sizes: Sequence[Sequence[int]],
+        ranks: Ranks,
+    ) -> Later:
+        if all(x.is_cpu for x in xs) and self.group(ranks) is not None:
+            return super(Wrapper, self).start_join_several(xs, dims, sizes, ranks)
+        return self.inner.start_join_several(xs, dims, sizes, ranks)
+
+    def start_reduce_scatter_several(
+        self,
+        xs: Sequence[Tensor],
+        dims: Sequence[int],
+        sizes: Sequence[Sequence[int]],
+        ranks: Ranks,
+    ) -> Later:
+        if all(x.is_cpu for x in xs) and self.group(ranks) is not None:
+            return super(Wrapper, self).start_reduce_scatter_several(xs, dims, sizes, ranks)
+        return self.inner.start_reduce_scatter_several(xs, dims, sizes, ranks)
 
     def turn(
         self,

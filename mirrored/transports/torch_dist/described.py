@@ -31,7 +31,7 @@ def call_under_way() -> tuple:
 
 
 @contextmanager
-def _part_of(*call: object) -> Iterator[None]:
+def part_of(*call: object) -> Iterator[None]:
     """Messages sent in the `with` block are part of `call`; of the outermost one of several."""
     if _thread.call:
         yield
@@ -43,11 +43,21 @@ def _part_of(*call: object) -> Iterator[None]:
         _thread.call = ()
 
 
+@contextmanager
+def resumed(call: tuple) -> Iterator[None]:
+    """Messages sent in the `with` block are part of `call`, which began before."""
+    before, _thread.call = _thread.call, call
+    try:
+        yield
+    finally:
+        _thread.call = before
+
+
 class Described(CheckedTransport):
     """Describes each call to its messages; a subclass sends them."""
 
     def all_reduce_async(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Handle:
-        with _part_of("all_reduce", tuple(x.shape)):
+        with part_of("all_reduce", tuple(x.shape)):
             return super().all_reduce_async(x, ranks, op)
 
     def broadcast(
@@ -59,40 +69,18 @@ class Described(CheckedTransport):
         source: int,
         ranks: Ranks,
     ) -> Tensor:
-        with _part_of("broadcast", tuple(shape)):
+        with part_of("broadcast", tuple(shape)):
             return super().broadcast(x, shape, dtype, device, source, ranks)
 
     def join(self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tensor:
-        with _part_of("join", _cut(x, dim, sizes)):
+        with part_of("join", cut(x, dim, sizes)):
             return super().join(x, dim, sizes, ranks)
 
     def reduce_scatter(
         self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks, op: str = "sum"
     ) -> Tensor:
-        with _part_of("reduce_scatter", op, _cut(x, dim, sizes)):
+        with part_of("reduce_scatter", op, cut(x, dim, sizes)):
             return super().reduce_scatter(x, dim, sizes, ranks, op)
-
-    def join_several(
-        self,
-        xs: Sequence[Tensor],
-        dims: Sequence[int],
-        sizes: Sequence[Sequence[int]],
-        ranks: Ranks,
-        out: Sequence[Tensor] | None = None,
-    ) -> list[Tensor]:
-        with _part_of("join_several", *map(_cut, xs, dims, sizes)):
-            return super().join_several(xs, dims, sizes, ranks, out)
-
-    def reduce_scatter_several(
-        self,
-        xs: Sequence[Tensor],
-        dims: Sequence[int],
-        sizes: Sequence[Sequence[int]],
-        ranks: Ranks,
-        op: str = "sum",
-    ) -> list[Tensor]:
-        with _part_of("reduce_scatter_several", op, *map(_cut, xs, dims, sizes)):
-            return super().reduce_scatter_several(xs, dims, sizes, ranks, op)
 
     def turn(
         self,
@@ -103,16 +91,16 @@ class Described(CheckedTransport):
         concat_sizes: Sequence[int],
         ranks: Ranks,
     ) -> Tensor:
-        joined = _cut(x, concat_dim, concat_sizes)
-        with _part_of("turn", split_dim % x.dim(), tuple(split_sizes), joined):
+        joined = cut(x, concat_dim, concat_sizes)
+        with part_of("turn", split_dim % x.dim(), tuple(split_sizes), joined):
             return super().turn(x, split_dim, split_sizes, concat_dim, concat_sizes, ranks)
 
     def peers(self, x: Tensor, ranks: Ranks) -> AbstractContextManager[list[Tensor]]:
-        with _part_of("peers", tuple(x.shape)):
+        with part_of("peers", tuple(x.shape)):
             return super().peers(x, ranks)
 
 
-def _cut(x: Tensor, dim: int, sizes: Sequence[int]) -> tuple:
+def cut(x: Tensor, dim: int, sizes: Sequence[int]) -> tuple:
     """A tensor that ranks cut or join: its sizes but the one in which ranks differ, and theirs."""
     dim %= x.dim()
     return dim, tuple(sizes), tuple(x.shape[:dim]), tuple(x.shape[dim + 1 :])

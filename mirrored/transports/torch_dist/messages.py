@@ -24,6 +24,58 @@ from .groups import NEVER_SENT, world
 Message = tuple[int, Tensor]  # (the rank that it goes to or comes from, the tensor)
 
 
+# What was started and not waited for yet. Who gives up a step does not wait, and gloo would go on
+# to fill memory that was freed.
+_under_way: set[Posted] = set()
+
+
+class Posted:
+    """Messages of the move `name` of `x` that are under way; `wait()` returns once all that come
+    are there and all that go have left."""
+
+    def __init__(
+        self, name: str, x: Tensor, sends: Sequence[Message], out: Sequence[Message], ranks: Ranks
+    ) -> None:
+        self._call = name, x, ranks
+        self._out = [y for _, y in out]
+        self._works: list[Any] = []
+        self._sent: list[tuple[int, Tensor, int]] = []
+        if not sends and not out:
+            return
+        group, position = _group_of(ranks)
+        self._received = [y if y.is_cpu else torch.empty_like(y, device="cpu") for y in self._out]
+        # Kept until they have been sent.
+        self._sent = [(to, flat(y.cpu()), _tag(name, y, ranks)) for to, y in sends]
+
+        def start() -> None:
+            self._works = [
+                group.recv([flat(y)], position(source), _tag(name, y, ranks))
+                for (source, _), y in zip(out, self._received, strict=True)
+            ]
+            self._works += [group.send([y], position(to), tag) for to, y, tag in self._sent]
+
+        world().carry_out(name, x, ranks, start)
+        _under_way.add(self)
+
+    def wait(self) -> None:
+        """Without it what is received would be read before it is there."""
+        works, self._works = self._works, []
+        if not works:
+            return
+
+        def finish() -> None:
+            for work in works:
+                work.wait()
+
+        name, x, ranks = self._call
+        world().carry_out(name, x, ranks, finish)
+        for y, arrived in zip(self._out, self._received, strict=True):
+            if arrived is not y:
+                y.copy_(arrived)
+        self._sent = []
+        _under_way.discard(self)
+
+
 def send_and_receive(
     name: str, x: Tensor, sends: Sequence[Message], out: Sequence[Message], ranks: Ranks
 ) -> None:
@@ -31,39 +83,18 @@ def send_and_receive(
 
     This needs no group of `ranks`, unless the default group lacks gloo.
     """
-    if not sends and not out:
-        return
-    group, position = _group_of(ranks)
-    received = [y if y.is_cpu else torch.empty_like(y, device="cpu") for _, y in out]
-    # The list keeps the tensors alive until they have been sent.
-    sent = [(to, flat(y.cpu()), _tag(name, y, ranks)) for to, y in sends]
-
-    def messages() -> None:
-        works = [
-            group.recv([flat(y)], position(source), _tag(name, y, ranks))
-            for (source, _), y in zip(out, received, strict=True)
-        ]
-        works += [group.send([y], position(to), tag) for to, y, tag in sent]
-        # Without the waits `received` would be read before it is filled, and what is sent would be
-        # freed before it has gone.
-        for work in works:
-            work.wait()
-
-    world().carry_out(name, x, ranks, messages)
-    for (_, y), arrived in zip(out, received, strict=True):
-        if arrived is not y:
-            y.copy_(arrived)
+    Posted(name, x, sends, out, ranks).wait()
 
 
-def swap(name: str, pieces: Sequence[Tensor], out: Sequence[Tensor], ranks: Ranks) -> None:
-    """Send `pieces[k]` to `ranks[k]` and fill `out[k]` from it. Empty pieces are not sent."""
+def swap(name: str, pieces: Sequence[Tensor], out: Sequence[Tensor], ranks: Ranks) -> Posted:
+    """Start to send `pieces[k]` to `ranks[k]` and to fill `out[k]` from it. Empty pieces are not
+    sent, and this rank's own is left out."""
     own = ranks.index(world().rank)
-    out[own].copy_(pieces[own])
     # Each rank starts with the next one, so that not all send to the same rank first.
     others = [(own + k) % len(ranks) for k in range(1, len(ranks))]
     sends = [(ranks[k], pieces[k]) for k in others if pieces[k].numel()]
     receives = [(ranks[k], out[k]) for k in others if out[k].numel()]
-    send_and_receive(name, pieces[own], sends, receives, ranks)
+    return Posted(name, pieces[own], sends, receives, ranks)
 
 
 def broadcast(x: Tensor, source: int, ranks: Ranks) -> None:
@@ -86,21 +117,6 @@ def broadcast(x: Tensor, source: int, ranks: Ranks) -> None:
     steps = [reach >> k for k in range(1, reach.bit_length())]
     children = [ranks[(at + own + step) % n] for step in steps if own + step < n]
     send_and_receive(name, x, [(child, x) for child in children], [], ranks)
-
-
-def agree(name: str, x: Tensor, ranks: Ranks) -> None:
-    """Return only if the neighbours in `ranks` make the same call: then all ranks do."""
-    group, position = _group_of(ranks)
-    own, n = ranks.index(world().rank), len(ranks)
-    left, right = position(ranks[(own - 1) % n]), position(ranks[(own + 1) % n])
-    token, tag = torch.zeros(2, dtype=torch.uint8), _tag(name, x, ranks)
-
-    def messages() -> None:
-        works = [group.recv([token[:1]], left, tag), group.send([token[1:]], right, tag)]
-        for work in works:
-            work.wait()
-
-    world().carry_out(name, x, ranks, messages)
 
 
 def sending(label: str, x: Tensor, to: int) -> Handle:

@@ -3,7 +3,7 @@
 CPU tensors are sent by gloo, CUDA tensors by NCCL; without NCCL, CUDA tensors are staged on the
 CPU.
 
-With gloo, gathers, all-to-alls and exchanges are batches of sends and receives on the default
+With gloo, all collectives are batches of sends and receives on the default
 group. They send exactly the bytes needed, for uneven pieces too, skip empty pieces, and need no
 buffers to join and no group. On idle cores they take as long as gloo's own collectives; with more
 ranks than cores, small ones take up to three times as long. NCCL needs all ranks of a group in its
@@ -13,6 +13,7 @@ first call, so there everything is a collective on a group.
 from __future__ import annotations
 
 import pickle
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -22,32 +23,28 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
-from ...comm import Done, Handle, Ranks
+from ...comm import Done, Handle, Later, Ranks, Waitable
 from ...reduction import WIDER, ordered_reduce
 from ..faults.watch import Watch
-from . import messages
-from .described import Described
+from . import messages, several
+from .described import Described, call_under_way, cut, part_of, resumed
 from .groups import timeout, world
 from .messages import flat
 
-# In an all-reduce on gloo every rank sends all of x to all others, and sums in order, if it then
-# sends at most this many bytes. That takes one round of messages instead of gloo's 2(n-1), and no
-# process group. Measured on two cores, in µs, the best of 40, gloo's own and then this:
-#   n = 2   256 B 299 97    64 KiB  381 336    256 KiB  392  219    1 MiB  754 1503
-#   n = 3   256 B 759 308   64 KiB  823 550    256 KiB  791  660    1 MiB 2459 4033
-#   n = 4   256 B 2502 669  64 KiB 2486 985    256 KiB 2615 1676    1 MiB 3950 7348
+# In an all-reduce by messages every rank sends all of x to all others if it then sends at most this
+# many bytes: one round of messages, where a reduce-scatter and a gather take two. Between two ranks
+# both send the same bytes, and one round is always taken. Gloo's own all-reduce is not used: it
+# takes longer at every size (two ranks, two cores, µs, gloo's and one round: 4 KiB 354 141,
+# 256 KiB 443 208, 1 MiB 1243 883, 4 MiB 2666 2606, 16 MiB 10841 9980), adds up in the order of its
+# ring, so that bits depend on the number of ranks, and compares no calls.
 SMALL_ALL_REDUCE = 256 * 1024
-
-# What gloo's own all-reduce combines, in a wider dtype if need be. Sums of other floats, which are
-# short, it would round at each step.
-_BY_GLOO = frozenset(
-    (torch.bool, torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32)
-    + (torch.int64, torch.float32, torch.float64, torch.complex64, torch.complex128)
-)
 
 
 class TorchDist(Described):
     """The ranks of torch.distributed's default process group; rank 0 of 1 when there is none."""
+
+    def __init__(self) -> None:
+        self._last_fold: Callable[[], _Fold | None] = lambda: None  # weak
 
     @property
     def rank(self) -> int:
@@ -92,22 +89,31 @@ class TorchDist(Described):
 
     # ---- reductions -----------------------------------------------------------------------------
 
+    def all_reduce(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
+        if len(ranks) == 1 or x.numel() == 0 or _by_nccl(x.device):
+            return super().all_reduce(x, ranks, op)
+        return self.all_reduce_async(x, ranks, op).wait()  # by messages, which leave x as it is
+
     def _reduce(self, x: Tensor, ranks: Ranks, op: str) -> Handle:
-        name, nccl = f"all_reduce({op})", _by_nccl(x.device)
-        if not nccl and x.nbytes * (len(ranks) - 1) <= SMALL_ALL_REDUCE:
-            pieces = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in ranks]
-            self._gather(name, x, pieces, ranks)
-            return Done(ordered_reduce(pieces, op))
-        # Gloo and NCCL may lose a NaN.
-        if (x.dtype.is_floating_point and op != "sum") or (x.dtype not in _BY_GLOO and not nccl):
-            return Done(self._fold(name, x, ranks, op))
-        if not nccl:
-            # Gloo's own carries no tag. It ends the process if sizes differ, and adds up wrong
-            # numbers if dtypes do.
-            messages.agree(name, x, ranks)
-        wire = x if nccl else x.cpu()
-        wire, op = _reducible(wire.contiguous(), op)
-        group = world().group(ranks, "cuda" if nccl else "cpu")
+        name = f"all_reduce({op})"
+        if _by_nccl(x.device) and (op == "sum" or not x.dtype.is_floating_point):
+            return self._by_collective(name, x, ranks, op)
+        x = x.contiguous()
+        if len(ranks) == 2 or x.nbytes * (len(ranks) - 1) <= SMALL_ALL_REDUCE:
+            pieces = [x if rank == self.rank else torch.empty_like(x) for rank in ranks]
+            arriving = self._gather(name, x, pieces, ranks)
+            into = next(piece for piece in pieces if piece is not x)  # it is one of the first two
+            return Later(arriving, lambda: ordered_reduce(pieces, op, into))
+        fold = _Fold(self, name, x, ranks, op)
+        before, self._last_fold = self._last_fold(), weakref.ref(fold)
+        if before is not None:
+            before.advance()
+        return fold
+
+    def _by_collective(self, name: str, x: Tensor, ranks: Ranks, op: str) -> Handle:
+        """By NCCL's own all-reduce."""
+        wire, op = _reducible(x.contiguous(), op)
+        group = world().group(ranks, "cuda")
         ops = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
         options = dist.AllreduceOptions()
         options.reduceOp = ops[op]  # type: ignore[assignment]
@@ -115,46 +121,103 @@ class TorchDist(Described):
         work = world().carry_out(name, x, ranks, start)
         return _Reducing(name, work, wire, x, ranks)
 
-    def _fold(self, name: str, x: Tensor, ranks: Ranks, op: str) -> Tensor:
-        """Each rank combines one part of every rank's x, then the parts are gathered. This sends as
-        many bytes as a ring all-reduce."""
-        parts = x.reshape(-1).tensor_split(len(ranks))
-        received = [torch.empty_like(parts[ranks.index(self.rank)]) for _ in ranks]
-        self._trade(name, parts, received, ranks)
-        out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        places = out.view(-1).tensor_split(len(ranks))
-        self._gather(name, ordered_reduce(received, op), places, ranks)
-        return out
-
-    # ---- gathers and exchanges ------------------------------------------------------------------
+    # ---- gathers and all-to-alls ----------------------------------------------------------------
 
     def _all_gather(self, x: Tensor, out: Sequence[Tensor], ranks: Ranks) -> None:
-        self._gather("all_gather", x, out, ranks)
+        out[ranks.index(self.rank)].copy_(x)
+        self._gather("all_gather", x, out, ranks).wait()
 
-    def _gather(self, name: str, x: Tensor, out: Sequence[Tensor], ranks: Ranks) -> None:
+    def _gather(self, name: str, x: Tensor, out: Sequence[Tensor], ranks: Ranks) -> Waitable:
+        """Start to fill all of `out` but this rank's own."""
         if not _by_nccl(x.device):
-            messages.swap(name, [x.contiguous()] * len(ranks), out, ranks)
-            return
+            return messages.swap(name, [x.contiguous()] * len(ranks), out, ranks)
         # If pieces differ in size, torch makes this a batch of NCCL broadcasts of the exact bytes.
         pieces = [flat(out[k]) for k in _sorted_positions(ranks)]
         group = world().group(ranks, "cuda")
         start = partial(group.allgather, [pieces], [flat(x)])
         world().carry_out(name, x, ranks, lambda: start().wait())
+        return Done(x)
 
     def _all_to_all(self, pieces: Sequence[Tensor], out: Sequence[Tensor], ranks: Ranks) -> None:
-        self._trade("all_to_all", pieces, out, ranks)
+        own = ranks.index(self.rank)
+        out[own].copy_(pieces[own])
+        self._trade("all_to_all", pieces, out, ranks).wait()
 
     def _trade(
         self, name: str, pieces: Sequence[Tensor], out: Sequence[Tensor], ranks: Ranks
-    ) -> None:
+    ) -> Waitable:
+        """Start to fill all of `out` but this rank's own."""
         if not _by_nccl(out[0].device):
-            messages.swap(name, pieces, out, ranks)
-            return
+            return messages.swap(name, pieces, out, ranks)
         order = _sorted_positions(ranks)
         going, coming = ([flat(part[k]) for k in order] for part in (pieces, out))
         group = world().group(ranks, "cuda")
         start = partial(group.alltoall, coming, going)
         world().carry_out(name, pieces[0], ranks, lambda: start().wait())
+        return Done(pieces[0])
+
+    # ---- several at once ------------------------------------------------------------------------
+
+    def overlaps(self, ranks: Ranks, kind: str) -> bool:
+        return kind == "cpu"
+
+    def join_several(
+        self,
+        xs: Sequence[Tensor],
+        dims: Sequence[int],
+        sizes: Sequence[Sequence[int]],
+        ranks: Ranks,
+        out: Sequence[Tensor] | None = None,
+    ) -> list[Tensor]:
+        if len(ranks) == 1 or _by_nccl(xs[0].device):
+            return super().join_several(xs, dims, sizes, ranks, out)
+        self.check("all_gather", ranks, *xs)
+        with part_of("join_several", *map(cut, xs, dims, sizes)):
+            return several.join(self, [x.detach() for x in xs], dims, sizes, ranks, out).wait()
+
+    def start_join_several(
+        self,
+        xs: Sequence[Tensor],
+        dims: Sequence[int],
+        sizes: Sequence[Sequence[int]],
+        ranks: Ranks,
+    ) -> Later:
+        if len(ranks) == 1 or _by_nccl(xs[0].device):
+            return super().start_join_several(xs, dims, sizes, ranks)
+        self.check("all_gather", ranks, *xs)
+        with part_of("start_join_several", *map(cut, xs, dims, sizes)):
+            return several.join(self, [x.detach() for x in xs], dims, sizes, ranks)
+
+    def reduce_scatter_several(
+        self,
+        xs: Sequence[Tensor],
+        dims: Sequence[int],
+        sizes: Sequence[Sequence[int]],
+        ranks: Ranks,
+        op: str = "sum",
+    ) -> list[Tensor]:
+        if len(ranks) == 1 or _by_nccl(xs[0].device):
+            return super().reduce_scatter_several(xs, dims, sizes, ranks, op)
+        self.check("reduce_scatter", ranks, *xs)
+        given = [x.detach() for x in xs]
+        with part_of("reduce_scatter_several", op, *map(cut, xs, dims, sizes)):
+            return several.reduce_scatter(self, given, dims, sizes, ranks, op).wait()
+
+    def start_reduce_scatter_several(
+        self,
+        xs: Sequence[Tensor],
+        dims: Sequence[int],
+        sizes: Sequence[Sequence[int]],
+        ranks: Ranks,
+    ) -> Later:
+        if len(ranks) == 1 or _by_nccl(xs[0].device):
+            return super().start_reduce_scatter_several(xs, dims, sizes, ranks)
+        self.check("reduce_scatter", ranks, *xs)
+        given = [x.detach() for x in xs]
+        with part_of("start_reduce_scatter_several", *map(cut, xs, dims, sizes)):
+            return several.reduce_scatter(self, given, dims, sizes, ranks, "sum")
+
+    # ---- exchanges ------------------------------------------------------------------------------
 
     def _exchange(
         self,
@@ -171,7 +234,7 @@ class TorchDist(Described):
         going = [torch.cat([empty, *(flat(x) for to, x in sends if to == r)]) for r in ranks]
         places = [[flat(x) for source, x in out if source == r] for r in ranks]
         coming = [torch.cat([empty, *place]) for place in places]
-        self._trade("exchange", going, coming, ranks)
+        self._trade("exchange", going, coming, ranks).wait()
         for place, piece in zip(places, coming, strict=True):
             for x, part in zip(place, piece.split([x.numel() for x in place]), strict=True):
                 x.copy_(part)
@@ -198,11 +261,49 @@ class TorchDist(Described):
     def _gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]:
         own = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8)
         size = torch.tensor([own.numel()])
-        sizes = [torch.empty_like(size) for _ in ranks]
-        self._gather("gather_objects", size, sizes, ranks)
-        out = [torch.empty(int(n), dtype=torch.uint8) for n in sizes]
-        self._gather("gather_objects", own, out, ranks)
+        sizes = [size if rank == self.rank else torch.empty_like(size) for rank in ranks]
+        self._gather("gather_objects", size, sizes, ranks).wait()
+        out = [own if size is n else torch.empty(int(n), dtype=torch.uint8) for n in sizes]
+        self._gather("gather_objects", own, out, ranks).wait()
         return [pickle.loads(bytes(piece.tolist())) for piece in out]
+
+
+class _Fold:
+    """An all-reduce in two rounds of messages: each rank combines one part of every rank's `x`, and
+    then the parts are gathered. This sends as many bytes as a ring, and adds up in rank order.
+
+    ```
+    started     parts go to the ranks that combine them
+    advance     what came is combined and goes to all; not before another one is started
+    wait        all parts are there
+    ```
+    """
+
+    def __init__(self, sent: TorchDist, name: str, x: Tensor, ranks: Ranks, op: str) -> None:
+        self._sent, self._name, self._ranks, self._op = sent, name, ranks, op
+        self._out, self._own = torch.empty_like(x), ranks.index(sent.rank)
+        parts = x.view(-1).tensor_split(len(ranks))
+        self._pieces = [
+            part if k == self._own else torch.empty_like(parts[self._own])
+            for k, part in enumerate(parts)
+        ]
+        self._coming: Waitable = sent._trade(name, parts, self._pieces, ranks)
+        self._combined, self._call = False, call_under_way()
+
+    def advance(self) -> None:
+        if self._combined:
+            return
+        self._coming.wait()
+        places = self._out.view(-1).tensor_split(len(self._ranks))
+        places[self._own].copy_(ordered_reduce(self._pieces, self._op))
+        self._combined, self._pieces = True, []
+        with resumed(self._call):
+            self._coming = self._sent._gather(self._name, places[self._own], places, self._ranks)
+
+    def wait(self) -> Tensor:
+        self.advance()
+        self._coming.wait()
+        return self._out
 
 
 class _Reducing:

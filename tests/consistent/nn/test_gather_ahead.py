@@ -17,6 +17,7 @@ from mirrored.transports.counting import Counting
 from mirrored.transports.default import current, replace_current
 from mirrored.transports.ordered import Ordered
 from tests.consistent.nn import test_gathered as gathered
+from tests.mirrored.kinds import over_gloo
 from tests.ranks import on_ranks, pool
 from tests.twins import GRIDS, compare, randn
 
@@ -48,20 +49,20 @@ def test_a_module_trains_as_it_does_alone(wrap: str, world: int) -> None:
     pool(world).run(_compare, gathered.trained, GRIDS[world], gathered.WRAPS[wrap])
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        gathered.accumulated,
-        gathered.twice_through_one_graph,
-        gathered.gradients_of_gradients,
-        gathered.without_gradients,
-        gathered.part_of_the_gradients,
-        gathered.copied,
-        gathered.after_an_exception,
-        gathered.stepping_within_backward,
-        gathered.other_ways,
-    ],
-)
+SITUATIONS = [
+    gathered.accumulated,
+    gathered.twice_through_one_graph,
+    gathered.gradients_of_gradients,
+    gathered.without_gradients,
+    gathered.part_of_the_gradients,
+    gathered.copied,
+    gathered.after_an_exception,
+    gathered.stepping_within_backward,
+    gathered.other_ways,
+]
+
+
+@pytest.mark.parametrize("case", SITUATIONS)
 def test_in_every_situation(case: Callable[..., Any]) -> None:
     pool(2).run(_compare, _twice, GRIDS[2], case)
 
@@ -89,3 +90,22 @@ def test_all_but_the_first_is_gathered_ahead_once_the_order_is_known(rank: int) 
     # Three layers in forward, the weights of three in backward. The last layer's
     # weight is kept for backward, which begins with it.
     assert sent[1] == (calls - 1, bytes_ - 8 * 8 * 4 // 2, 3 + 3)
+
+
+# ---- by messages -------------------------------------------------------------------------------
+
+
+def _by_messages(rank: int, case: Callable[..., Any], ranks: Any, *args: Any) -> None:
+    compare(rank, case, ranks, *args)
+    assert not isinstance(current(), Ordered)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_a_module_trains_over_messages(world: int) -> None:
+    for wrap in gathered.WRAPS.values():
+        pool(world).run(over_gloo, _by_messages, gathered.trained, GRIDS[world], wrap)
+
+
+@pytest.mark.parametrize("case", SITUATIONS)
+def test_in_every_situation_over_messages(case: Callable[..., Any]) -> None:
+    pool(2).run(over_gloo, _by_messages, _twice, GRIDS[2], case)

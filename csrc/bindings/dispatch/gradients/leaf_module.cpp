@@ -16,12 +16,13 @@ const at::Tensor& unpack(PyObject* x) {
 
 PyObject* set_up_leaves(PyObject*, PyObject* args) {
   Leaves given;
-  if (!PyArg_ParseTuple(args, "OOOOOOOO", &given.watch, &given.assign, &given.limits, &given.take,
-                        &given.launch, &given.settle, &given.finish, &given.shown)) {
+  if (!PyArg_ParseTuple(args, "OOOOOOOOOO", &given.watch, &given.assign, &given.at_once,
+                        &given.limit, &given.take, &given.launch, &given.settle, &given.finish,
+                        &given.shown, &given.land)) {
     return nullptr;
   }
-  for (PyObject* part : {given.watch, given.assign, given.limits, given.take, given.launch,
-                         given.settle, given.finish, given.shown}) {
+  for (PyObject* part : {given.watch, given.assign, given.at_once, given.limit, given.take,
+                         given.launch, given.settle, given.finish, given.shown, given.land}) {
     Py_INCREF(part);
   }
   leaves = given;
@@ -56,6 +57,7 @@ PyObject* set_gradient(PyObject*, PyObject* args) {
 PyObject* assign_gradient(PyObject*, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   TORCH_CHECK_TYPE(count == 2, "assign_gradient: a leaf and a gradient are needed");
+  if (!land_first()) return nullptr;
   if (args[1] != Py_None) return PyObject_Vectorcall(leaves.assign, args, count, nullptr);
   const at::Tensor& leaf = unpack(args[0]);
   Backward& run = Backward::current();
@@ -113,6 +115,13 @@ PyObject* set_sync(PyObject*, PyObject* value) {
   return PyBool_FromLong(std::exchange(Backward::current().sync, given != 0));
 }
 
+PyObject* set_in_flight(PyObject*, PyObject* value) {
+  const int given = PyObject_IsTrue(value);
+  if (given < 0) return nullptr;
+  Backward::current().in_flight = given != 0;
+  Py_RETURN_NONE;
+}
+
 PyObject* is_synced(PyObject*, PyObject*) { return PyBool_FromLong(Backward::current().sync); }
 
 PyObject* wait(PyObject*, PyObject* args) {
@@ -123,6 +132,17 @@ PyObject* wait(PyObject*, PyObject* args) {
   const LeafHook* hook = LeafHook::of(unpack(leaf));
   TORCH_CHECK(hook != nullptr && hook->bucket >= 0, "wait: this leaf is not summed over ranks");
   Backward::current().add(unpack(leaf), unpack(addend), *hook, replaces != 0);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* wait_alone(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject *leaf = nullptr, *addend = nullptr;
+  if (!PyArg_ParseTuple(args, "OO", &leaf, &addend)) return nullptr;
+  const LeafHook* hook = LeafHook::of(unpack(leaf));
+  TORCH_CHECK(hook != nullptr && hook->bucket >= 0, "wait: this leaf is not summed over ranks");
+  Backward::current().add_alone(unpack(leaf), unpack(addend), *hook);
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
@@ -190,10 +210,14 @@ PyMethodDef functions[] = {
      "(leaf) -> whether a gradient of it that has no spec yet is an addend."},
     {"set_partial", set_partial, METH_VARARGS, "(leaf, whether so)"},
     {"set_sync", set_sync, METH_O, "(whether this thread sums gradients) -> what it was before."},
+    {"set_in_flight", set_in_flight, METH_O,
+     "(whether gradients are on their way to leaves that lie in shares)"},
     {"is_synced", is_synced, METH_NOARGS, "() -> whether this thread sums gradients."},
     {"wait", wait, METH_VARARGS,
      "(leaf, addend, replaces): the addend waits for its bucket; if it replaces, the sum takes the "
      "place of the gradient that the leaf has."},
+    {"wait_alone", wait_alone, METH_VARARGS,
+     "(leaf, addend): a large addend, which nobody else writes to, is launched by itself."},
     {"launch_all", launch_all, METH_NOARGS, "(): give all waiting addends to their buckets."},
     {"accumulate", accumulate, METH_VARARGS,
      "(positions, flat): add the sums of these waiting addends, side by side in `flat`."},
@@ -202,7 +226,7 @@ PyMethodDef functions[] = {
     {"drop_waiting", drop_waiting, METH_O, "(leaf): what waits for it is not added any more."},
     {"clear_waiting", clear_waiting, METH_NOARGS, "(): nothing waits any more."},
     {"set_up_leaves", set_up_leaves, METH_VARARGS,
-     "(watch, assign, limits, take, launch, settle, finish, shown)"},
+     "(watch, assign, at_once, limit, take, launch, settle, finish, shown, land)"},
     {nullptr, nullptr, 0, nullptr},
 };
 

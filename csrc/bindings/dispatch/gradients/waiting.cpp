@@ -26,6 +26,13 @@ THPObjectPtr checked(PyObject* made) {
 
 THPObjectPtr wrap(const at::Tensor& x) { return checked(THPVariable_Wrap(x)); }
 
+bool land_first() {
+  if (!Backward::current().in_flight) return true;
+  PyObject* done = PyObject_CallNoArgs(leaves.land);
+  Py_XDECREF(done);
+  return done != nullptr;
+}
+
 bool nobody_else_holds(const at::Tensor& x) {
   return x.use_count() == 1 && x.has_storage() && x.storage().use_count() == 1;
 }
@@ -36,6 +43,12 @@ void finish() {
   if (!Backward::current().any()) return;
   const pybind11::gil_scoped_acquire gil;
   checked(PyObject_CallNoArgs(leaves.finish));
+}
+
+int64_t bytes_in(THPObjectPtr number) {
+  const long long found = PyLong_AsLongLong(number.get());
+  if (found == -1 && PyErr_Occurred() != nullptr) checked(nullptr);
+  return found;
 }
 
 void append(THPObjectPtr& list, THPObjectPtr item) {
@@ -60,10 +73,7 @@ void Backward::begin() {
   const int task = torch::autograd::get_current_graph_task_id();
   if (task == task_ && task != -1) return;
   const pybind11::gil_scoped_acquire gil;
-  THPObjectPtr limits = checked(PyObject_CallNoArgs(leaves.limits));
-  long long first = 0, later = 0, at_once = 0;
-  if (!PyArg_ParseTuple(limits.get(), "LLL", &first, &later, &at_once)) checked(nullptr);
-  first_ = first, later_ = later, at_once_ = at_once;
+  at_once_ = bytes_in(checked(PyObject_CallNoArgs(leaves.at_once)));
   task_ = task;
   if (task != -1) torch::autograd::Engine::get_default_engine().queue_callback(finish);
 }
@@ -76,8 +86,13 @@ void Backward::add(const at::Tensor& leaf, const at::Tensor& addend, const LeafH
   const at::Tensor filled = addend._is_zerotensor() ? addend.clone() : addend;
   waiting_.push_back({leaf, filled, bucket, hook.number, replaces});
   Bucket& into = buckets_[bucket];
+  if (into.nbytes == 0) {
+    const pybind11::gil_scoped_acquire gil;
+    into.limit = bytes_in(checked(PyObject_CallFunction(leaves.limit, "Li", (long long)bucket,
+                                                        static_cast<int>(into.launched))));
+  }
   into.nbytes += hook.nbytes;
-  if (into.nbytes < (into.launched ? later_ : first_)) return;
+  if (into.nbytes < into.limit) return;
   const pybind11::gil_scoped_acquire gil;
   launch(bucket);
 }
@@ -94,18 +109,27 @@ void Backward::launch(int64_t bucket) {
     return waiting_[one].number < waiting_[other].number;
   });
   std::vector<at::Tensor> addends;
+  for (const size_t i : order) addends.push_back(waiting_[i].addend.reshape(-1));
+  buckets_[bucket] = {0, 0, true};
+  launch(order, at::cat(addends));
+}
+
+void Backward::launch(const std::vector<size_t>& order, const at::Tensor& flat) {
   THPObjectPtr positions = checked(PyList_New(0)), owners = checked(PyList_New(0));
   for (const size_t i : order) {
-    Waiting& each = waiting_[i];
-    each.launched = true;
-    addends.push_back(each.addend.reshape(-1));
+    waiting_[i].launched = true;
     append(positions, checked(PyLong_FromSize_t(i)));
-    append(owners, wrap(each.leaf));
+    append(owners, wrap(waiting_[i].leaf));
   }
-  buckets_[bucket] = {0, true};
-  THPObjectPtr flat = wrap(at::cat(addends));
-  checked(PyObject_CallFunctionObjArgs(leaves.launch, positions.get(), owners.get(), flat.get(),
+  THPObjectPtr given = wrap(flat);
+  checked(PyObject_CallFunctionObjArgs(leaves.launch, positions.get(), owners.get(), given.get(),
                                        nullptr));
+}
+
+void Backward::add_alone(const at::Tensor& leaf, const at::Tensor& addend, const LeafHook& hook) {
+  const at::NoGradGuard no_grad;
+  waiting_.push_back({leaf, addend, hook.bucket, hook.number, false});
+  launch({waiting_.size() - 1}, addend.reshape(-1));
 }
 
 void Backward::launch_all() {
@@ -117,20 +141,23 @@ void Backward::launch_all() {
 void Backward::accumulate(const std::vector<size_t>& positions, const at::Tensor& flat) {
   const at::NoGradGuard no_grad;
   int64_t start = 0;
+  const bool alone = positions.size() == 1;
   for (const size_t position : positions) {
     Waiting& each = waiting_.at(position);
     const int64_t count = each.addend.numel();
-    settle(each, flat.narrow(0, start, count).view(each.addend.sizes()));
+    settle(each, flat.narrow(0, start, count).view(each.addend.sizes()), alone);
     start += count;
   }
 }
 
-void Backward::settle(Waiting& each, const at::Tensor& part) {
+void Backward::settle(Waiting& each, const at::Tensor& part, bool alone) {
   const at::Tensor addend = std::move(each.addend);
   if (each.dropped) return;
   if (each.replaces) {
     THPObjectPtr leaf = wrap(each.leaf), sum = wrap(part.clone());
     checked(PyObject_CallFunctionObjArgs(leaves.settle, leaf.get(), sum.get(), nullptr));
+  } else if (alone) {  // the memory of the sum becomes that of the gradient
+    accumulate_sum(each.leaf, part, true);
   } else if (!each.leaf.grad().defined() && nobody_else_holds(addend)) {
     addend.copy_(part);
     accumulate_sum(each.leaf, addend, true);

@@ -14,14 +14,16 @@ namespace consistent::dispatch {
 
 // The Python functions that the leaves' hooks call; set once.
 struct Leaves {
-  PyObject* watch = nullptr;   // (leaf)
-  PyObject* assign = nullptr;  // (leaf, gradient): sets `.grad` as a user does
-  PyObject* limits = nullptr;  // () -> bytes of the first bucket, of later ones, to sum at once
+  PyObject* watch = nullptr;    // (leaf)
+  PyObject* assign = nullptr;   // (leaf, gradient): sets `.grad` as a user does
+  PyObject* at_once = nullptr;  // () -> bytes from which a gradient is given to `take`
+  PyObject* limit = nullptr;   // (bucket, whether one was launched) -> bytes that fill the next one
   PyObject* take = nullptr;    // (leaf, addend, whether it is unshared) -> gradient or None
   PyObject* launch = nullptr;  // (positions, leaves, flat)
   PyObject* settle = nullptr;  // (leaf, sum)
   PyObject* finish = nullptr;  // ()
   PyObject* shown = nullptr;   // (leaf) -> its gradient while an addend of it waits
+  PyObject* land = nullptr;    // (): waits for gradients that are in flight, and adds them
 };
 extern Leaves leaves;
 
@@ -42,10 +44,12 @@ class Backward {
   // The one of this thread.
   static Backward& current();
 
-  // Before the first gradient of a graph task: reads the limits, and asks for `finish` at its end.
+  // Before the first gradient of a graph task: reads `at_once`, and asks for `finish` at its end.
   void begin();
   // Puts the addend into the bucket of its leaf, which is launched when it is full.
   void add(const at::Tensor& leaf, const at::Tensor& addend, const LeafHook& hook, bool replaces);
+  // Under the GIL: launches a large addend, which nobody else writes to, by itself and as it is.
+  void add_alone(const at::Tensor& leaf, const at::Tensor& addend, const LeafHook& hook);
   // Under the GIL: passes what is not launched yet to Python, one flat tensor for each bucket.
   void launch_all();
   // Under the GIL: adds the sums of `positions`, which lie one after the other in `flat`, to the
@@ -59,21 +63,27 @@ class Backward {
   bool any() const { return !waiting_.empty(); }
   int64_t at_once() const { return at_once_; }
 
-  bool sync = true;  // false inside no_sync()
+  bool sync = true;        // false inside no_sync()
+  bool in_flight = false;  // gradients are on their way to leaves that lie in shares
 
  private:
   void launch(int64_t bucket);
-  void settle(Waiting& each, const at::Tensor& part);
+  void launch(const std::vector<size_t>& order, const at::Tensor& flat);
+  void settle(Waiting& each, const at::Tensor& part, bool alone);
 
   struct Bucket {
     int64_t nbytes = 0;  // bytes of the addends that are not launched
+    int64_t limit = 0;   // bytes at which they are
     bool launched = false;
   };
   std::vector<Waiting> waiting_;
   std::vector<Bucket> buckets_;
   int task_ = -1;  // the graph task at whose end `finish` is called
-  int64_t first_ = 0, later_ = 0, at_once_ = 0;
+  int64_t at_once_ = 0;
 };
+
+// Before a gradient is read or set: waits for those that are in flight. False if that raised.
+bool land_first();
 
 // Owns a new reference; if it is null, throws the Python error as an exception that torch knows.
 THPObjectPtr checked(PyObject* made);

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import tempfile
 
 import pytest
@@ -7,6 +8,8 @@ import torch
 import torch.distributed as dist
 
 import mirrored
+from mirrored.reduction import ordered_reduce
+from mirrored.transports.default import current
 from mirrored.transports.torch_dist import TorchDist, groups
 from mirrored.transports.torch_dist.groups import world
 from tests.mirrored.kinds import over_gloo
@@ -21,9 +24,9 @@ def subgroups(rank: int) -> int:
     return len(world().groups)
 
 
-def test_one_process_group_serves_every_order_of_its_ranks() -> None:
+def test_messages_need_no_process_group_of_their_ranks() -> None:
     pool(3).close()
-    assert pool(3).run(over_gloo, subgroups) == [1, 1, 0]  # the whole world is the default group
+    assert pool(3).run(over_gloo, subgroups) == [0, 0, 0]
 
 
 def sums_over(rank: int, groups: list[tuple[int, ...]]) -> list[float]:
@@ -31,8 +34,7 @@ def sums_over(rank: int, groups: list[tuple[int, ...]]) -> list[float]:
     return [mirrored.all_reduce(big, ranks)[0].item() for ranks in groups if rank in ranks]
 
 
-def test_groups_may_be_made_in_any_number_by_each_rank() -> None:
-    # Rank 2 has one more group than rank 0 when they make theirs.
+def test_each_pair_of_ranks_sums_alone() -> None:
     assert pool(3).run(over_gloo, sums_over, [(2, 1), (2, 0), (0, 1)]) == [[2, 2]] * 3
 
 
@@ -99,3 +101,49 @@ def extremes_of(rank: int, n: int) -> list[int]:
 @pytest.mark.parametrize("n", [5, 200_003], ids=["small", "large"])
 def test_not_a_number_wins_on_every_rank(n: int) -> None:
     assert pool(3).run(extremes_of, n) == [[3, 3]] * 3
+
+
+def sums_in_the_order_of_ranks(rank: int, n: int) -> None:
+    ranks = tuple(range(n))
+    for dtype in (torch.float32, torch.bfloat16, torch.complex64, torch.int16, torch.bool):
+        for count in (1, 7, 70_001):  # in one round of messages, and in two
+            made = torch.Generator().manual_seed(0)
+            each = [(torch.randn(count, generator=made) * 10).to(dtype) for _ in ranks]
+            given = each[rank].clone()
+            found = [mirrored.all_reduce(given, ranks)]
+            found.append(current().all_reduce_async(given.clone(), ranks).wait())
+            wanted = ordered_reduce(each)
+            assert all(torch.equal(x, wanted) for x in found), (dtype, count)
+            assert torch.equal(given, each[rank])
+    started = [current().all_reduce_async(torch.full((90_000,), k + rank), ranks) for k in range(4)]
+    for k, handle in enumerate(started):
+        assert handle.wait().unique().tolist() == [n * k + sum(ranks)]
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_sums_have_the_bits_of_the_order_of_ranks(n: int) -> None:
+    pool(n).run(over_gloo, sums_in_the_order_of_ranks, n)
+
+
+def several_at_once(rank: int, n: int) -> None:
+    ranks, sizes = tuple(range(n)), [3] + [2] * (n - 1)
+    shapes = [(sum(sizes), 5), (4, sum(sizes)), (sum(sizes), 20_000), (sum(sizes),)]
+    dims = [0, 1, 0, 0]
+    wholes = [torch.arange(math.prod(shape)).view(shape).float() for shape in shapes]
+    cut = [x.split(sizes, dim) for x, dim in zip(wholes, dims)]
+    transport, all_sizes = current(), [sizes] * len(dims)
+    going = [parts[rank] for parts in cut]
+    joined = transport.start_join_several(going, dims, all_sizes, ranks)
+    summed = transport.start_reduce_scatter_several(wholes, dims, all_sizes, ranks)
+    for x, wanted in zip(summed.wait(), cut, strict=True):  # not in the order of their start
+        assert torch.equal(x, n * wanted[rank])
+    for x, wanted in zip(joined.wait(), wholes, strict=True):
+        assert torch.equal(x, wanted)
+    places = [torch.empty_like(x) for x in wholes]
+    made = transport.join_several(going, dims, all_sizes, ranks, places)
+    assert all(x is place and torch.equal(x, y) for x, place, y in zip(made, places, wholes))
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_several_tensors_travel_at_once(n: int) -> None:
+    pool(n).run(over_gloo, several_at_once, n)

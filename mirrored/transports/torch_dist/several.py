@@ -1,0 +1,144 @@
+"""Several tensors gathered, or reduced and scattered, by messages that all travel at once.
+
+Short ones are packed into one message; each of the others has its own, which needs no packing. All
+messages are started before any is waited for, so that their latencies do not add up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ...comm import Later, Ranks, Waitable, joinable, resized
+from ...reduction import ordered_reduce
+
+# A tensor of at most so many bytes is packed: at 5 GB/s two copies of it take less time than a
+# message takes to be started and received.
+PACKED_BYTES = 128 << 10
+
+
+class Sender(Protocol):
+    """What starts the messages; each leaves out this rank's own piece."""
+
+    @property
+    def rank(self) -> int: ...
+
+    def _gather(self, name: str, x: Tensor, out: Sequence[Tensor], ranks: Ranks) -> Waitable: ...
+
+    def _trade(
+        self, name: str, pieces: Sequence[Tensor], out: Sequence[Tensor], ranks: Ranks
+    ) -> Waitable: ...
+
+
+class _All:
+    """Several things under way."""
+
+    def __init__(self, each: Sequence[Waitable]) -> None:
+        self._each = each
+
+    def wait(self) -> None:
+        for one in self._each:
+            one.wait()
+
+
+def join(
+    sent: Sender,
+    xs: Sequence[Tensor],
+    dims: Sequence[int],
+    sizes: Sequence[Sequence[int]],
+    ranks: Ranks,
+    out: Sequence[Tensor] | None = None,
+) -> Later:
+    """Start `Transport.join_several`, of which `wait()` gives the results."""
+    me, n = ranks.index(sent.rank), len(ranks)
+    shapes = [[resized(x.shape, dim, size) for size in own] for x, dim, own in zip(xs, dims, sizes)]
+    packed, alone = _sorted_out(xs, dims, sizes)
+    waits: list[Waitable] = []
+    pieces: list[list[Tensor]] = [[] for _ in xs]
+    made: list[Tensor | None] = [None] * len(xs)
+    if packed:
+        flat = torch.cat([xs[i].reshape(-1) for i in packed])
+        counts = [[math.prod(shapes[i][k]) for i in packed] for k in range(n)]
+        arrived = [flat if k == me else flat.new_empty(sum(counts[k])) for k in range(n)]
+        waits.append(sent._gather("all_gather", flat, arrived, ranks))
+        for k in range(n):
+            for i, part in zip(packed, arrived[k].split(counts[k])):
+                pieces[i].append(part.view(shapes[i][k]))
+    for i in alone:
+        whole, slots = joinable(xs[i], shapes[i], dims[i], None if out is None else out[i])
+        made[i] = whole
+        pieces[i] = list(slots or [xs[i].new_empty(shape) for shape in shapes[i]])
+        pieces[i][me].copy_(xs[i])
+        waits.append(sent._gather("all_gather", pieces[i][me], pieces[i], ranks))
+
+    def results() -> list[Tensor]:
+        found = [
+            torch.cat(pieces[i], dims[i]) if whole is None else whole
+            for i, whole in enumerate(made)
+        ]
+        if out is None:
+            return found
+        return [x if x is place else place.copy_(x) for x, place in zip(found, out, strict=True)]
+
+    return Later(_All(waits), results)
+
+
+def reduce_scatter(
+    sent: Sender,
+    xs: Sequence[Tensor],
+    dims: Sequence[int],
+    sizes: Sequence[Sequence[int]],
+    ranks: Ranks,
+    op: str,
+) -> Later:
+    """Start `Transport.reduce_scatter_several`, of which `wait()` gives the results."""
+    me, n = ranks.index(sent.rank), len(ranks)
+    cut = [x.split(list(own), dim) for x, dim, own in zip(xs, dims, sizes, strict=True)]
+    packed, alone = _sorted_out(xs, dims, sizes)
+    waits: list[Waitable] = []
+    sums: list[Callable[[], Tensor]] = [lambda: xs[0]] * len(xs)
+
+    def trade(going: list[Tensor]) -> list[Tensor]:
+        coming = [going[me] if k == me else torch.empty_like(going[me]) for k in range(n)]
+        waits.append(sent._trade("all_to_all", going, coming, ranks))
+        return coming
+
+    if packed:
+        coming = trade([torch.cat([cut[i][k].reshape(-1) for i in packed]) for k in range(n)])
+        counts, total = [cut[i][me].numel() for i in packed], _Once(coming, op)
+        for position, i in enumerate(packed):
+            sums[i] = lambda p=position, s=cut[i][me].shape: total().split(counts)[p].view(s)
+    for i in alone:
+        sums[i] = _Once(trade([part.contiguous() for part in cut[i]]), op)
+    return Later(_All(waits), lambda: [each() for each in sums])
+
+
+class _Once:
+    """The sum of what has arrived, made when it is first asked for."""
+
+    def __init__(self, pieces: list[Tensor], op: str) -> None:
+        self._pieces, self._op = pieces, op
+        self._made: Tensor | None = None
+
+    def __call__(self) -> Tensor:
+        if self._made is None:
+            self._made, self._pieces = ordered_reduce(self._pieces, self._op), []
+        return self._made
+
+
+def _sorted_out(
+    xs: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]
+) -> tuple[list[int], list[int]]:
+    """The positions of those that are packed, and of the others. All ranks find the same: the bytes
+    are those of the whole."""
+    whole = [
+        math.prod(resized(x.shape, dim, sum(own))) * x.element_size()
+        for x, dim, own in zip(xs, dims, sizes, strict=True)
+    ]
+    packed = [i for i, nbytes in enumerate(whole) if nbytes <= PACKED_BYTES]
+    packed = packed if len(packed) > 1 else []
+    return packed, [i for i in range(len(xs)) if i not in packed]

@@ -1,0 +1,157 @@
+"""Gradients in shares that are reduced and scattered while backward goes on: over messages, the
+values and the bits of shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import consistent
+from consistent import Placement, S
+from consistent.autograd import scattering
+from mirrored import counting
+from tests.mirrored.kinds import over_gloo
+from tests.ranks import pool
+from tests.twins import GRIDS
+
+PLANS = ["data", "zero1", "zero2", "zero3", "tensor"]
+
+
+class Net(nn.Module):
+    """Layers of which the first weights are sent alone, and the others packed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Embedding(31, 64)
+        self.layers = nn.Sequential(nn.Linear(64, 1100), nn.GELU(), nn.Linear(1100, 64))
+        self.norm, self.head = nn.LayerNorm(64), nn.Linear(64, 31)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.token(tokens)
+        return self.head(self.norm(self.layers(x) + self.layers(x.flip(2))))
+
+
+def _net(placement: Placement, plan: str, rows: int = 11) -> tuple[nn.Module, Tensor, Tensor]:
+    torch.manual_seed(0)
+    model = consistent.parallelize(Net(), placement, plan)
+    tokens, labels = torch.randint(31, (rows, 3)), torch.randint(31, (rows, 3))
+    return model, *(consistent.distribute(x, placement, S(0)) for x in (tokens, labels))  # type: ignore[return-value]
+
+
+def _loss(model: nn.Module, tokens: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(model(tokens).flatten(0, 1), labels.flatten())
+
+
+def _trained(rank: int, n: int, plan: str, steps: int) -> list[Any]:
+    model, tokens, labels = _net(Placement("cpu", range(n)), plan)
+    optimizer = torch.optim.AdamW(model.parameters())
+    losses = []
+    for step in range(steps):
+        loss = _loss(model, tokens, labels)
+        if step % 3 == 1:
+            with consistent.no_sync():
+                loss.backward()
+            loss = _loss(model, tokens, labels)
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=bool(step % 2))
+    return [losses, *(p.full().tolist() for p in model.parameters())]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("plan", PLANS)
+def test_messages_give_the_bits_of_shared_memory(plan: str, n: int) -> None:
+    by_messages = pool(n).run(over_gloo, _trained, n, plan, 20)
+    assert by_messages == pool(n).run(_trained, n, plan, 20)
+
+
+def _in_flight(rank: int, act: Callable[[nn.Module], None], only: int | None) -> None:
+    """``act`` runs in backward, on rank ``only`` or on all, while gradients are on their way."""
+    wanted = _gradients(None, None)
+    seen = []
+
+    def hook(module: nn.Module, *_: Any) -> None:
+        if only is None or rank == only:
+            seen.append(bool(scattering._state.flying))
+            act(module)
+
+    given = _gradients(hook, act)
+    assert only not in (None, rank) or any(seen)
+    for name, value in wanted.items():
+        torch.testing.assert_close(given[name], value, msg=name)
+
+
+def _gradients(hook: Any, act: Any) -> dict[str, Any]:
+    model, tokens, labels = _net(Placement("cpu", GRIDS[2]), "zero3")
+    if hook is not None:
+        model.layers[0].register_full_backward_hook(hook)  # type: ignore[index, union-attr]
+    for _ in range(2):
+        _loss(model, tokens, labels).backward()
+    assert not scattering._state.flying
+    return {name: p.grad.full() for name, p in model.named_parameters()}  # type: ignore[union-attr]
+
+
+def read(module: nn.Module) -> None:
+    module.weight.grad  # noqa: B018 - reading is the act
+
+
+def read_all(module: nn.Module) -> None:
+    assert all(p.grad is None or p.grad.shape == p.shape for p in module.parameters())
+
+
+@pytest.mark.parametrize("only", [None, 0, 1])
+@pytest.mark.parametrize("act", [read, read_all])
+def test_a_gradient_is_read_while_others_are_on_their_way(act: Any, only: int | None) -> None:
+    pool(2).run(over_gloo, _in_flight, act, only)
+
+
+def _raises(rank: int) -> None:
+    model, tokens, labels = _net(Placement("cpu", GRIDS[2]), "zero3")
+
+    def stop(*_: Any) -> None:
+        raise ValueError("stop")
+
+    handle = model.layers[0].register_full_backward_hook(stop)  # type: ignore[index, union-attr]
+    with pytest.raises(ValueError, match="stop"):
+        _loss(model, tokens, labels).backward()
+    assert not scattering._state.flying
+    handle.remove()
+    model.zero_grad()
+    _loss(model, tokens, labels).backward()
+    again, *_ = _net(Placement("cpu", GRIDS[2]), "zero3")
+    _loss(again, tokens, labels).backward()
+    for (name, p), q in zip(model.named_parameters(), again.parameters(), strict=True):
+        assert torch.equal(p.grad.full(), q.grad.full()), name  # type: ignore[union-attr]
+
+
+def test_a_backward_that_raises_leaves_nothing_behind() -> None:
+    pool(2).run(over_gloo, _raises)
+
+
+def _messages(rank: int, n: int, plan: str) -> tuple[int, int]:
+    """Messages of a step that is like the one before, and those that are waited for at once."""
+    model, tokens, labels = _net(Placement("cpu", range(n)), plan, rows=12)
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(3):
+        with counting() as calls:
+            optimizer.zero_grad()
+            _loss(model, tokens, labels).backward()
+            optimizer.step()
+    return len(calls.calls), sum(call.waits for call in calls.calls)
+
+
+# What is waited for: the number of labels that count, always; under zero1 and zero2 the updated
+# shares, in one message; under zero3 the first gather, and those of a layer that is called again;
+# under tensor sums of activations.
+STARTED = {"data": (4, 1), "zero1": (5, 2), "zero2": (11, 2), "zero3": (19, 4), "tensor": (10, 9)}
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_few_messages_are_waited_for_at_once(plan: str) -> None:
+    assert pool(2).run(over_gloo, _messages, 2, plan) == [STARTED[plan]] * 2
