@@ -46,62 +46,65 @@ communicate raises at once, and its parent goes on (`tests/mirrored/transports/t
 **One thread of a rank communicates**, because ranks match calls by their order, and that of two
 threads differs by rank. It is the thread that used the process group first, which is the main
 thread of most programs. A call in another one raises, there alone, and says where both are; the
-values of the first are right. Once that thread has ended, the next one that communicates takes over.
-A program in which one thread waits while another one communicates (a server that answers in a pool
-of threads, a `ThreadPoolExecutor` that evaluates, `Thread(target=model.generate)`) says so in the
-latter: `with consistent.in_this_thread():`. The library's own threads, which gather ahead and send
-in the background, keep one order. What no other rank takes part in, any thread may do.
+values of the first are right. Once that thread has ended, the next one that communicates takes
+over. A program in which one thread waits while another one communicates (a server that answers in
+a pool of threads, a `ThreadPoolExecutor` that evaluates, `Thread(target=model.generate)`) says so
+in the latter: `with consistent.in_this_thread():`. The library's own threads, which gather ahead
+and send in the background, keep one order. What no other rank takes part in, any thread may do.
 
-**A handler of a signal cannot communicate.** It runs between any two instructions of one rank, and
-the others are elsewhere. In the middle of a call it is refused at once, as are `__del__`, callbacks
-of weak references and of the garbage collector; if it catches the error the call goes on and gives
-the right value, else the error ends the call as any exception of a handler does, and every rank
-stops. `checkpoint.save` in a handler is refused wherever it runs. Set a flag, and act on it between
-two steps: `due = consistent.checkpoint.on_signal(signal.SIGUSR1)`, and where `due()` is true, on all
-ranks at the same step, save; `batches.stop_on(signal.SIGTERM)` of a `data.loader` ends a loop so.
+**A handler of a signal cannot communicate.** It runs between any two instructions of one rank,
+and the others are elsewhere. In the middle of a call it is refused at once, as are `__del__`,
+callbacks of weak references and of the garbage collector; if it catches the error the call goes
+on and gives the right value, else the error ends the call as any exception of a handler does, and
+every rank stops. `checkpoint.save` in a handler is refused wherever it runs. Set a flag, and act
+on it between two steps: `due = consistent.checkpoint.on_signal(signal.SIGUSR1)`, and where
+`due()` is true, on all ranks at the same step, save; `batches.stop_on(signal.SIGTERM)` of a
+`data.loader` ends a loop so.
 
 ### Who is answered
 
 Each rank listens at one TCP port for the others, who ask where it is. It binds to the address by
-which others reach this machine and to no other one: that of the interface which `GLOO_SOCKET_IFNAME`
-names, else the one by which this machine reaches the store; to all of the machine only where that
-address is not one of its own, as behind a router. A request begins with a random secret that a rank
-enters in the store, so who reads the store may ask. Anybody else is cut off at the first byte that
-is another one. A connection has one second for all of its request and answer, 64 may be open, and
-one that is new takes the place of the oldest; a request is at most 1 MB long. What a rank answers is
-the line where it is, and it stops when it is told to; nothing else can be asked for.
+which others reach this machine and to no other one: that of the interface which
+`GLOO_SOCKET_IFNAME` names, else the one by which this machine reaches the store; to all of the
+machine only where that address is not one of its own, as behind a router. A request begins with a
+random secret that a rank enters in the store, so who reads the store may ask. Anybody else is cut
+off at the first byte that is another one. A connection has one second for all of its request and
+answer, 64 may be open, and one that is new takes the place of the oldest; a request is at most 1
+MB long. What a rank answers is the line where it is, and it stops when it is told to; nothing
+else can be asked for.
 
 ### Another process group in the same processes
 
-After `destroy_process_group` and `init_process_group` the ranks find each other anew, over the same
-store too. Global tensors made before belong to placements of ranks: they are valid again where the
-new world has these ranks, and else raise when they communicate.
+After `destroy_process_group` and `init_process_group` the ranks find each other anew, over the
+same store too. Global tensors made before belong to placements of ranks: they are valid again
+where the new world has these ranks, and else raise when they communicate.
 
 ### What one rank alone raises
 
-**What the values of one rank make an op raise, every rank raises**, at the same call: a singular matrix, an index
-out of range, a probability above 1, an integer divided by zero in the shard of one rank. The ranks of
-the placement tell each other after such an op, and all raise the same class with the same text, whose
-last line says on which rank it was. So a program may catch it as it would in one process: leave the
-batch out, or add jitter and try again. This holds for the ops of `consistent/rules/raising.py`, where
-what decides is split; where it is the same on all ranks, all raise by themselves. It costs a meeting
-after such an op (4 µs in shared memory, else a byte to each other rank); reports do not count it. A
-step of `consistent.compile` raises the same on all ranks at its call, and what it had written by then
-is the same on all of them, but need not be what the step as it is written would have written by then.
+**What the values of one rank make an op raise, every rank raises**, at the same call: a singular
+matrix, an index out of range, a probability above 1, an integer divided by zero in the shard of
+one rank. The ranks of the placement tell each other after such an op, and all raise the same
+class with the same text, whose last line says on which rank it was. So a program may catch it as
+it would in one process: leave the batch out, or add jitter and try again. This holds for the ops
+of `consistent/rules/raising.py`, where what decides is split; where it is the same on all ranks,
+all raise by themselves. It costs a meeting after such an op (4 µs in shared memory, else a byte
+to each other rank); reports do not count it. A step of `consistent.compile` raises the same on
+all ranks at its call, and what it had written by then is the same on all of them, but need not be
+what the step as it is written would have written by then.
 
-Ranks outside the placement are not told, but for ops whose results' shapes depend on data. On a GPU an
-index out of range is the device's own assertion, which ends the process.
+Ranks outside the placement are not told, but for ops whose results' shapes depend on data. On a
+GPU an index out of range is the device's own assertion, which ends the process.
 
 **Backward.** In anomaly mode a NaN in one rank's gradient raises torch's message on all ranks as
-backward ends, which it does: gradients have been added to `.grad`. Anything else that one rank raises
-in backward, as a hook may, it raises alone. If the program ends by that, all ranks end, with its
-error. If the program catches it, ranks are at different steps from then on, so no message of that
-rank fits one of a rank that has not raised, however alike the two look: on one host both raise when
-they communicate next, between hosts when the time is up, and so does every later call. No number of
-another batch is taken. Start the job again from its last checkpoint.
+backward ends, which it does: gradients have been added to `.grad`. Anything else that one rank
+raises in backward, as a hook may, it raises alone. If the program ends by that, all ranks end,
+with its error. If the program catches it, ranks are at different steps from then on, so no
+message of that rank fits one of a rank that has not raised, however alike the two look: on one
+host both raise when they communicate next, between hosts when the time is up, and so does every
+later call. No number of another batch is taken. Start the job again from its last checkpoint.
 
-**Code between ops** (data loading, say) may raise on one rank, and nobody else knows. Not caught, it
-ends all ranks. If it may be caught, let the ranks decide together:
+**Code between ops** (data loading, say) may raise on one rank, and nobody else knows. Not caught,
+it ends all ranks. If it may be caught, let the ranks decide together:
 
 ```python
 bad = consistent.from_local(torch.tensor([bad_here]), placement, S(0))

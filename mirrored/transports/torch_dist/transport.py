@@ -159,6 +159,7 @@ class TorchDist(Described):
     # ---- several at once ------------------------------------------------------------------------
 
     def overlaps(self, ranks: Ranks, kind: str) -> bool:
+        world().check_reachable(ranks)
         return kind == "cpu"
 
     def join_several(

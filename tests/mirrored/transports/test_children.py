@@ -37,18 +37,26 @@ CALLS: dict[str, Callable[[Transport, tuple[int, ...]], Any]] = {
     "exchange": lambda t, ranks: t.exchange(
         [(rank, X) for rank in ranks], [(rank, X.shape, X.dtype) for rank in ranks], ranks
     ),
+    "gather_notes": lambda t, ranks: t.gather_notes(b"x", ranks),
     "gather_objects": lambda t, ranks: t.gather_objects("x", ranks),
     "join": lambda t, ranks: t.join(X, 0, [4] * len(ranks), ranks),
     "join_several": lambda t, ranks: t.join_several([X, X], [0, 0], [[4] * len(ranks)] * 2, ranks),
     "reduce_scatter_several": lambda t, ranks: t.reduce_scatter_several(
         [X, X], [0, 0], [_cut(4, ranks)] * 2, ranks
     ),
+    "start_join_several": lambda t, ranks: t.start_join_several(
+        [X, X], [0, 0], [[4] * len(ranks)] * 2, ranks
+    ).wait(),
+    "start_reduce_scatter_several": lambda t, ranks: t.start_reduce_scatter_several(
+        [X, X], [0, 0], [_cut(4, ranks)] * 2, ranks
+    ).wait(),
     "reduce_scatter": lambda t, ranks: t.reduce_scatter(X, 0, _cut(4, ranks), ranks),
     "turn": lambda t, ranks: t.turn(X, 1, _cut(2, ranks), 0, [4] * len(ranks), ranks),
     "peers": lambda t, ranks: _entered(t.peers(X, ranks)),
     "as_one": lambda t, ranks: t.as_one(lambda xs: [t.all_reduce(xs[0], ranks)], [X], ranks),
     "addends": lambda t, ranks: _entered(t.addends(X, 0, _cut(4, ranks), ranks)),
     "shares": lambda t, ranks: t.shares(ranks, "cpu"),
+    "overlaps": lambda t, ranks: t.overlaps(ranks, "cpu"),
 }
 ASKS_NOBODY = {"link", "device", "rank_in", "abandon"}  # the last tells others, without waiting
 ONE_TO_ONE = {"send", "receive"}  # between two ranks, and not of a group
