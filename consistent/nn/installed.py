@@ -24,7 +24,7 @@ def installed_plan(module: torch.nn.Module) -> Plan | None:
 def ask_for_install(placement: Placement, plan: Plan) -> None:
     """What ranks have to ask each other before they ``install`` this plan, which then sends
     nothing."""
-    if _gathers(plan):
+    if _gathers(plan.on(placement)):
         from .gather_ahead import is_possible_on
 
         is_possible_on(placement)
@@ -37,16 +37,17 @@ def install(
     inputs: SbpLike | Mapping[str, SbpLike] | None,
 ) -> None:
     """Let ``module`` do as ``plan`` says when it is called, and its optimizer when it steps."""
-    layouts: Sequence[Any] = list(plan.tensors.values())
-    install_borders(module, plan)
-    if _gathers(plan):
+    laid = plan.on(placement)
+    layouts: Sequence[Any] = list(laid.tensors.values())
+    install_borders(module, laid)
+    if _gathers(laid):
         from .gathered import install_use
 
-        install_use(module, plan)
+        install_use(module, laid)
     if any(each.step != each.sbp or each.grad != each.sbp for each in layouts):
         from .sharded_step import install_step
 
-        install_step(module, plan)
+        install_step(module, laid)
     if inputs is not None:
         from .inputs import install_inputs
 

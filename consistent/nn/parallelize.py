@@ -115,7 +115,7 @@ def parallelize(
         del all_tensors, others
     empty = [places[0].name for places in tensors if places[0].value.is_meta]
     install_assign({slot.owner: None for places in tensors for slot in places})
-    _lay_out(tensors, placement, decided)
+    _lay_out(tensors, placement, decided.on(placement))
     give_back_freed_memory()
     if empty and initialise:
         deferred.initialise(module, empty)

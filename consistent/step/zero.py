@@ -39,9 +39,10 @@ def settle(graph: Any, stage: int) -> None:
         found: dict[str, Layouts] = {}
         for name, param in module.named_parameters(recurse=False):
             if is_global(param) and param.ndim and S(0) not in param.sbp:  # type: ignore[attr-defined]
-                own = tuple(param.sbp)  # type: ignore[attr-defined]
+                own, where = tuple(param.sbp), param.placement  # type: ignore[attr-defined]
                 shared = _shared(own)
-                found[name] = Layouts(own, grad=shared if stage > 1 else own, step=shared)
+                asked = Layouts(own, grad=shared if stage > 1 else own, step=shared)
+                found[name] = asked.on(where)
         if found:
             install_step(module, Plan(found))
 

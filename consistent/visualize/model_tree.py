@@ -143,9 +143,10 @@ def _entry(name: str, x: torch.Tensor, kind: bool, path: str, reading: _Reading)
             repr(spec).partition(" ")[0] if not spec.shape else repr(spec).partition("] ")[0] + "]"
         )
         nbytes, layout = spec.nbytes, sbp_text(spec.sbp)
-        layouts = reading.plan.layouts(path + name) if reading.plan is not None else None
-        if layouts is not None and layouts.sbp == spec.sbp and layouts.use != spec.sbp:
-            layout += f", used as {sbp_text(layouts.use)}"
+        asked = reading.plan.layouts(path + name) if reading.plan is not None else None
+        if asked is not None and asked.on(spec.placement).sbp == spec.sbp:
+            layout = sbp_text(asked.sbp)
+            layout += f", used as {sbp_text(asked.use)}" if asked.use != asked.sbp else ""
     return Entry(name, shape, layout, spec, 0 if tied else nbytes, x.numel(), kind, tied)
 
 

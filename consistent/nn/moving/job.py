@@ -67,9 +67,10 @@ class Job:
             slots: the places of its parameters and buffers, those of one tensor in one list.
         """
         layouts_of: dict[int, Layouts] = {}
+        plan = self.plan.on(self.placement)
         for places in slots:
             x: Any = places[0].value
-            layouts = self.plan.layouts(places[0].name)
+            layouts = plan.layouts(places[0].name)
             assert layouts is not None
             if isinstance(x, torch.nn.Parameter):
                 self._enter_parameter(places[0].name, x, layouts)

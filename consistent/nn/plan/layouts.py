@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...spec import B, NdSbp, Sbp, SbpLike, as_nd_sbp, as_sbp
+from ...spec import B, NdSbp, Placement, Sbp, SbpLike, as_nd_sbp, as_sbp
 from ...spec.nearest import suggestion
 
 # One entry for each axis; None leaves that axis as it is.
@@ -59,8 +59,18 @@ class Layouts:
         """``change`` applied to each of the four."""
         return Layouts(*(change(getattr(self, name)) for name in NAMES))
 
+    def on(self, placement: Placement) -> Layouts:
+        """How the tensor is laid out on ``placement``: B along an axis of one rank, where all SBPs
+        say the same."""
+        return self.map(lambda sbp: _alone(sbp, placement, B))
+
 
 NAMES = ("sbp", "use", "grad", "step")
+
+
+def _alone(nd: Nd, placement: Placement, entry: Sbp | None) -> Any:
+    """``nd`` with ``entry`` on the axes of one rank."""
+    return tuple(entry if n == 1 else e for n, e in zip(placement.shape, nd, strict=True))
 
 
 @dataclass(frozen=True)
@@ -82,6 +92,17 @@ class Border:
 
     def __hash__(self) -> int:
         return hash((tuple(self.inputs.items()), tuple(self.outputs.items())))
+
+    @property
+    def boxes(self) -> bool:
+        """Whether anything is boxed."""
+        ways = [*self.inputs.values(), *self.outputs.values()]
+        return any(entry is not None for nd in ways for entry in nd)
+
+    def on(self, placement: Placement) -> Border:
+        """What is left to be boxed on ``placement``: nothing along an axis of one rank."""
+        sides = (self.inputs, self.outputs)
+        return Border(*({k: _alone(nd, placement, None) for k, nd in x.items()} for x in sides))
 
     @classmethod
     def like(cls, given: Any) -> Border:

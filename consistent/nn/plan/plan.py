@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...spec import Placement
 from . import files, table, yaml_text
 from .layouts import Border, Layouts, join_axes, join_borders
 from .names import match, match_path
@@ -60,6 +61,18 @@ class Plan:
         """What is boxed at the border of the module of that name; None if nothing is."""
         found = match_path(name, self.modules)
         return None if found is None else self.modules[found]
+
+    def on(self, placement: Placement) -> Plan:
+        """What is laid out and boxed on ``placement``: on an axis of one rank, where S, B and P say
+        the same, tensors are B, which asks for nothing to be gathered, and no border boxes."""
+        if all(n > 1 for n in placement.shape):
+            return self
+        tensors = {name: layouts.on(placement) for name, layouts in self.tensors.items()}
+        borders = {name: border.on(placement) for name, border in self.modules.items()}
+        modules = {name: border for name, border in borders.items() if border.boxes}
+        return Plan(
+            tensors, modules, axes=self.axes, notes=self.notes, tied=self.tied, shapes=self.shapes
+        )
 
     def part(self, tensors: Sequence[str], modules: Sequence[str]) -> Plan:
         """What it says of a part of a model that has tensors and modules of these names."""

@@ -31,7 +31,10 @@ def started_by_launcher() -> bool:
 
 def is_child_of_rank() -> bool:
     """Whether this process inherited its environment from a rank that a launcher had started."""
-    pid, _, launch = os.environ.get(_MARK, "").partition(" ")
+    mark = os.environ.get(_MARK)
+    if mark is None:
+        return False
+    pid, _, launch = mark.partition(" ")
     return launch == _launch() and pid != str(os.getpid())
 
 

@@ -149,17 +149,16 @@ def spare_cores(enough: Callable[[list], bool]) -> Iterator[None]:
 
 @on_ranks(4)
 def test_there_and_back_where_only_some_ranks_gather_ahead(rank: int) -> None:
-    """A rank that has a core to spare as long as it is alone gathers in the background then, and
-    so its transport is another one than before. It remembers what it asked the others."""
-    both, alone = Placement("cpu", [0, 1]), Placement("cpu", [1])
+    """Ranks that have a core to spare as long as they are two gather in the background then, and
+    so their transport is another one than before. They remember what they asked the others."""
 
     def losses(moves: dict[int, Where]) -> list[float]:
-        model = parallel((both, "zero3"))
+        model = parallel((FOUR, "zero3"))
         return train(model, O.AdamW(model.parameters(), lr=0.02), range(6), moves)
 
-    with spare_cores(lambda uses: len(uses) == 1):
-        moved = losses({2: (alone, "zero3"), 4: (both, "zero3")})
-        assert isinstance(current(), Ordered) == (rank == 1)
+    with spare_cores(lambda uses: len(uses) == 2):
+        moved = losses({2: (TWO, "zero3"), 4: (FOUR, "zero3")})
+        assert isinstance(current(), Ordered) == (rank < 2)
     assert moved == pytest.approx(losses({}), rel=1e-12)
 
 
