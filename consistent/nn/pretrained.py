@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..checkpoint.files.foreign import weight_map
 from ..dispatch.plans.shards import is_global, plain
 from ..movement.world import my_coordinate
 from ..spec import Placement
@@ -78,6 +77,9 @@ def _files(folder: Path) -> dict[str, Path]:
 
     index, one = folder / _INDEX, folder / _ONE
     if index.exists():
+        # It imports torch's distributed checkpoints, which takes as long as all of this library.
+        from ..checkpoint.files.foreign import weight_map
+
         return {name: folder / file for name, file in weight_map(str(index)).items()}
     if not one.is_file():
         there = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []

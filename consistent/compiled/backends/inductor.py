@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.fx import GraphModule
@@ -16,7 +17,6 @@ from mirrored.transports.faults.place import readable
 from .apart import Run, apart
 from .form import Form, Number, form_of
 from .numbers import keep_numbers
-from .symbolic import NotSymbolic, Symbolic
 
 _log = logging.getLogger(__name__)
 _MOST_FORMS = 16  # whose code is kept for further sizes
@@ -57,7 +57,7 @@ class _Family:
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[Number, ...], None] = OrderedDict()
-        self._codes: list[Symbolic] = []
+        self._codes: list[Any] = []  # of symbolic.Symbolic
         self._may_share = True
 
     def code(self, graph: GraphModule, inputs: Sequence[torch.Tensor], form: Form) -> Run:
@@ -72,7 +72,12 @@ class _Family:
 
     def _symbolic(
         self, graph: GraphModule, inputs: Sequence[torch.Tensor], form: Form
-    ) -> Symbolic | None:
+    ) -> Any | None:
+        from .symbolic import (
+            NotSymbolic,
+            Symbolic,
+        )  # it imports torch._dynamo, which takes a second
+
         if not self._may_share or len(self._codes) >= MOST_CODES:
             return None
         try:

@@ -1,0 +1,30 @@
+"""``import consistent`` brings little more than torch: what only some programs need is imported
+when they use it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+# Each takes a good part of a second, or tens of MB.
+HEAVY = ("torch._dynamo", "torch._inductor", "torch.distributed.checkpoint", "torch.onnx", "sympy")
+LATER = (
+    "consistent.auto",
+    "consistent.checkpoint",
+    "consistent.compiled.backends.symbolic",
+    "consistent.flow",
+    "consistent.integrations",
+)
+
+
+def test_importing_the_library_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, torch; before = set(sys.modules); import consistent; "
+        "print(*(set(sys.modules) - before))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found = ran.stdout.split()
+    assert "consistent.nn.parallelize" in found
+    later = tuple(f"{name}." for name in (*HEAVY, *LATER))
+    brought = [name for name in found if f"{name}.".startswith(later)]
+    assert not brought, sorted(brought)
