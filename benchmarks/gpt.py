@@ -3,6 +3,7 @@ FSDP2 and DTensor tensor parallel, in turn in one run, with peak memory.
 
     python benchmarks/gpt.py                2 ranks, gloo, one thread each
     python benchmarks/gpt.py --layers 3     5.1 M parameters instead of 10.0 M
+    python benchmarks/gpt.py --hosts 2      ranks on two hosts: network namespaces, made by root
 
 Each way runs in its own processes, so that its memory can be measured. All run at once and take one
 step each, round after round, so that other load on the machine affects all equally. The ratios to
@@ -17,15 +18,22 @@ import os
 import resource
 import socket
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from benchmarks.hosts import enter, two_hosts
 
 VOCAB, DIM, HEADS, TOKENS, BATCH = 2048, 320, 8, 128, 8
 Step = Callable[[], float]
@@ -175,13 +183,23 @@ def resident() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def serve(way: str, rank: int, ranks: int, port: int, layers: int, told: Connection) -> None:
+class World(NamedTuple):
+    """The ranks of one way, and the names of the hosts that they are on; None: this one."""
+
+    ranks: int
+    port: int
+    hosts: list[str] | None
+
+
+def serve(way: str, rank: int, world: World, layers: int, told: Connection) -> None:
     """A rank of one way: a step at each message; answers (seconds, loss, peak MiB)."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(world.port))
+    if world.hosts is not None:
+        enter(world.hosts, rank, world.ranks)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     GPT.layers = layers
-    dist.init_process_group("gloo", rank=rank, world_size=ranks)
+    dist.init_process_group("gloo", rank=rank, world_size=world.ranks)
     # All ways import the same libraries, so that these add the same memory to each.
     for library in ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "consistent"):
         importlib.import_module(library)
@@ -206,17 +224,25 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--layers", type=int, default=GPT.layers)
+    parser.add_argument("--hosts", type=int, choices=(1, 2), default=1)
     options = parser.parse_args()
     GPT.layers = options.layers
+    if options.hosts == 1:
+        measure(options, None)
+        return
+    with two_hosts() as hosts:
+        measure(options, hosts)
+
+
+def measure(options: argparse.Namespace, hosts: list[str] | None) -> None:
+    """Start all ways, let them step in turn, and print the table."""
     context = get_context("spawn")
     started = {}
     for way in WAYS:
-        port = free_port()
+        world = World(options.ranks, free_port(), hosts)
         pipes = [context.Pipe() for _ in range(options.ranks)]
         ranks = [
-            context.Process(
-                target=serve, args=(way, rank, options.ranks, port, options.layers, pipe[1])
-            )
+            context.Process(target=serve, args=(way, rank, world, options.layers, pipe[1]))
             for rank, pipe in enumerate(pipes)
         ]
         for process in ranks:
@@ -246,8 +272,8 @@ def main() -> None:
                 process.join(30)
                 process.kill()
     count = sum(p.numel() for p in GPT().parameters()) / 1e6
-    print(f"GPT of {count:.1f} M parameters, {BATCH} x {TOKENS} tokens, {options.ranks} ranks, "
-          f"torch {torch.__version__}, one thread each")  # fmt: skip
+    print(f"GPT of {count:.1f} M parameters, {BATCH} x {TOKENS} tokens, {options.ranks} ranks on "
+          f"{options.hosts} host(s), torch {torch.__version__}, one thread each")  # fmt: skip
     print(f"{'':36}{'ms, median':>12}{'/ lone rank':>13}{'peak MiB':>10}{'first loss':>12}")
     base = times["lone rank, half the batch"]
     for way, taken in times.items():

@@ -59,6 +59,11 @@ class Layouts:
         """``change`` applied to each of the four."""
         return Layouts(*(change(getattr(self, name)) for name in NAMES))
 
+    @property
+    def is_one(self) -> bool:
+        """Whether the four are the same."""
+        return self.sbp == self.use == self.grad == self.step
+
     def on(self, placement: Placement) -> Layouts:
         """How the tensor is laid out on ``placement``: B along an axis of one rank, where all SBPs
         say the same."""

@@ -64,8 +64,11 @@ class Plan:
 
     def on(self, placement: Placement) -> Plan:
         """What is laid out and boxed on ``placement``: on an axis of one rank, where S, B and P say
-        the same, tensors are B, which asks for nothing to be gathered, and no border boxes."""
+        the same, tensors are B, which asks for nothing to be gathered, and no border boxes. A plan
+        that only says how tensors lie, in which nothing is gathered or boxed, is done as it is."""
         if all(n > 1 for n in placement.shape):
+            return self
+        if not self.modules and all(each.is_one for each in self.tensors.values()):
             return self
         tensors = {name: layouts.on(placement) for name, layouts in self.tensors.items()}
         borders = {name: border.on(placement) for name, border in self.modules.items()}
