@@ -89,6 +89,21 @@ class Line:
     writes: bool = False  # into one of its arguments
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An answer that decided what the program is.
+
+    Args:
+        line: the question; its results are no tensors.
+        at: how many lines of the program came before it.
+        found: the answer.
+    """
+
+    line: Line
+    at: int
+    found: Any
+
+
 @dataclass(slots=True)
 class Move:
     """A value that goes from one stage to another."""
@@ -101,14 +116,16 @@ class Move:
     where: str = ""
 
 
-@dataclass
+@dataclass(eq=False)
 class Program:
     """Lines in the order in which they were met.
 
     Args:
         draws: how many random ops are in it.
-        graded: of each parameter of its modules, the SBP of the gradient that the ranks of its
-            stage have after backward, or None; None before the first one.
+        reads: what was asked of values that follow from its inputs: it is for inputs of which all
+            answers are the same.
+        graded: (the programs of a batch, this one first) -> of each parameter of the modules, the
+            SBP of the gradient that the ranks of its stage have after backward, or None.
     """
 
     name: str
@@ -119,7 +136,8 @@ class Program:
     losses: list[int] = field(default_factory=list)
     result: Any = None
     draws: int = 0
-    graded: list[NdSbp | None] | None = None
+    reads: list[Asked] = field(default_factory=list)
+    graded: dict[tuple[Program, ...], list[NdSbp | None]] = field(default_factory=dict)
 
     def spec(self, index: int) -> TensorSpec:
         """The spec of a value that is a global tensor."""

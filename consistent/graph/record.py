@@ -19,6 +19,7 @@ from ..autograd import backward
 from ..dispatch.planning import autocast
 from ..dispatch.plans.shards import attach, is_global
 from ..forms.random import generator
+from ..movement import plain_values
 from ..movement.differentiable import spread
 from ..movement.world import device_of, my_coordinate
 from ..nn.nested import map_each, map_tensors, tensors_in
@@ -26,7 +27,8 @@ from ..spec import NdSbp, Placement, SbpLike, TensorSpec
 from ..tensor.storage import moving
 from .effects import RefusingDraws, Writes, version, versions, writes_by_name
 from .kept import Kept
-from .program import HERE, Line, Move, Program, Ref, Value
+from .program import HERE, Asked, Line, Move, Program, Ref, Value
+from .reads import KNOWN, as_it_is, decides_shapes, is_answer, is_followed, shapes
 from .stand_ins import of_spec, outside, stand_in, swapped
 
 LayoutOf = Callable[[int, tuple[int, ...]], NdSbp]
@@ -96,9 +98,12 @@ class _Recorder(TorchFunctionMode):
         self._moved: dict[tuple[int, int, Any], Any] = {}
         self._entered: dict[tuple[int, int, int], Any] = {}
         self._effects = Writes(name)
-        # Plain tensors that follow from sizes alone: the values of a stand-in, and the way back.
+        # Plain tensors that follow from sizes, and from whole numbers among the inputs: the values
+        # of a stand-in, and the way back.
         self._constants: dict[int, torch.Tensor] = {}
         self._stand_ins: dict[int, Any] = {}
+        self._by_inputs: set[int] = set()  # stand-ins of those that follow from inputs
+        self._lost: set[int] = set()  # of those that something without values was written into
         self._passing = 0
         self._drawn = generator.get_state().counter
         self._around = self._mode()
@@ -194,8 +199,13 @@ class _Recorder(TorchFunctionMode):
             out = func(*args, **kwargs)
         writes = writes or versions((args, kwargs)) != had
         self._effects.look(name, self.line)
+        by_inputs = values is not None and self._follow(given, writes)
+        if values is None and writes and stage is None:
+            self._lost |= set(self._constants)  # views of what was written, too
         inputs = {id(x): self._known[id(x)] for x in tensors_in(given)}
         outs: list[int] = []
+        with self.quiet():
+            sized = by_inputs and bool(tensors_in(out)) and decides_shapes(func, given, out)
 
         def result(x: torch.Tensor) -> Any:
             x = self._stand_ins.get(id(x), x)
@@ -203,14 +213,13 @@ class _Recorder(TorchFunctionMode):
                 outs.append(inputs[id(x)])
                 return x
             made = x if x.is_meta or is_global(x) else stand_in(x)
-            if values is not None and made is not x:
-                self._constants[id(made)] = x
-                self._stand_ins[id(x)] = made
+            if values is not None and made is not x and not (by_inputs and x.numel() > KNOWN):
+                self._knows(made, x, by_inputs)
             outs.append(self._value(made, stage if is_global(made) else None))
             return made
 
         out = map_tensors(out, result)
-        if outs or writes:
+        if outs or writes or (by_inputs and is_answer(name, out)):
             noted = map_tensors(given, lambda x: Ref(self._known[id(x)]))
             noted = map_each(noted, torch.device, lambda d: HERE if d == _META else d)
             mode = self._mode()
@@ -218,13 +227,37 @@ class _Recorder(TorchFunctionMode):
             line.mode = None if mode == self._around else mode
             line.draws = before, self.draws() - before
             line.writes, line.where = writes, self.line
-            self.program.lines.append(line)
-        return out
+            if outs or writes:
+                self.program.lines.append(line)
+            else:
+                self._read(line, out)
+        if sized:
+            refs = tuple(map(Ref, outs))
+            self._read(Line("shapes", shapes, refs, {}, (), None), shapes(*tensors_in(out)))
+        return out if values is None else map_each(out, torch.device, lambda _: _META)
+
+    def _read(self, line: Line, found: Any) -> None:
+        self.program.reads.append(Asked(line, len(self.program.lines), as_it_is(found)))
+
+    def _follow(self, given: tuple, writes: bool) -> bool:
+        """Whether what is computed of ``given`` follows from inputs."""
+        found = any(id(x) in self._by_inputs for x in tensors_in(given))
+        if found and writes:
+            self._by_inputs |= set(self._constants)  # views of what was written, too
+        return found
+
+    def _knows(self, made: Any, x: torch.Tensor, by_inputs: bool) -> None:
+        """``made`` stands for ``x``, whose values are known."""
+        self._constants[id(made)] = x
+        self._stand_ins[id(x)] = made
+        if by_inputs:
+            self._by_inputs.add(id(made))
 
     def _values_of(self, given: tuple) -> tuple | None:
-        """The arguments with values, where they follow from sizes and numbers alone: what depends
-        on those may decide what the program does."""
-        if any(id(x) not in self._constants for x in tensors_in(given)):
+        """The arguments with values, where these are known: what depends on those may decide what
+        the program does."""
+        lost = self._lost
+        if any(id(x) not in self._constants or id(x) in lost for x in tensors_in(given)):
             return None
         made = map_tensors(given, lambda x: self._constants[id(x)])
         return map_each(made, torch.device, lambda d: torch.device("cpu") if d == _META else d)
@@ -253,7 +286,8 @@ class _Recorder(TorchFunctionMode):
 
         out = self._run(name, run, given, stage, module=True)
         self.program.lines[-1].target = module
-        return out
+        # What it made itself, such as a mask, only the ranks of its stage have.
+        return map_tensors(out, lambda x: x if is_global(x) else self._enter(x, stage, name))
 
     def _refuse_kept(self, name: str, holder: Any) -> None:
         if holder is None:
@@ -266,16 +300,18 @@ class _Recorder(TorchFunctionMode):
             "model of transformers keeps keys and values so: model.config.use_cache = False."
         )
 
-    def _enter(self, x: torch.Tensor, stage: int) -> Any:
-        """A plain tensor as a global one of a stage: every rank has it, and keeps its part."""
+    def _enter(self, x: torch.Tensor, stage: int, made_by: str = "") -> Any:
+        """A plain tensor as a global one of a stage: every rank has it, or each of the stage if a
+        module has made it, and keeps its part."""
         source = self._known[id(x)]
         self._effects.check_read(source, stage, "a module", self.line)
-        key = source, stage, version(self._constants.get(id(x), x))
+        known = self._constants.get(id(x))
+        key = source, stage, version(x) + (0 if known is None else version(known))
         if key not in self._entered:
             placement = self._stages[stage]
             sbp = self._layout_of(stage, tuple(x.shape))
             spec = TensorSpec.of(placement, sbp, x.shape, x.dtype)
-            given = ((x,), {"spec": spec})
+            given = ((x,), {"spec": spec} | ({"made_by": made_by} if made_by else {}))
             self._entered[key] = self._run("entered", entered, given, stage)
             self._effects.copied(source, stage, self._entered[key])
         return self._entered[key]
@@ -373,6 +409,8 @@ class _Recorder(TorchFunctionMode):
         made = stand_in(x)
         stage = self._stage_on(x._spec.placement) if is_global(x) else None  # type: ignore[attr-defined]
         self.program.inputs.append(self._value(made, stage))
+        if stage is None and is_followed(x):  # the step may write into it
+            self._knows(made, x.detach().to("cpu", copy=True), by_inputs=True)
         return made
 
     def ref(self, x: torch.Tensor) -> Any:
@@ -478,11 +516,30 @@ class _Recorder(TorchFunctionMode):
         return torch.is_grad_enabled(), autocast.now()
 
 
-def entered(x: torch.Tensor, spec: TensorSpec) -> Any:
-    """A plain tensor that every rank has, as a global one: each rank keeps its part."""
-    if my_coordinate(spec.placement) is not None and x.device.type != spec.placement.type:
-        x = x.to(device_of(spec.placement))
+def entered(x: torch.Tensor, spec: TensorSpec, made_by: str = "") -> Any:
+    """A plain tensor that every rank has, as a global one: each rank keeps its part. Ranks compare
+    what a module has made.
+
+    Raises:
+        RuntimeError: they differ, or the module made another shape than when it was recorded.
+    """
+    if my_coordinate(spec.placement) is not None:
+        if made_by:
+            _check_made(x, spec, made_by)
+        if x.device.type != spec.placement.type:
+            x = x.to(device_of(spec.placement))
     return attach(spread(x, spec), spec)
+
+
+def _check_made(x: torch.Tensor, spec: TensorSpec, made_by: str) -> None:
+    if x.shape != spec.shape or x.dtype != spec.dtype:
+        raise RuntimeError(
+            f"{made_by}: it returns a plain tensor, {x.dtype}{list(x.shape)}, and one of "
+            f"{spec.dtype}{list(spec.shape)} when it was recorded.\n"
+            "  What a stage's module returns has the shape that follows from its inputs' shapes.\n"
+            "  Return a global tensor: from_local(x, placement, S(0)) if each rank has a part."
+        )
+    plain_values.compare(made_by, [x], spec.placement, (made_by, x.dtype, x.ndim))
 
 
 def _untaken(x: Any, target: TensorSpec, grad_sbp: SbpLike | None) -> Any:

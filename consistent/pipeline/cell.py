@@ -46,7 +46,7 @@ class Cell:
                 move.index, move.out, arrived[move.index], scale is not None
             )
         for line in self._part.lines:
-            self._run(line, env, draws)
+            self.run(line, env, draws)
         going = {}
         for index in self._part.leaving:
             x = self._as_recorded(self._get(env, index), index)
@@ -72,22 +72,11 @@ class Cell:
         assert read is not None, f"%{index} of {self._program.name} is not there"
         return read()
 
-    def _run(self, line: Line, env: dict[int, Any], draws: int) -> None:
-        given = map_each((line.args, line.kwargs), Ref, lambda ref: self._get(env, ref.index))
-        args, kwargs = map_each(given, Here, lambda _: self._device)
+    def run(self, line: Line, env: dict[int, Any], draws: int) -> None:
+        """Run a line. ``env`` has the values so far, and gets its results."""
         if line.draws[1]:
             generator.set_count(torch.default_generator, draws + line.draws[0])
-        if line.mode is None:
-            out = line.target(*args, **kwargs)
-        else:
-            with ExitStack() as stack:
-                stack.enter_context(
-                    torch.set_grad_enabled(line.mode[0] and torch.is_grad_enabled())
-                )
-                for kind, enabled, dtype in line.mode[1]:
-                    stack.enter_context(torch.autocast(kind, dtype, enabled))
-                out = line.target(*args, **kwargs)
-        found = tensors_in(out)
+        found = tensors_in(self.call(line, env))
         if len(found) != len(line.outs):
             raise RuntimeError(
                 f"{line.name}, at {line.where}, gives {len(found)} tensors, and gave "
@@ -95,6 +84,18 @@ class Cell:
                 "recorded.\n  Let a module give the same structure for each micro-batch."
             )
         env.update(zip(line.outs, found, strict=True))
+
+    def call(self, line: Line, env: dict[int, Any]) -> Any:
+        """What the line gives, of the values in ``env``."""
+        given = map_each((line.args, line.kwargs), Ref, lambda ref: self._get(env, ref.index))
+        args, kwargs = map_each(given, Here, lambda _: self._device)
+        if line.mode is None:
+            return line.target(*args, **kwargs)
+        with ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(line.mode[0] and torch.is_grad_enabled()))
+            for kind, enabled, dtype in line.mode[1]:
+                stack.enter_context(torch.autocast(kind, dtype, enabled))
+            return line.target(*args, **kwargs)
 
     def _as_recorded(self, x: Any, index: int) -> Any:
         """``x``, in the layout that the stage which gets it expects."""

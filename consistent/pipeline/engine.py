@@ -16,12 +16,14 @@ from ..dispatch.plans.gradients import set_raw_grad
 from ..dispatch.plans.shards import attach, is_global
 from ..forms.random import generator
 from ..graph.program import Program, Ref, refs
+from ..graph.reads import answer_text
 from ..graph.record import record
 from ..graph.stand_ins import of_spec
 from ..movement.world import my_coordinate
 from ..nn.nested import map_each, map_tensors, tensors_in
 from ..spec import B, NdSbp, Placement, S
 from .cell import Cell
+from .fits import fits
 from .micro_batches import cut, cuts, joined, rows_of
 from .part import check_written, part_of
 from .run import MicroBatch, Run, run_all
@@ -54,7 +56,7 @@ class Engine:
     schedule: str
     moves: bool
     tied: Tied = field(default_factory=Tied)
-    _programs: dict[Any, Program] = field(default_factory=dict)
+    _programs: list[tuple[Any, Program]] = field(default_factory=list)  # the newest at the end
 
     def table(self, count: int) -> Schedule:
         """The table for so many micro-batches.
@@ -112,14 +114,10 @@ class Engine:
         table = self.table(count)
         batch, draws = [], generator.get_state().counter
         given_parts = [cut((args, kwargs), rows, *part) for part in parts]
-        programs: dict[int, Program] = {}  # by rows
-        for given, (_, size) in zip(given_parts, parts, strict=True):
-            if size not in programs:
-                programs[size] = self._program(step, given[0], given[1], size, scale is not None)
-        if not self._has_losses(list(programs.values()), scale is not None, needs_loss):
+        programs = self._programs_of(step, given_parts, [n for _, n in parts], scale is not None)
+        if not self._has_losses(_unlike(programs), scale is not None, needs_loss):
             scale = None
-        for given, (_, size) in zip(given_parts, parts, strict=True):
-            program = programs[size]
+        for given, (_, size), program in zip(given_parts, parts, programs, strict=True):
             share = None if scale is None else _share(scale, size / rows)
             batch.append(MicroBatch(program, tensors_in(given), draws, share))
             draws += program.draws
@@ -130,7 +128,7 @@ class Engine:
         if draws != generator.get_state().counter:
             generator.set_count(torch.default_generator, draws)
         if scale is not None:
-            self._follow_gradients(batch[0].program)
+            self._follow_gradients(_unlike(programs))
             self.tied.end()
         results = [self._result(given, found) for given, found in zip(batch, going.results)]
         return joined(self.name, results, [size for _, size in parts])
@@ -140,32 +138,46 @@ class Engine:
     @property
     def programs(self) -> list[Program]:
         """Those that were recorded, the newest at the end."""
-        return list(self._programs.values())
+        return [program for _, program in self._programs]
 
-    def _program(
-        self, step: Callable[..., Any], args: tuple, kwargs: dict, rows: int, trains: bool
-    ) -> Program:
+    def _programs_of(
+        self, step: Callable[..., Any], given: list[Any], sizes: list[int], trains: bool
+    ) -> list[Program]:
+        """The program of each micro-batch, of its arguments and rows.
+
+        Raises:
+            RuntimeError: ranks would run different ones.
+        """
         modules = self.modules()
-        key = (_shown((args, kwargs)), trains, tuple(m.training for m in modules), autocast.now())
-        key = (*key, _state(modules), _parameters(modules))
-        if key not in self._programs:
-            if len(self._programs) >= MOST:
-                self._programs.pop(next(iter(self._programs)))
-            with torch.set_grad_enabled(trains):
-                made = record(
-                    self.name,
-                    step,
-                    args,
-                    kwargs,
-                    modules=modules,
-                    stages=dict(enumerate(self.placements)),
-                    stage_of=lambda m: None if (s := stage_of(m)) is None else s.index,
-                    layout_of=lambda stage, shape: self._layout(stage, shape, rows),
-                    moves=self.moves,
-                )
-            check_written(made)
-            self._programs[key] = made
-        return self._programs[key]
+        state = trains, tuple(m.training for m in modules), autocast.now(), _state(modules)
+        state = (*state, _parameters(modules))
+        found = []
+        for each, rows in zip(given, sizes, strict=True):
+            key, inputs = (_shown(each), *state), tensors_in(each)
+            known = (p for k, p in self._programs if k == key and fits(p, inputs))
+            program = next(known, None)
+            if program is None:
+                program = self._recorded(step, each, rows, trains)
+                self._programs = [*self._programs, (key, program)][-MOST:]
+            found.append(program)
+        if any(program.reads for program in found):
+            self._agree_on_values(found)
+        return found
+
+    def _recorded(self, step: Callable[..., Any], given: Any, rows: int, trains: bool) -> Program:
+        with torch.set_grad_enabled(trains):
+            made = record(
+                self.name,
+                step,
+                *given,
+                modules=self.modules(),
+                stages=dict(enumerate(self.placements)),
+                stage_of=lambda m: None if (s := stage_of(m)) is None else s.index,
+                layout_of=lambda stage, shape: self._layout(stage, shape, rows),
+                moves=self.moves,
+            )
+        check_written(made)
+        return made
 
     def _has_losses(self, programs: list[Program], trains: bool, needed: bool) -> bool:
         """Whether there is a backward to run."""
@@ -205,18 +217,19 @@ class Engine:
             ),
         )
 
-    def _follow_gradients(self, program: Program) -> None:
+    def _follow_gradients(self, programs: list[Program]) -> None:
         """Ranks outside a stage know which of its parameters have a gradient."""
         params: list[Any] = list(
             dict.fromkeys(p for m in self.modules() for p in m.parameters(recurse=False))
         )
-        if program.graded is None:
+        known, key = programs[0].graded, tuple(programs)
+        if key not in known:
             transport = current()
             mine = [p.grad.sbp if _is_graded(p) else None for p in params]
             told = transport.gather_objects(mine, tuple(range(transport.size)))
             first = [p.placement.first_rank if is_global(p) else transport.rank for p in params]
-            program.graded = [told[r][k] for k, r in enumerate(first)]
-        for p, sbp in zip(params, program.graded, strict=True):
+            known[key] = [told[r][k] for k, r in enumerate(first)]
+        for p, sbp in zip(params, known[key], strict=True):
             outside = is_global(p) and my_coordinate(p.placement) is None
             if outside and sbp is not None and p.grad is None:
                 spec = p._spec.with_sbp(sbp)
@@ -245,6 +258,26 @@ class Engine:
                 "number of micro-batches, whichever stages it is in.\n"
                 "  Pass the whole batch on every rank."
             )
+
+    def _agree_on_values(self, programs: list[Program]) -> None:
+        """Raise on every rank if values decide on ranks for different programs."""
+        transport = current()
+        mine = [[answer_text(read.found) for read in program.reads] for program in programs]
+        notes = transport.gather_objects(mine, tuple(range(transport.size)))
+        rank = next((r for r, note in enumerate(notes) if note != notes[0]), None)
+        if rank is not None:
+            differ = zip(notes[0], notes[rank], strict=True)
+            m, (a, b) = next((m, ab) for m, ab in enumerate(differ) if ab[0] != ab[1])
+            raise RuntimeError(
+                f"{self.name}: what the step asks of the values of micro-batch {m} decides what it "
+                f"does, and rank 0 finds {a}, rank {rank} {b}.\n"
+                "  Every rank passes the same batch, whole.\n"
+                "  Read it alike on every rank, masks too."
+            )
+
+
+def _unlike(programs: list[Program]) -> list[Program]:
+    return list(dict.fromkeys(programs))
 
 
 def _share(scale: Callable[[Any], Any], share: float) -> Callable[[Any], Any]:

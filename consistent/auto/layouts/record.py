@@ -19,6 +19,7 @@ from ...dispatch.plans.arguments import fill
 from ...dispatch.plans.plan import followers
 from ...dispatch.plans.shards import HookOff, is_global
 from ...dispatch.running.moved_views import is_view
+from ...graph.reads import is_followed
 from ...graph.stand_ins import of_spec, outside
 from ...nn.nested import map_tensors, tensors_in
 from ...nn.slots import Slot, plain_slots
@@ -29,7 +30,6 @@ from ...tensor.inspection import reading
 from ...tensor.storage import moving
 from .program import BUFFER, CONSTANT, INPUT, OP, PARAMETER, Enter, Exit, Op, Program, Value
 
-KNOWN = 1 << 20  # the most elements of a tensor whose values are followed
 _WHY = "a plan is searched without values, and here a value is needed"
 
 
@@ -124,7 +124,7 @@ class _Recorder:
                 self.program.values[index].fixed = x._spec.sbp  # type: ignore[attr-defined]
             elif x.ndim == 0:
                 self.program.values[index].fixed = self._whole()
-            elif _is_followed(x):
+            elif is_followed(x):
                 self._values_of[index] = x.detach().clone()
             self._inputs[id(x)] = made
             self._alive.append(x)
@@ -207,7 +207,7 @@ class _Recorder:
             except Exception:  # the function is one of shards
                 return
             for index, x in zip(outs, tensors_in(out)):
-                if _is_followed(x):
+                if is_followed(x):
                     self._values_of[index] = x
 
     def _value_of(self, x: Any) -> torch.Tensor | None:
@@ -239,8 +239,3 @@ class _Recorder:
         for x in tensors_in(result):
             if id(x) in self._known and (index := self._known[id(x)]) not in self.program.results:
                 self.program.results.append(index)
-
-
-def _is_followed(x: torch.Tensor) -> bool:
-    whole = not (x.dtype.is_floating_point or x.dtype.is_complex)
-    return whole and not x.is_meta and x.numel() <= KNOWN

@@ -10,7 +10,8 @@ from torch import nn
 
 from consistent import B, Placement, S, distribute, parallelize, randn, zeros
 from consistent.graph.program import Program
-from consistent.graph.record import record
+from consistent.graph.record import entered, record
+from consistent.spec import TensorSpec
 from mirrored.transports.counting import counting
 from tests.ranks import on_ranks
 
@@ -279,3 +280,13 @@ def test_a_stage_may_write_into_what_it_is_given(rank: int) -> None:
     parallelize(net.second, TWO)
     program = recorded(net, lambda x: handed_on(net, x), torch.ones(5, 4))
     assert [line.writes for line in program.lines if line.is_module] == [True, True]
+
+
+@on_ranks(2)
+def test_what_a_module_makes_is_compared_between_the_ranks_of_its_stage(rank: int) -> None:
+    spec = TensorSpec.of(Placement("cpu", [0, 1]), (S(0),), (4,), torch.float32)
+    with pytest.raises(RuntimeError, match="the ranks have different ones"):
+        entered(torch.arange(4.0) + rank, spec, made_by="Differs")
+    with pytest.raises(RuntimeError, match="Grows: it returns a plain tensor, torch.float32.5."):
+        entered(torch.arange(5.0), spec, made_by="Grows")
+    assert torch.equal(entered(torch.arange(4.0), spec, made_by="Same").full(), torch.arange(4.0))

@@ -1,0 +1,47 @@
+"""Whether a recorded program is for these inputs: what it asked of values is asked of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..dispatch.plans.shards import is_global
+from ..graph.program import Line, Program, refs
+from ..graph.reads import same_answer
+from .cell import Cell
+from .part import Part
+
+
+def fits(program: Program, inputs: Sequence[Any]) -> bool:
+    """Whether every answer is the one that was found when ``program`` was recorded. ``inputs`` are
+    as those that it was recorded with, in shapes and dtypes; they are not written into."""
+    if not program.reads:
+        return True
+    cell = Cell(program, Part(-1), torch.device("cpu"))
+    lines, done = _needed(program), 0
+    writes = any(line.writes for _, line in lines)
+    env: dict[int, Any] = {
+        i: x if is_global(x) else x.detach().to("cpu", copy=writes)
+        for i, x in zip(program.inputs, inputs, strict=True)
+    }
+    with torch.no_grad():
+        for read in program.reads:
+            while done < len(lines) and lines[done][0] < read.at:
+                cell.run(lines[done][1], env, 0)
+                done += 1
+            if not same_answer(cell.call(read.line, env), read.found):
+                return False
+    return True
+
+
+def _needed(program: Program) -> list[tuple[int, Line]]:
+    """The lines that make what is asked of, each with its place in the program."""
+    needed = {i for read in program.reads for i in refs((read.line.args, read.line.kwargs))}
+    found = []
+    for at, line in reversed(list(enumerate(program.lines))):
+        if line.stage is None and (line.writes or needed & set(line.outs)):
+            found.append((at, line))
+            needed |= set(refs((line.args, line.kwargs)))
+    return found[::-1]
