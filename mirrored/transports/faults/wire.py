@@ -65,7 +65,11 @@ def ask(
     process may open no socket."""
     answers: dict[int, dict[str, Any] | None] = {}
     deadline = time.monotonic() + limit_s
-    with selectors.DefaultSelector() as ready:
+    try:
+        selector = selectors.DefaultSelector()
+    except OSError:  # it is a file, too
+        return answers
+    with selector as ready:
         for rank, address in addresses.items():
             try:
                 asked = socket.socket(family_of(address.host), socket.SOCK_STREAM)

@@ -146,10 +146,11 @@ def _messages(rank: int, n: int, plan: str) -> tuple[int, int]:
     return len(calls.calls), sum(call.waits for call in calls.calls)
 
 
-# What is waited for: the number of labels that count, always; under zero1 and zero2 the updated
-# shares, in one message; under zero3 the first gather, and those of a layer that is called again;
-# under tensor sums of activations.
-STARTED = {"data": (4, 1), "zero1": (5, 2), "zero2": (11, 2), "zero3": (19, 4), "tensor": (10, 9)}
+# What is waited for: the number of labels that count, and a word of each rank after the ops that
+# may refuse a value (the embedding, and the loss on both sides of that number); under zero1 and
+# zero2 the updated shares, in one message; under zero3 the first gather, and those of a layer that
+# is called again; under tensor sums of activations.
+STARTED = {"data": (7, 4), "zero1": (8, 5), "zero2": (14, 5), "zero3": (22, 7), "tensor": (11, 10)}
 
 
 @pytest.mark.parametrize("plan", PLANS)
