@@ -31,6 +31,7 @@ from . import autocast
 from .any_size import all_whole, out_layouts
 from .functions.call_rewrites import (
     as_leaf,
+    as_overload,
     given_as_tensors,
     reshaped_in_place,
     with_numbers,
@@ -85,6 +86,9 @@ def _without_row(function: TorchFunction, args: tuple, kwargs: dict) -> Plan | N
     numbers = given_as_tensors(function.name, args, kwargs)
     if numbers is not None:
         return OtherCall(function.name, with_numbers(function.run, numbers))
+    if function.row is not None and isinstance(function.run, OPERATORS):
+        call = as_overload(function.run, args, kwargs)
+        return None if call is None else OtherCall(function.name, call)
     return None
 
 

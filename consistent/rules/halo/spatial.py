@@ -92,10 +92,13 @@ def _adapted(count: int) -> Callable[[Call, int], Halo | None]:
     return find
 
 
-def scales_of(call: Call) -> tuple[float, ...]:
-    """The scales that an upsampling is given, one per dim; none where it is given sizes."""
+def scales_of(call: Call) -> tuple[float | None, ...]:
+    """The scales that an upsampling is given, one per dim; none where it is given sizes only.
+    Operators that take a size may be given scales beside it, one by one."""
     given = call.get("scales")
-    return tuple(given) if isinstance(given, Sequence) else ()
+    if isinstance(given, Sequence):
+        return tuple(given)
+    return tuple(call.args[call.params.index("scales") :])
 
 
 def scaled_by(n: int, m: int) -> tuple[int, int] | None:
@@ -118,7 +121,7 @@ def _resampled(count: int, up: int, down: int) -> Callable[[Call, int], Halo | N
         if "align_corners" in call.params and call.get("align_corners"):
             return None
         more, less = factors
-        if scales and scales[at] != more / less:
+        if at < len(scales) and scales[at] not in (None, more / less):
             return None
         if less > 1:
             return Halo(d, lambda o, e: [((o - down) * less, (e + down) * less)])

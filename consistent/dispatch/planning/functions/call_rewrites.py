@@ -1,5 +1,5 @@
-"""Calls that a plan answers by other calls: properties, numbers given as tensors, and in-place ops
-that change a tensor's shape."""
+"""Calls that a plan answers by other calls: arguments of operators by keyword, numbers given as
+tensors, and in-place ops that change a tensor's shape."""
 
 from __future__ import annotations
 
@@ -42,6 +42,46 @@ def as_leaf(run: Callable[..., Any]) -> Callable[..., Any]:
         return run(*args, **kwargs).requires_grad_(requires_grad)
 
     return call
+
+
+def as_overload(run: Any, args: tuple, kwargs: dict) -> Callable[..., Any] | None:
+    """``torch.ops.aten.sum(self=x, dim=[0])`` as ``torch.ops.aten.sum.dim_IntList(x, [0])``: the
+    overload that torch takes for these arguments, with those by position that may be, and True for
+    a 1 that torch reads so. None where they are so already, or where torch refuses the call.
+
+    Rows name parameters as torch's Python functions do, and tell overloads apart by their
+    arguments. Operators have other names for some, at the same places, and ``aten.var(x, 1)`` is
+    ``unbiased=True``, where ``torch.var(x, 1)`` is along a dim.
+    """
+    overload = run if isinstance(run, torch._ops.OpOverload) else _overload(run, args, kwargs)
+    if overload is None:
+        return None
+    places = [a for a in overload._schema.arguments if not a.kwarg_only]
+    truths = {i for i, a in enumerate(places) if str(a.type) == "bool"}
+    named = places[len(args) :]
+    while named and named[-1].name not in kwargs:
+        named.pop()
+    if any(a.name not in kwargs and not a.has_default_value() for a in named):
+        return None
+    if not named and all(args[i].__class__ is bool for i in truths if i < len(args)):
+        return None
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = [*args, *(kwargs.pop(a.name, a.default_value) for a in named)]
+        read = (bool(x) if i in truths else x for i, x in enumerate(given))
+        return overload(*read, **kwargs)
+
+    return call
+
+
+def _overload(packet: Any, args: tuple, kwargs: dict) -> Any:
+    """The overload of a packet that torch takes for these arguments; None where none fits."""
+    try:
+        with HookOff():
+            name = torch._C._jit_resolve_packet(packet._qualified_op_name, *args, **kwargs)
+    except RuntimeError:
+        return None
+    return getattr(packet, name)
 
 
 @dataclass(frozen=True, slots=True)
