@@ -349,9 +349,10 @@ def _apply(function: Any, *args: Any) -> Any:
     tensors."""
     if torch._C._are_functorch_transforms_active():
         raise RuntimeError(
-            "boxing: a torch.func transform (grad, vmap) is active.\n"
+            "boxing: a torch.func transform (grad, vmap, jvp) is active.\n"
             "  It would see this rank's shard only, and boxing moves data between ranks.\n"
-            "  Use autograd (torch.autograd.grad, backward) on global tensors."
+            "  Use torch.autograd.grad or backward on global tensors; in place of jvp, "
+            "torch.autograd.functional.jvp or torch.autograd.forward_ad."
         )
     past_guard: Any = super(torch.autograd.Function, function)
     return past_guard.apply(*args)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..dispatch.plans.shards import is_global, plain
@@ -107,7 +108,18 @@ class GatheredParameters:
         self.opens_backward: set[int] = set()
 
     def before_forward(self, module: nn.Module, args: Any) -> None:
-        """Gather."""
+        """Gather.
+
+        Raises:
+            RuntimeError: torch.jit.trace records ``module``.
+        """
+        if torch._C._is_tracing():
+            raise RuntimeError(
+                f"torch.jit.trace: {type(module).__name__} has sharded parameters, global tensors "
+                "that are gathered at each call, and a trace would keep one rank's copy of them. "
+                "Use a plain module, into which consistent.checkpoint.full_state_dict(module) was "
+                "loaded."
+            )
         Run(self).begin()
 
     def parts(self) -> list[tuple[Tensor, TensorSpec, TensorSpec]]:

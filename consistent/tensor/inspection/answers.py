@@ -7,6 +7,8 @@ take the shard for the whole raises and says what to call. ``docs/inspection.md`
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -242,7 +244,20 @@ REFUSED: dict[str, tuple[str, str]] = {
 
 def _refused(name: str) -> Callable[..., Any]:
     why, instead = REFUSED[name]
-    return refusal(name, *((why,) if why else ()), instead=instead.format(f"{name}(...)"))
+    refuse = refusal(name, *((why,) if why else ()), instead=instead.format(f"{name}(...)"))
+    return functools.partial(_storage_refused, refuse) if name == "untyped_storage" else refuse
+
+
+def _storage_refused(refuse: Callable[..., Any], self: Any) -> None:
+    """``refuse``, or the error of ``torch.export``, which makes a fake tensor of each parameter and
+    begins with its storage."""
+    if sys._getframe(1).f_globals.get("__name__") == "torch._subclasses.meta_utils":
+        raise RuntimeError(
+            f"torch.export: x is {self._spec}, and a program recorded on fake tensors would hold "
+            "this rank's shard only. Use a plain module, into which "
+            "consistent.checkpoint.full_state_dict(module) was loaded, or x.full()."
+        )
+    refuse(self)
 
 
 def _no_array_interface(self: Any) -> Any:

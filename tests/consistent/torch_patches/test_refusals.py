@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.parallel import DistributedDataParallel
 
 import consistent
@@ -39,6 +40,8 @@ def _scope(layout: str) -> dict[str, Any]:
         "complex": torch.zeros(4, 2, dtype=torch.complex128),
         "leaf": torch.zeros(4, 2, dtype=torch.float64, requires_grad=True),
         "net": consistent.parallelize(net, x.placement, {"*": B}),
+        "zero3": consistent.parallelize(torch.nn.Linear(2, 2).double(), x.placement, "zero3"),
+        "flex": flex_attention, "quads": _laid(layout, randn(2, 2, 16, 8)),
         "mesh": dist.init_device_mesh, "DTensor": DTensor, "distribute_tensor": distribute_tensor,
         "__name__": __name__, "assign": setattr, "torch": torch, "np": np, "dist": dist,
         "consistent": consistent,
@@ -71,6 +74,8 @@ REFUSED = [
     "torch.jit.trace(net, (plain,))", "make_fx(torch.sin)(x)", "make_fx(lambda t: t + x)(plain)",
     "make_fx(torch.sin, tracing_mode='fake')(x)", "torch.jit.trace_module(net, {'forward': plain})",
     "torch.export.export(net, (plain,))", "torch.export.export(net, (x,))",
+    "torch.export.export(zero3, (plain,))", "torch.jit.trace(zero3, (plain,))",
+    "flex(quads, quads, quads)", "torch.compile(flex)(quads, quads, quads)",
     # collectives
     "dist.all_reduce(x)", "dist.broadcast(x, 0)", "dist.all_gather([x, x], local)",
     "dist.all_gather([local, local], x)", "dist.send(x, 1 - dist.get_rank())",
@@ -90,7 +95,9 @@ REFUSED = [
     "torch.func.vjp(torch.sin, x)", "torch.func.jacrev(torch.sin)(x)",
     "torch.func.jacfwd(torch.sin)(x)", "torch.func.functionalize(torch.sin)(x)",
     "torch.vmap(lambda t: t + x)(plain)", "torch.func.hessian(lambda t: t.sum())(x)",
-    "torch.func.linearize(torch.sin, x)", "torch.func.grad(lambda t: (t * x).sum())(plain)",
+    "torch.func.linearize(torch.sin, x)",
+    "torch.func.jvp(lambda t: t.cumsum(0).sum(), (x,), (x,))",
+    "torch.func.grad(lambda t: (t * x).sum())(plain)",
     "torch.autograd.grad(x.clone().requires_grad_().sin(), x, is_grads_batched=True)",
     # nested tensors
     "torch.nested.nested_tensor([x, x])", "torch.nested.as_nested_tensor([x, local])",
