@@ -18,6 +18,9 @@ ROOT = Path(__file__).resolve().parents[1]
 # Signals within the library that no user sees.
 INTERNAL = {"DoesNotFit", "Communicated", "SkipFrame"}
 
+# Exceptions of torch that do not end in Error.
+OF_TORCH = {"Unsupported"}
+
 # The longest prefix of a file's path counts.
 AREAS = {
     "consistent/__init__": "Names of the package",
@@ -97,8 +100,8 @@ def _file(name: str, source: str) -> File:
 
 def exceptions() -> set[str]:
     """Names of exception classes: Python's, those that the library derives from them, and what it
-    raises under a name that ends as theirs."""
-    found = {
+    raises under a name that ends as theirs or is in ``OF_TORCH``."""
+    found = OF_TORCH | {
         name
         for name, value in vars(builtins).items()
         if isinstance(value, type) and issubclass(value, BaseException)
