@@ -64,7 +64,9 @@ def plain(x: torch.Tensor) -> torch.Tensor:
     with HookOff():
         try:
             return _Tensor.as_subclass(x, _Tensor)  # type: ignore[arg-type]
-        except NotImplementedError:  # sparse tensors have no storage
+        except RuntimeError:  # sparse tensors have no storage, or no strides
+            if x.layout is torch.strided:
+                raise
             return x.clone() if x.requires_grad else x.detach()
 
 
