@@ -108,7 +108,6 @@ def exceptions() -> set[str]:
     }
     raised = {_name(call) for file in files() for call in file.raised}
     found |= {name for name in raised if name.endswith("Error")}
-    found |= raised & {"Unsupported"}  # dynamo's
     classes = [each for file in files() for each in file.classes]
     while more := {c.name for c in classes if any(_name(b) in found for b in c.bases)} - found:
         found |= more
