@@ -167,18 +167,24 @@ def test_what_lies_in_the_way_is_named_and_not_waited_for(mark: str, kind: str) 
 
 def test_of_many_that_find_a_dead_owner_one_becomes_the_next(mark: str) -> None:
     _written(mark, pid=os.getppid(), system=owner._system())
-    began = time.monotonic() + 0.2
-    ready = os.pipe()
+    begun, ready, end = os.pipe(), os.pipe(), os.pipe()
 
     def child() -> None:
-        time.sleep(began - time.monotonic())
+        os.close(begun[1])
+        os.close(end[1])
+        os.read(begun[0], 1)  # until all are there
         try:
             owner.claim(mark)
         finally:
             os.write(ready[1], b"x")
-            time.sleep(1.5)
+            os.read(end[0], 1)  # until all have tried
 
     children = [_in_child(lambda: None, child) for _ in range(8)]
+    os.close(begun[1])
+    tried = 0
+    while tried < len(children):
+        tried += len(os.read(ready[0], 8))
+    os.close(end[1])
     statuses = [os.waitpid(each, 0)[1] for each in children]
     assert statuses.count(0) == 1, statuses
 

@@ -128,11 +128,12 @@ def interrupted(rank: int) -> list[Any]:
     if rank == 0:
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     else:
-        time.sleep(1.5)
+        store.wait(["interrupted"])  # rank 0 waits until then
     try:
         x.sum().item()
     except (RuntimeError, KeyboardInterrupt) as error:
         found.append(type(error).__name__)
+        store.set("interrupted", "")
     dist.destroy_process_group()
     again = c10d.PrefixStore("again", store)
     dist.init_process_group("gloo", store=again, rank=rank, world_size=2)
