@@ -33,8 +33,8 @@ FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
 LEAST_BUCKET_BYTES = 256 << 10
 # A gradient of at least so many bytes on the CPU is no part of a bucket: the two copies would take
-# longer than another message.
-ALONE_BYTES = 256 << 10
+# longer than another message (0.7 ms on two cores that also compute).
+ALONE_BYTES = 4 << 20
 # c W where no link was measured: gloo on one host, 0.3 ms a message and 1.5 GB a second.
 _START_S, _BYTES_PER_S = 3e-4, 1.5e9
 # Where ranks share memory a gradient of at least this many bytes is summed in place, at once: there
