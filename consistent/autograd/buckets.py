@@ -35,7 +35,7 @@ LEAST_BUCKET_BYTES = 256 << 10
 # A gradient of at least so many bytes on the CPU is no part of a bucket: the two copies would take
 # longer than another message (0.7 ms on two cores that also compute).
 ALONE_BYTES = 4 << 20
-# c W where no link was measured: gloo on one host, 0.3 ms a message and 1.5 GB a second.
+# c and W of gloo on one host; under the root it matters little if a link is another one.
 _START_S, _BYTES_PER_S = 3e-4, 1.5e9
 # Where ranks share memory a gradient of at least this many bytes is summed in place, at once: there
 # is no link to keep busy, and a bucket would copy it twice.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mirrored.comm import Done, Handle, Link, Ranks, Shape, Transport, check_op
+from mirrored.comm import Done, Handle, Link, Ranks, Shape, Transport, check_op, resized
 from mirrored.transports.counting import call_of
 
 from ...spec import Placement
@@ -170,13 +170,13 @@ class Simulated(Transport):
 
     def join(self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tensor:
         self._sent("join", x=x, dim=dim, sizes=sizes, ranks=ranks)
-        return self._like(x, _resized(x, dim, sum(sizes)))
+        return self._like(x, resized(x.shape, dim, sum(sizes)))
 
     def reduce_scatter(
         self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks, op: str = "sum"
     ) -> Tensor:
         self._sent("reduce_scatter", x=x, dim=dim, sizes=sizes, ranks=ranks)
-        return self._like(x, _resized(x, dim, self._own(sizes, ranks)))
+        return self._like(x, resized(x.shape, dim, self._own(sizes, ranks)))
 
     def join_several(
         self,
@@ -190,7 +190,7 @@ class Simulated(Transport):
         if out is not None:
             return list(out)
         each = zip(xs, dims, sizes, strict=True)
-        return [self._like(x, _resized(x, dim, sum(own))) for x, dim, own in each]
+        return [self._like(x, resized(x.shape, dim, sum(own))) for x, dim, own in each]
 
     def reduce_scatter_several(
         self,
@@ -202,7 +202,7 @@ class Simulated(Transport):
     ) -> list[Tensor]:
         self._sent("reduce_scatter_several", xs=xs, dims=dims, sizes=sizes, ranks=ranks)
         each = zip(xs, dims, sizes, strict=True)
-        return [self._like(x, _resized(x, dim, self._own(own, ranks))) for x, dim, own in each]
+        return [self._like(x, resized(x.shape, dim, self._own(own, ranks))) for x, dim, own in each]
 
     def turn(
         self,
@@ -216,7 +216,7 @@ class Simulated(Transport):
         given = {"split_dim": split_dim, "split_sizes": split_sizes}
         given |= {"concat_dim": concat_dim, "concat_sizes": concat_sizes}
         self._sent("turn", x=x, ranks=ranks, **given)
-        shape = _resized(x, split_dim, self._own(split_sizes, ranks))
+        shape = resized(x.shape, split_dim, self._own(split_sizes, ranks))
         shape[concat_dim] = sum(concat_sizes)
         return self._like(x, shape)
 
@@ -228,7 +228,7 @@ class Simulated(Transport):
         self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks
     ) -> AbstractContextManager[tuple[list[Tensor], int]]:
         self._sent("addends", x=x, dim=dim, sizes=sizes, ranks=ranks)
-        return nullcontext(([self._like(x, _resized(x, dim, self._own(sizes, ranks)))], 0))
+        return nullcontext(([self._like(x, resized(x.shape, dim, self._own(sizes, ranks)))], 0))
 
     # -- results -----------------------------------------------------------------------------------
 
@@ -253,9 +253,3 @@ class _UnderWay:
     def wait(self) -> Tensor:
         self._end()
         return self._x
-
-
-def _resized(x: Tensor, dim: int, size: int) -> list[int]:
-    shape = list(x.shape)
-    shape[dim] = size
-    return shape

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mirrored.comm import resized
 from mirrored.transports.default import current
 
 from ...rules.halo.halo import FORM, Ranges, clipped, halo_of
@@ -155,26 +156,20 @@ class _Messages:
         self.local = not any(overlaps(to, source) for to, source in every)
 
 
-def _resized(x: Tensor, dim: int, size: int) -> list[int]:
-    shape = list(x.shape)
-    shape[dim] = size
-    return shape
-
-
 def _fetch(x: Tensor, m: _Messages) -> Tensor:
     if x.is_meta:
-        return x.new_empty(_resized(x, m.dim, sum(size for _, size in m.receives)))
+        return x.new_empty(resized(x.shape, m.dim, sum(size for _, size in m.receives)))
     sends = [(rank, x.narrow(m.dim, a, size).contiguous()) for rank, a, size in m.sends]
     if m.local:
         pieces = [piece for _, piece in sends]
     else:
-        shapes = [(rank, _resized(x, m.dim, size), x.dtype) for rank, size in m.receives]
+        shapes = [(rank, resized(x.shape, m.dim, size), x.dtype) for rank, size in m.receives]
         pieces = current().exchange(sends, shapes, m.ranks, x.device)
     return torch.cat(pieces, m.dim) if pieces else x.narrow(m.dim, 0, 0).clone()
 
 
 def _give_back(x: Tensor, m: _Messages, n: int) -> Tensor:
-    out = x.new_zeros(_resized(x, m.dim, n))
+    out = x.new_zeros(resized(x.shape, m.dim, n))
     if x.is_meta:
         return out
     parts = x.split([size for _, size in m.receives], m.dim) if m.receives else ()
@@ -182,7 +177,7 @@ def _give_back(x: Tensor, m: _Messages, n: int) -> Tensor:
         pieces = list(parts)
     else:
         sends = [(r, p.contiguous()) for (r, _), p in zip(m.receives, parts, strict=True)]
-        shapes = [(rank, _resized(x, m.dim, size), x.dtype) for rank, _, size in m.sends]
+        shapes = [(rank, resized(x.shape, m.dim, size), x.dtype) for rank, _, size in m.sends]
         pieces = current().exchange(sends, shapes, m.ranks, x.device)
     for (_, a, size), piece in zip(m.sends, pieces, strict=True):
         out.narrow(m.dim, a, size).add_(piece)
