@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -16,6 +17,7 @@ from .comm import Ranks, Transport
 from .transports.base.wrapper import Wrapper
 from .transports.default import current, use
 from .transports.faults.turns import help_out
+from .transports.side_stream import callers_stream
 
 T = TypeVar("T")
 
@@ -52,13 +54,16 @@ class BackgroundCalls:
 
     def submit(self, function: Callable[..., T], *args: Any) -> Future[T]:
         """Call `function(*args)` in the thread, once the calls submitted before have returned."""
-        return self._pool.submit(self._call, function, args)
+        return self._pool.submit(self._call, callers_stream(), function, args)
 
-    def _call(self, function: Callable[..., T], args: tuple) -> T:
+    def _call(
+        self, stream: AbstractContextManager[Any], function: Callable[..., T], args: tuple
+    ) -> T:
         if self._failure is not None:
             raise self._failure
+        inference = torch.inference_mode(self._inference)
         try:
-            with use(self._transport), torch.inference_mode(self._inference), torch.no_grad():
+            with use(self._transport), inference, torch.no_grad(), stream:
                 return function(*args)
         except BaseException as error:
             self._failure = error

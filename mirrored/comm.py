@@ -189,9 +189,9 @@ class Transport(ABC):
         then a byte goes to each of the others."""
         return self.gather_objects(note, ranks)
 
-    def shares(self, ranks: Ranks, kind: str) -> bool:
-        """Whether `ranks` read each other's memory on devices of this kind ("cpu", "cuda"). The
-        first call for `ranks` is a collective of them."""
+    def shares(self, ranks: Ranks, kind: str, nbytes: int = 0) -> bool:
+        """Whether `ranks` read each other's memory on devices of this kind ("cpu", "cuda"), tensors
+        of `nbytes` at once. The first call for `ranks` is a collective of them."""
         return False
 
     def overlaps(self, ranks: Ranks, kind: str) -> bool:

@@ -63,6 +63,7 @@ class Fusing:
             sum_wins(
                 found.kind, found.ops, found.nbytes, found.dtype, len(found.ranks), found.device,
                 one_by_one=self._one_by_one,
-                shared=found.device == "cuda" and current().shares(found.ranks, "cuda"),
+                shared=found.device == "cuda"
+                and current().shares(found.ranks, "cuda", found.nbytes),
             )
         )  # fmt: skip

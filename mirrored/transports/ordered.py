@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +15,7 @@ from ..comm import Transport
 from .base.wrapper import Wrapper
 from .default import use
 from .faults.turns import help_out
+from .side_stream import callers_stream
 
 T = TypeVar("T")
 
@@ -43,12 +45,14 @@ class Ordered(Wrapper):
 
     def submit(self, function: Callable[..., T], *args: Any) -> Future[T]:
         """Call `function(*args)` in the thread, once the calls submitted before have returned."""
-        made = self._pool.submit(self._call, function, args)
+        made = self._pool.submit(self._call, callers_stream(), function, args)
         self._last = weakref.ref(made)
         return made
 
-    def _call(self, function: Callable[..., T], args: tuple) -> T:
-        with use(self.inner), torch.no_grad():
+    def _call(
+        self, stream: AbstractContextManager[Any], function: Callable[..., T], args: tuple
+    ) -> T:
+        with use(self.inner), torch.no_grad(), stream:
             return function(*args)
 
     def pass_on(self, name: str, *args: Any, **kwargs: Any) -> Any:

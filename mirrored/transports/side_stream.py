@@ -13,6 +13,7 @@ https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-streams.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -22,6 +23,16 @@ Run = Callable[[list[Tensor]], list[Tensor]]
 
 cuda: Any = torch.cuda  # tests put another in its place, that only notes what is asked
 _streams: dict[torch.device, Any] = {}  # the side stream of each device: messages keep their order
+
+
+def callers_stream() -> AbstractContextManager[Any]:
+    """A block for another thread, in which it uses the GPU and the stream of the caller.
+
+    A new thread would use the first GPU's default stream, which does not wait for the caller's.
+    """
+    if not cuda.is_initialized():  # no GPU has been used
+        return nullcontext()
+    return cuda.stream(cuda.current_stream(None))
 
 
 class Beside:
@@ -42,7 +53,8 @@ class Beside:
         """``send(xs)`` on the side stream, in whichever thread this is called."""
         with cuda.device(self._device):
             if self._device not in _streams:
-                _streams[self._device] = cuda.Stream(self._device)
+                # Urgent: copies behind a product's blocks would keep all other ranks waiting.
+                _streams[self._device] = cuda.Stream(self._device, priority=-1)
             side = _streams[self._device]
             side.wait_event(self._ready)
             with cuda.stream(side):

@@ -163,7 +163,7 @@ class Simulated(Transport):
     def link(self, kind: str) -> Link | None:
         return self._links(kind)
 
-    def shares(self, ranks: Ranks, kind: str) -> bool:
+    def shares(self, ranks: Ranks, kind: str, nbytes: int = 0) -> bool:
         return kind == "cpu" and self._shared(ranks)
 
     # -- built on those, each one message ----------------------------------------------------------

@@ -63,7 +63,7 @@ class Summed:
             own = self.sizes[self.ranks.index(transport.rank)]
             with transport.addends(x, self.dim, self.sizes, self.ranks) as (parts, start):
                 yield parts, start, own
-        elif x.is_cuda and transport.shares(self.ranks, "cuda"):
+        elif x.is_cuda and transport.shares(self.ranks, "cuda", x.nbytes):
             with transport.peers(x, self.ranks) as parts:
                 yield parts, 0, x.shape[self.dim]
         else:  # the transport adds while the data is in the cache

@@ -108,7 +108,7 @@ class SharedMemory(Wrapper):
             for seconds, thread, call, steps in [wait]
         ]
 
-    def shares(self, ranks: Ranks, kind: str) -> bool:
+    def shares(self, ranks: Ranks, kind: str, nbytes: int = 0) -> bool:
         return kind == "cpu" and self.group(ranks) is not None
 
     def overlaps(self, ranks: Ranks, kind: str) -> bool:

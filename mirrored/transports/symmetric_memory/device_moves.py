@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +28,7 @@ class DeviceMemory(Protocol):
     memory: list[Tensor]
 
     def begin(self) -> None: ...
+    def end(self) -> None: ...
     def barrier(self, timeout_s: float) -> None: ...
 
 
@@ -60,7 +62,7 @@ class DeviceMoves:
     def all_reduce(self, x: Tensor, op: str) -> Tensor:
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         flat, n = out.view(-1), x.numel()
-        with self._lock:
+        with self._steps():
             slots = self._give(x)
             if x.nbytes <= self._one_shot[x.dtype in (torch.float16, torch.bfloat16)]:
                 _C.reduce(slots, [n], 0, 0, flat, op)
@@ -77,14 +79,14 @@ class DeviceMoves:
     def reduce_scatter(self, x: Tensor, dim: int, sizes: Sequence[int], op: str) -> Tensor:
         dim, start = dim % x.dim(), sum(sizes[: self._at])
         out = x.new_empty(_with(x.shape, {dim: sizes[self._at]}))
-        with self._lock:
+        with self._steps():
             _C.reduce(self._give(x), list(x.shape), dim, start, out, op)
         return out
 
     def join(self, x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
         dim = dim % x.dim()
         out = x.new_empty(_with(x.shape, {dim: sum(sizes)}))
-        with self._lock:
+        with self._steps():
             _C.collect(self._give(x), out, dim, list(sizes), -1, 0, 0)
         return out
 
@@ -94,20 +96,21 @@ class DeviceMoves:
         split, dim = split % x.dim(), dim % x.dim()
         start, own = sum(split_sizes[: self._at]), split_sizes[self._at]
         out = x.new_empty(_with(x.shape, {split: own, dim: sum(sizes)}))
-        with self._lock:
+        with self._steps():
             _C.collect(self._give(x), out, dim, list(sizes), split, start, x.shape[split])
         return out
 
     def broadcast(self, x: Tensor | None, out: Tensor, source: int) -> Tensor:
-        with self._lock:
+        with self._steps():
             given = self._give(x)[source]
             _C.collect([given], out.view(-1), 0, [out.numel()], -1, 0, 0)
         return out
 
-    def peers(self, x: Tensor) -> list[Tensor]:
-        """Every rank's x. It must be read, on this stream, before the next call."""
-        with self._lock:
-            return [_as(slot, x.shape, x.dtype) for slot in self._give(x)]
+    @contextmanager
+    def peers(self, x: Tensor) -> Iterator[list[Tensor]]:
+        """Every rank's x. It must be read, on this stream, within the block."""
+        with self._steps():
+            yield [_as(slot, x.shape, x.dtype) for slot in self._give(x)]
 
     def tried(self, device: torch.device) -> DeviceMoves:
         """Try each move on small numbers and return self. Raises RuntimeError if one is wrong."""
@@ -140,6 +143,16 @@ class DeviceMoves:
             raise RuntimeError(f"a trial of {', '.join(wrong)} came out wrong")
         return self
 
+    @contextmanager
+    def _steps(self) -> Iterator[None]:
+        """Around the steps of one move, for its thread and its stream alone."""
+        with self._lock:
+            self._memory.begin()
+            try:
+                yield
+            finally:
+                self._memory.end()
+
     def _next(self) -> list[Tensor]:
         """The slots of the next step. They may be written: all ranks have read what was there two
         steps ago, since they read it before the barrier of the step between."""
@@ -147,7 +160,6 @@ class DeviceMoves:
         return self._slots[self._step % 2]
 
     def _give(self, x: Tensor | None) -> list[Tensor]:
-        self._memory.begin()
         slots = self._next()
         if x is not None:
             _as(slots[self._at], x.shape, x.dtype).copy_(x.detach())

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
 import torch
 import torch.distributed.distributed_c10d as c10d
+from torch._C._distributed_c10d import (
+    PrefixStore,
+    ProcessGroup,
+    Store,
+    _register_process_group,
+    _SymmetricMemory,
+)
 
 from ...comm import Ranks
 
@@ -16,26 +27,29 @@ class GpuMemory:
     """
 
     def __init__(self, nbytes: int, device: torch.device, ranks: Ranks, at: int, name: str) -> None:
-        from torch._C._distributed_c10d import _SymmetricMemory
-
-        store = c10d.PrefixStore(name, c10d._get_default_store())
-        _SymmetricMemory.set_group_info(name, at, len(ranks), store)
+        self._kept = registered(name, at, len(ranks), c10d._get_default_store())
         self._own = _SymmetricMemory.empty_strided_p2p((nbytes,), [1], torch.uint8, device)
         self._handle = _SymmetricMemory.rendezvous(self._own, name)
         self._device = device
-        self._stream = torch.cuda.current_stream(device)
+        self._last: Any = None  # the event at the end of the last step, and its stream
         self.memory = [
             self._handle.get_buffer(k, (nbytes,), torch.uint8) for k in range(len(ranks))
         ]
 
     def begin(self) -> None:
-        """Order what follows on the current stream after earlier moves on another stream."""
-        stream = torch.cuda.current_stream(self._device)
+        """Order a step on the current stream after the last one on another stream."""
         # Otherwise a slot could be written while kernels on the old stream still read it, and the
         # next barrier would tell the other GPUs that they have finished.
-        if stream != self._stream:
-            stream.wait_stream(self._stream)
-            self._stream = stream
+        if self._last is not None:
+            stream, event = self._last
+            now = torch.cuda.current_stream(self._device)
+            if now != stream:
+                now.wait_event(event)
+
+    def end(self) -> None:
+        """Note the end of a step on the current stream, before other work is queued there."""
+        stream = torch.cuda.current_stream(self._device)
+        self._last = stream, stream.record_event()
 
     def barrier(self, timeout_s: float) -> None:
         """Work after it on any rank's current stream sees all work before it on every rank's.
@@ -44,3 +58,45 @@ class GpuMemory:
         still reads. Only the GPUs wait for each other: the call itself returns at once.
         """
         self._handle.barrier(0, int(timeout_s * 1000))
+
+
+def registered(name: str, at: int, size: int, store: Store) -> tuple[ProcessGroup, Store]:
+    """Register ranks under `name` for `_SymmetricMemory.rendezvous`; `at` is this rank's place.
+
+    torch holds the group weakly, and of the store only the part in C++, so both must be kept for as
+    long as the memory is used.
+    """
+    own = Renumbered(PrefixStore(name, store))
+    group = ProcessGroup(own, at, size)
+    _register_process_group(name, group)  # pyright: ignore[reportArgumentType]
+    # Releases of torch from before January 2026 look here instead (pytorch#172163).
+    _SymmetricMemory.set_group_info(name, at, size, own)
+    return group, own
+
+
+class Renumbered(Store):
+    """A store for one rendezvous, in which torch's exchanges are numbered from 0 on every rank.
+
+    Before the fix of pytorch#196082 torch numbers them by a counter of the process
+    (`prefix/number/rank`). Ranks that have made other memory with other ranks before would wait for
+    keys that nobody sets, for example (0, 1, 2) after (0, 1).
+    """
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__()
+        self._inner = inner
+        self._numbers: dict[str, int] = {}
+
+    def set(self, key: str, value: Any) -> None:
+        self._inner.set(self._renumbered(key), value)
+
+    def get(self, key: str) -> bytes:
+        return self._inner.get(self._renumbered(key))
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        renumbered = [self._renumbered(key) for key in keys]
+        self._inner.wait(renumbered, *(() if timeout is None else (timeout,)))
+
+    def _renumbered(self, key: str) -> str:
+        prefix, number, rank = key.rsplit("/", 2)
+        return f"{prefix}/{self._numbers.setdefault(number, len(self._numbers))}/{rank}"

@@ -68,10 +68,10 @@ class SymmetricMemory(Wrapper):
         self._groups: dict[tuple[Ranks, torch.device], tuple[Any, DeviceMoves | None]] = {}
         self._making = threading.RLock()
 
-    def shares(self, ranks: Ranks, kind: str) -> bool:
+    def shares(self, ranks: Ranks, kind: str, nbytes: int = 0) -> bool:
         if kind != self.kind:
-            return self.inner.shares(ranks, kind)
-        return self._group(_device(kind), ranks) is not None
+            return self.inner.shares(ranks, kind, nbytes)
+        return self._group(_device(kind), ranks) is not None and nbytes <= self.slot_bytes
 
     def link(self, kind: str) -> Link | None:
         """The cost in the kept table for the whole world, if all of its ranks are on one host."""
@@ -131,13 +131,13 @@ class SymmetricMemory(Wrapper):
         return self._unless_faulty(partial(moves.tried, device), ranks)
 
     def _unless_faulty(self, make: Callable[[], T], ranks: Ranks) -> T | None:
-        """The result of `make`; None, with a warning, if it raises RuntimeError on any rank."""
+        """The result of `make`; None, with a warning, if it raises on any rank."""
         made, fault = None, ""
         try:
             with torch.inference_mode(False), torch.no_grad():  # used later in every mode
                 made = make()
-        except RuntimeError as error:
-            fault = str(error).partition("\n")[0]
+        except Exception as error:  # of torch's private names, too: all ranks hear of it
+            fault = f"{type(error).__name__}: {error}".partition("\n")[0]
         faults = [each for each in self.gather_objects(fault, ranks) if each]
         if faults:
             warn(ranks, "the memory of their devices", faults[0], "Give them peer access")
@@ -266,7 +266,7 @@ class SymmetricMemory(Wrapper):
         group.meeting.meet_peers(x)
         if x.nbytes > group.slot_bytes:
             return self.inner.peers(x, ranks)
-        return _open(group.peers(x))
+        return group.peers(x)
 
     def addends(
         self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks
@@ -276,12 +276,13 @@ class SymmetricMemory(Wrapper):
         if group is None or x.nbytes > group.slot_bytes:
             return super(Wrapper, self).addends(x, dim, sizes, ranks)
         group.meeting.meet_peers(x)
-        return _open((group.peers(x), sum(sizes[: ranks.index(self.rank)])))
+        return _addends(group, x, sum(sizes[: ranks.index(self.rank)]))
 
 
 @contextmanager
-def _open(what: Any) -> Iterator[Any]:
-    yield what
+def _addends(group: DeviceMoves, x: Tensor, start: int) -> Iterator[tuple[list[Tensor], int]]:
+    with group.peers(x) as peers:
+        yield peers, start
 
 
 def _name(device: torch.device) -> str:

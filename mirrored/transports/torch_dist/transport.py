@@ -77,7 +77,7 @@ class TorchDist(Described):
         world().check_reachable(ranks)
         return super().check(what, ranks, *tensors)
 
-    def shares(self, ranks: Ranks, kind: str) -> bool:
+    def shares(self, ranks: Ranks, kind: str, nbytes: int = 0) -> bool:
         world().check_reachable(ranks)
         return False
 

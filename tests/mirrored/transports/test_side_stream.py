@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from mirrored import current
+from mirrored.background import BackgroundCalls
 from mirrored.transports import side_stream
+from mirrored.transports.ordered import Ordered
 from mirrored.transports.side_stream import Beside
 
 GPU = torch.device("cuda", 0)
@@ -62,7 +65,8 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     fake = SimpleNamespace(
         current_stream=lambda given: getattr(now, "stream", program),
-        Stream=lambda given: Stream("side", noted),
+        Stream=lambda given, priority: Stream("side", noted),
+        is_initialized=lambda: True,
         stream=stream,
         device=device,
     )
@@ -132,3 +136,17 @@ def test_a_message_that_fails_is_not_waited_for(log: list[str]) -> None:
 
 def test_main_memory_needs_no_stream(log: list[str]) -> None:
     assert Beside.of([torch.ones(2)]) is None and not log
+
+
+@pytest.mark.parametrize("thread", ["background", "ordered"])
+def test_a_thread_uses_the_stream_of_its_caller(log: list[str], thread: str) -> None:
+    def where() -> str:
+        return side_stream.cuda.current_stream(None).name
+
+    own = Stream("the caller's own", log)
+    with BackgroundCalls() as background:
+        calls = background if thread == "background" else Ordered(current())
+        with side_stream.cuda.stream(own):
+            inside = calls.submit(where)
+        outside = calls.submit(where)
+        assert (inside.result(), outside.result()) == ("the caller's own", "program")

@@ -28,5 +28,8 @@ class HostMemory:
     def begin(self) -> None:
         pass
 
+    def end(self) -> None:
+        pass
+
     def barrier(self, timeout_s: float) -> None:
         self._messages.gather_objects(None, self._ranks)
