@@ -41,6 +41,7 @@ FLOORS = {
     "consistent.flow": 9,
     "consistent.integrations": 9,
     "consistent.command": 9,
+    "consistent.doctor": 0,
     "consistent.__main__": 10,
     "consistent": 10,  # public names
 }

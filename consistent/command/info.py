@@ -8,7 +8,6 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -20,11 +19,10 @@ from mirrored.transports.default import current
 from mirrored.transports.shared_memory.segments import MOST_RANKS, SWITCH, is_wanted
 from mirrored.transports.tuning import table
 
+from ..doctor.installation import NATIVE, version
 from ..spec.bytes_text import bytes_text
 from .process import ranks
 from .slow import findings
-
-NATIVE = ("consistent.dispatch._C", "consistent.forms.native._C", "mirrored.transports._C")
 
 
 def main(words: list[str]) -> int:
@@ -38,12 +36,13 @@ def main(words: list[str]) -> int:
 
 def report() -> Iterator[str]:
     """The lines. A collective of the ranks of the world."""
-    yield f"consistent {_version()}, in {Path(__file__).parents[1]}"
+    installed = version("consistent") or "(not installed: imported from its folder)"
+    yield f"consistent {installed}, in {Path(__file__).parents[1]}"
     cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
     yield f"torch {torch.__version__} ({cuda}), Python {platform.python_version()}"
     yield from _section("native code", _native())
     yield from _section("GPUs", _gpus())
-    yield from _section("ranks", _ranks())
+    yield from _section("ranks", ranks_report())
     yield from _section("slow, and why", findings() or ["nothing that this command knows of"])
 
 
@@ -51,13 +50,6 @@ def _section(title: str, lines: list[str]) -> Iterator[str]:
     yield ""
     yield title
     yield from (f"  {line}" for line in lines)
-
-
-def _version() -> str:
-    try:
-        return metadata.version("consistent")
-    except metadata.PackageNotFoundError:
-        return "(not installed: imported from its folder)"
 
 
 def _native() -> list[str]:
@@ -79,7 +71,8 @@ def _gpus() -> list[str]:
     return [f"{i}: {gpu.name}, {bytes_text(gpu.total_memory)}" for i, gpu in enumerate(found)]
 
 
-def _ranks() -> list[str]:
+def ranks_report() -> list[str]:
+    """How ranks reach each other and why so. A collective of the ranks of the world."""
     transport = current()
     if transport.size == 1:
         free = _shared_memory()

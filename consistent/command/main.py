@@ -6,6 +6,7 @@ import difflib
 import sys
 from collections.abc import Callable, Sequence
 
+from ..doctor import main as doctor
 from . import bench, info, script
 
 USAGE = """\
@@ -13,6 +14,7 @@ usage: python -m consistent COMMAND
 
   info                       versions, native code, GPUs, how ranks reach each other and why,
                              and what makes this installation slow
+  doctor [--json]            look for what is not well, with the cure, and let two ranks try it
   bench                      a short table of this machine: ops and boxings beside plain torch
   explain [OPTIONS] FILE [ARGUMENTS]
                              run a script and print what its global tensors did
@@ -26,6 +28,7 @@ info and bench tell more under torchrun, and explain runs scripts of several ran
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "info": info.main,
+    "doctor": doctor.main,
     "bench": bench.main,
     "explain": script.main,
 }
@@ -39,7 +42,7 @@ def main(words: Sequence[str]) -> int:
         return 0
     if name not in COMMANDS:
         return _refused(name)
-    if name != "explain" and rest:
+    if name in ("info", "bench") and rest:
         if rest[0] in ("-h", "--help"):
             print(USAGE, end="")
             return 0

@@ -28,3 +28,23 @@ def test_importing_the_library_imports_nothing_heavy() -> None:
     later = tuple(f"{name}." for name in (*HEAVY, *LATER))
     brought = [name for name in found if f"{name}.".startswith(later)]
     assert not brought, sorted(brought)
+
+
+WITHOUT_UNIX = """
+import builtins, os, signal, sys, torch
+del os.sched_getaffinity, signal.SIGUSR1, signal.SIGUSR2, os.register_at_fork
+sys.modules.update(dict.fromkeys(("fcntl", "resource", "pwd", "grp", "termios")))
+there = builtins.open
+def open_(path, *rest, **named):
+    if str(path).startswith(("/proc", "/sys", "/dev/shm")):
+        raise FileNotFoundError(path)
+    return there(path, *rest, **named)
+builtins.open = open_
+import consistent, consistent.checkpoint, consistent.auto, consistent.command.main
+print(consistent.ones(2, placement=consistent.placement("cpu", 0), sbp=consistent.B).sum().item())
+"""
+
+
+def test_nothing_that_only_linux_has_is_needed_to_import_it() -> None:
+    ran = subprocess.run([sys.executable, "-c", WITHOUT_UNIX], capture_output=True, text=True)
+    assert ran.stdout == "2.0\n", ran.stderr

@@ -17,7 +17,6 @@ job owns anything.
 from __future__ import annotations
 
 import atexit
-import fcntl
 import json
 import os
 import socket
@@ -191,7 +190,9 @@ def _alone(folder: str) -> Iterator[None]:
     none, one that loses its mark so learns it by ``check``."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        with suppress(OSError):
+        with suppress(OSError, ImportError):
+            import fcntl
+
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:

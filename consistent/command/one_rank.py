@@ -1,0 +1,82 @@
+"""One of the two ranks of the doctor's self-test: a gather, a reduction, a gradient, a checkpoint.
+
+It writes what it is at to the file `at` of the folder that is given, and what it did to `said`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from .. import checkpoint
+from ..spec import B, P, S
+from ..spec import Placement as place
+from ..tensor.making.create import distribute, from_local
+from .info import ranks_report
+from .process import ranks
+
+
+def main(folder: Path) -> None:
+    """Run it. Raises AssertionError for a wrong value."""
+    with ranks() as prints:
+        stages = ("gather", _gather), ("reduction", _reduce), ("gradient", _gradient)
+        for name, run in (*stages, ("checkpoint", lambda: _checkpoint(folder))):
+            if prints:
+                (folder / "at").write_text(name)
+            run()
+        ways = ranks_report()
+        if prints:
+            done = [f"a {name}" for name, _ in stages] + ["a checkpoint"]
+            (folder / "said").write_text(json.dumps({"done": done, "ways": ways}))
+
+
+def _all():
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    return place(kind, range(dist.get_world_size()))
+
+
+def _rows() -> torch.Tensor:
+    return torch.arange(12.0).view(4, 3)
+
+
+def _gather() -> None:
+    x = distribute(_rows(), _all(), S(0))
+    assert torch.equal(x.full().cpu(), _rows()), "what was gathered is wrong"
+
+
+def _reduce() -> None:
+    at = _all()
+    mine = torch.full((3,), float(dist.get_rank()), device=at.type)
+    total = sum(range(dist.get_world_size()))
+    found = from_local(mine, at, P).to_global(sbp=B).to_local()
+    assert torch.equal(found.cpu(), torch.full((3,), float(total))), "the sum is wrong"
+
+
+def _gradient() -> None:
+    x = distribute(_rows(), _all(), S(0))
+    w = distribute(torch.ones(3, 2), _all(), B).requires_grad_()
+    ((x @ w) ** 2).sum().backward()
+    plain = torch.ones(3, 2, requires_grad=True)
+    ((_rows() @ plain) ** 2).sum().backward()
+    assert torch.equal(w.grad.full().cpu(), plain.grad), "the gradient is wrong"  # pyright: ignore
+
+
+def _checkpoint(folder: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    model.weight = torch.nn.Parameter(distribute(torch.ones(2, 2), _all(), S(0)))
+    model.bias = torch.nn.Parameter(distribute(torch.ones(2), _all(), B))
+    saved = checkpoint.save(folder / "checkpoints", model=model)
+    with torch.no_grad():
+        model.weight.zero_()
+    checkpoint.load(saved, model=model)
+    assert model.weight.sum().item() == 4, "what was loaded is wrong"
+
+
+if __name__ == "__main__":
+    given = sys.argv[1:] or [tempfile.mkdtemp()]
+    main(Path(given[0]))

@@ -1,0 +1,22 @@
+"""What a check found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report. It is well if there is no cure."""
+
+    said: str
+    cure: str = ""
+
+
+def bytes_text(n: float) -> str:
+    """Such as "1.5 GiB"."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if n < 1024:
+            return f"{n:.3g} {unit}"
+        n /= 1024
+    return f"{n:.3g} GiB"

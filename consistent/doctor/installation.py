@@ -1,0 +1,199 @@
+"""What is installed: versions, native code, the compiler, optional packages, settings, caches."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import metadata, util
+from pathlib import Path
+
+from .finding import Finding
+
+NATIVE = ("consistent.dispatch._C", "consistent.forms.native._C", "mirrored.transports._C")
+OLDEST_TORCH = (2, 11)
+_IMPORT_S = 120.0
+
+# Variables that the library, its build, tests and examples read.
+VARIABLES = frozenset(
+    """CONSISTENT_CHECK CONSISTENT_CLONES CONSISTENT_COMPARE_PLAIN CONSISTENT_CUDA
+    CONSISTENT_KEEP_FREED_MEMORY CONSISTENT_MNIST CONSISTENT_MNIST_STEPS CONSISTENT_NCCL
+    CONSISTENT_PROGRAMS CONSISTENT_RANK_PROCESS CONSISTENT_SHARED_MEMORY CONSISTENT_SHOW
+    CONSISTENT_TEST_ALL CONSISTENT_WITH_CUDA
+    """.split()
+)
+
+# Package -> what needs it.
+OPTIONAL = {
+    "safetensors": "save_full and from_pretrained",
+    "scipy": 'plan="auto" and layouts="auto"',
+    "yaml": "plans as YAML files",
+    "matplotlib": "pictures as PNG",
+}
+
+
+def check() -> Iterator[Finding]:
+    yield from _versions()
+    yield from _package()
+    yield from _loads()
+    yield from _compiler()
+    yield from _packages()
+    yield from _variables(os.environ)
+    yield from _cache()
+
+
+def version(package: str) -> str | None:
+    """The installed version of a distribution; None if there is none."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _versions() -> Iterator[Finding]:
+    libc = " ".join(platform.libc_ver()) or platform.system()
+    yield Finding(f"Python {platform.python_version()}, numpy {version('numpy')}, {libc}")
+    torch = version("torch")
+    if torch is None:
+        yield Finding(
+            f"torch is not installed for {sys.executable}",
+            "Install the torch that you want, for example `pip install torch==2.13.0`, and then "
+            "this package.",
+        )
+        return
+    if tuple(int(part) for part in torch.split("+")[0].split(".")[:2]) < OLDEST_TORCH:
+        yield Finding(
+            f"torch {torch}; this package needs 2.11 or newer",
+            "Install a newer one, for example `pip install torch==2.13.0`, and then this package "
+            "again.",
+        )
+        return
+    yield Finding(f"torch {torch}")
+
+
+def _package() -> Iterator[Finding]:
+    here = Path(__file__).resolve().parents[1]
+    owners = sorted(
+        f"{dist.metadata['Name']} {dist.version}"
+        for dist in metadata.distributions()
+        if any(str(file) == "consistent/__init__.py" for file in dist.files or ())
+    )
+    if len(owners) > 1:
+        yield Finding(
+            f"{' and '.join(owners)} both bring a package named consistent",
+            "Uninstall all of them (`pip uninstall ...`) and install this one again: files of one "
+            "lie over those of the other.",
+        )
+    elif platform.system() != "Linux":
+        yield Finding(
+            f"this is {platform.system()}; ranks share memory and watch each other on Linux only",
+            "Run it under Linux (on Windows in WSL 2). Elsewhere ranks send messages, and nothing "
+            "was tried.",
+        )
+    else:
+        yield Finding(f"consistent lies in {here}")
+
+
+def _loads() -> Iterator[Finding]:
+    """Whether the native modules load, in a process of its own: a wrong one may crash it."""
+    program = "import consistent, sys; print(*(sys.modules[m].__file__ for m in sys.argv[1:]))"
+    above = Path(__file__).resolve().parents[2]
+    path = os.pathsep.join(filter(None, [str(above), os.environ.get("PYTHONPATH")]))
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program, *NATIVE], capture_output=True, text=True,
+            timeout=_IMPORT_S, check=False, env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+        error = done.stderr.strip() if done.returncode else ""
+    except subprocess.TimeoutExpired:
+        error = f"it has not ended after {_IMPORT_S:g} s"
+    if not error:
+        names = ", ".join(Path(file).name for file in done.stdout.split()[:1])
+        yield Finding(f"`import consistent` works, and its native code loads ({names} and others)")
+        return
+    others = sorted(
+        name for module in NATIVE for name in _builds(above, module) if _other_python(name)
+    )
+    why = f"; there is {others[0]}, which is for another Python than {_tag()}" if others else ""
+    yield Finding(
+        f"`import consistent` fails: {error.splitlines()[-1]}{why}",
+        "Install the package again beside this torch and Python: a wheel that was built for them, "
+        "or `pip install --no-build-isolation .` in its source tree (`make build` in a clone), "
+        "with a C++ compiler.",
+    )
+
+
+def _builds(above: Path, module: str) -> list[str]:
+    folder = above.joinpath(*module.split(".")[:-1])
+    return [path.name for path in folder.glob("_C*") if path.suffix in (".so", ".pyd")]
+
+
+def _other_python(name: str) -> bool:
+    return ".cpython-" in name and f".{_tag()}-" not in name
+
+
+def _tag() -> str:
+    return sys.implementation.cache_tag
+
+
+def _compiler() -> Iterator[Finding]:
+    name = os.environ.get("CXX", "c++").split()[0]
+    found = shutil.which(name) or shutil.which("g++") or shutil.which("clang++")
+    if found:
+        nvcc = shutil.which("nvcc")
+        yield Finding(f"C++ compiler {found}{f', nvcc {nvcc}' if nvcc else ', no nvcc'}")
+        return
+    if util.find_spec("torch") is not None and version("torch-consistent") is not None:
+        yield Finding("no C++ compiler; one is needed to build from source only")
+        return
+    yield Finding(
+        f"no C++ compiler: neither `{name}` nor g++ nor clang++ is on the PATH",
+        "`apt install g++`, `conda install gxx`, or name one in CXX; a wheel needs none.",
+    )
+
+
+def _packages() -> Iterator[Finding]:
+    missing = {name: use for name, use in OPTIONAL.items() if util.find_spec(name) is None}
+    for name, use in missing.items():
+        package = {"yaml": "pyyaml"}.get(name, name)
+        yield Finding(f"{name} is not installed; {use} need it", f"`pip install {package}`.")
+    if not missing:
+        yield Finding(f"optional packages are there: {', '.join(OPTIONAL)}")
+
+
+def _variables(environ: Mapping[str, str]) -> Iterator[Finding]:
+    given = sorted(name for name in environ if name.startswith("CONSISTENT"))
+    for name in given:
+        if name in VARIABLES:
+            yield Finding(f"{name}={environ[name]}")
+            continue
+        near = difflib.get_close_matches(name, VARIABLES, n=1)
+        hint = f"Did you mean {near[0]}?" if near else "Unset it."
+        yield Finding(f"{name} is set, and nothing reads it", hint)
+
+
+def _cache() -> Iterator[Finding]:
+    """Timings and compiled steps are kept there (`mirrored/transports/tuning/own_files.py`)."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    folder = root / "consistent"
+    place = folder
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    mine = place.stat()
+    if mine.st_uid not in (os.geteuid(), 0) or (folder.exists() and mine.st_mode & stat.S_IWOTH):
+        yield Finding(
+            f"{place} is another user's, or others may write in it; nothing is kept or read there",
+            "Set XDG_CACHE_HOME to a folder of your own, or `chmod o-w` it.",
+        )
+    elif not os.access(place, os.W_OK):
+        yield Finding(
+            f"{place} cannot be written: each process measures and compiles what it needs again",
+            "Set XDG_CACHE_HOME to a folder that can be written.",
+        )
+    else:
+        yield Finding(f"timings and compiled steps are kept in {folder}")

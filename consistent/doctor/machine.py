@@ -1,0 +1,166 @@
+"""The machine: cores, memory, limits, the memory that ranks share, the clock."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from .finding import Finding, bytes_text
+
+SHARED = Path("/dev/shm")
+PROC = Path("/proc")
+CGROUP = Path("/sys/fs/cgroup")
+SEGMENT = 256 << 20  # more than two ranks share at first
+_FEW_FILES = 1024
+_LITTLE_MEMORY = 2 << 30
+_SKEW_S = 2.0
+
+
+def check() -> Iterator[Finding]:
+    yield from _cores()
+    yield from _memory()
+    yield from _limits()
+    yield from _shared_memory()
+    yield from _left_behind()
+    yield from _clock()
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _cores() -> Iterator[Finding]:
+    count = cores()
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    threads = int(given) if given.isdigit() else count
+    if count < ranks:
+        yield Finding(
+            f"{ranks} ranks share {count} cores, and wait for each other's turns",
+            f"Start at most {count} ranks on this host.",
+        )
+    elif ranks * threads > count:
+        yield Finding(
+            f"{ranks} rank{'s' if ranks > 1 else ''} of {threads} threads share {count} cores",
+            f"Set OMP_NUM_THREADS={max(1, count // ranks)}.",
+        )
+    else:
+        yield Finding(f"{count} cores, {f'OMP_NUM_THREADS={given}' if given else 'no limit set'}")
+
+
+def _memory() -> Iterator[Finding]:
+    found = {}
+    for name in ("memory.max", "memory.high"):
+        text = _read(CGROUP / name)
+        if text and text.isdigit():
+            found[name] = int(text)
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    least = min([total, *found.values()])
+    said = f"{bytes_text(total)} of memory"
+    if least < total:
+        said += f", of which this container may use {bytes_text(least)}"
+    low = least < _LITTLE_MEMORY
+    yield Finding(said, "Give it more: torch alone takes 250 MiB a rank." if low else "")
+
+
+def _limits() -> Iterator[Finding]:
+    try:
+        import resource
+    except ImportError:  # not a Unix
+        return
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= files < _FEW_FILES:
+        yield Finding(
+            f"a process may open {files} files; sockets of ranks and loaders' workers need more",
+            f"`ulimit -n {16 * _FEW_FILES}` before the job starts.",
+        )
+    else:
+        yield Finding(f"a process may open {files if files >= 0 else 'any number of'} files")
+    space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if space != resource.RLIM_INFINITY:
+        yield Finding(
+            f"a process may map {bytes_text(space)} only (ulimit -v)",
+            "`ulimit -v unlimited`; bound the memory of a job by its container instead.",
+        )
+
+
+def _shared_memory() -> Iterator[Finding]:
+    slower = "ranks of this host will send messages by gloo, about 300 us each and not 4"
+    if not SHARED.is_dir():
+        yield Finding(
+            f"there is no {SHARED}; {slower}",
+            "Mount it: `mount -t tmpfs tmpfs /dev/shm`; Docker and Kubernetes have it by default.",
+        )
+        return
+    if not os.access(SHARED, os.W_OK):
+        yield Finding(f"{SHARED} cannot be written; {slower}", f"`chmod 1777 {SHARED}`.")
+        return
+    free = shutil.disk_usage(SHARED).free
+    if free < SEGMENT:
+        yield Finding(
+            f"{SHARED} has {bytes_text(free)} free; {slower}",
+            "Make room in it, or start the container with more: `docker run --shm-size=8g`, in "
+            "Kubernetes an emptyDir with medium: Memory.",
+        )
+        return
+    yield Finding(f"{SHARED} has {bytes_text(free)} free")
+
+
+def _left_behind() -> Iterator[Finding]:
+    """Segments whose creators are dead. The next group of ranks of the same user removes them."""
+    space = _inode(PROC / "self/ns/pid")
+    left = []
+    for path in SHARED.glob("consistent-*") if SHARED.is_dir() else ():
+        match = re.match(r"consistent-(\d+)-(\d+)-(\d+)-", path.name)
+        if match and int(match[1]) == space and _started(int(match[2])) != int(match[3]):
+            left.append(path)
+    if left:
+        size = sum(path.stat().st_blocks * 512 for path in left)
+        yield Finding(
+            f"{len(left)} segments of ranks that are dead take {bytes_text(size)} of {SHARED}",
+            f"The next job of their user removes them; or `rm {left[0]}`"
+            + (" and the others." if len(left) > 1 else "."),
+        )
+
+
+def _started(pid: int) -> int:
+    """When a process started, in ticks; 0 if it has ended."""
+    fields = (_read(PROC / str(pid) / "stat") or "").rpartition(")")[2].split()
+    return int(fields[19]) if len(fields) > 19 and fields[0] not in "ZX" else 0
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return 0
+
+
+def _clock() -> Iterator[Finding]:
+    """Checkpoints of several hosts are ordered by their step, logs and leases by the clock."""
+    with tempfile.TemporaryFile() as file:
+        skew = abs(os.fstat(file.fileno()).st_mtime - time.time())
+    year = time.gmtime().tm_year
+    if year < 2026 or skew > _SKEW_S:
+        yield Finding(
+            f"the clock says {time.strftime('%Y-%m-%d %H:%M:%S')}, {skew:.1f} s from a file that "
+            "was written now",
+            "Let the host set its clock: `timedatectl set-ntp true`.",
+        )
+    else:
+        yield Finding(f"the clock says {time.strftime('%Y-%m-%d %H:%M:%S %Z')}")
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return None

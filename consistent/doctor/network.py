@@ -1,0 +1,115 @@
+"""How ranks would find each other: the host's name, interfaces, the port where they meet."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as TooLate
+from typing import TypeVar
+
+from .finding import Finding
+
+_LOOKUP_S = 5.0
+T = TypeVar("T")
+
+
+def check() -> Iterator[Finding]:
+    yield from _name()
+    yield from _interfaces(os.environ)
+    yield from _meeting(os.environ)
+
+
+def _name() -> Iterator[Finding]:
+    name = socket.gethostname()
+    cure = (
+        f"Add `127.0.0.1 {name}` to /etc/hosts (the host's own address where there are several "
+        "hosts), or set GLOO_SOCKET_IFNAME to the interface between them."
+    )
+    try:
+        found = sorted({str(each[4][0]) for each in _addresses(name)})
+    except TooLate:
+        yield Finding(
+            f"looking up this host's own name, {name!r}, takes more than {_LOOKUP_S:g} s", cure
+        )
+        return
+    except OSError as error:
+        yield Finding(
+            f"this host's own name, {name!r}, has no address ({error}); gloo asks for it, and "
+            "ranks may not find each other",
+            cure,
+        )
+        return
+    if all(address.startswith("127.") or address == "::1" for address in found) and _several():
+        yield Finding(
+            f"this host's own name, {name!r}, is {', '.join(found)}, which other hosts cannot "
+            "reach, and the job has several hosts",
+            cure,
+        )
+        return
+    yield Finding(f"this host is {name}, {', '.join(found)}")
+
+
+def _addresses(name: str) -> list:
+    """Of the name; raises TimeoutError instead of waiting for a server that does not answer."""
+    pool = ThreadPoolExecutor(1)
+    try:
+        return pool.submit(socket.getaddrinfo, name, None).result(_LOOKUP_S)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _several() -> bool:
+    size, here = (os.environ.get(name, "1") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    return size != here
+
+
+def _interfaces(environ: Mapping[str, str]) -> Iterator[Finding]:
+    there = [name for _, name in socket.if_nameindex()] if hasattr(socket, "if_nameindex") else []
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
+        given = environ.get(variable)
+        if given is None:
+            continue
+        # NCCL takes prefixes, and = and ^ before them.
+        names = [name.strip("=^") for name in given.split(",")]
+        begins = variable.startswith("NCCL")
+        if all(any(t == n or (begins and t.startswith(n)) for t in there) for n in names):
+            yield Finding(f"{variable}={given}")
+            continue
+        yield Finding(
+            f"{variable}={given}, and this host has no such interface",
+            f"Name one of {', '.join(there)}, or unset it.",
+        )
+
+
+def _meeting(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """The first rank listens at MASTER_ADDR:MASTER_PORT; it must be free before the job starts."""
+    port = environ.get("MASTER_PORT")
+    if port is None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            yield Finding(f"ports of 127.0.0.1 can be listened at (for example {_port(free)})")
+        return
+    host = environ.get("MASTER_ADDR", "127.0.0.1")
+    cure = (
+        "Set MASTER_PORT to a free one, or end the job of before; `torchrun --standalone` takes "
+        "any."
+    )
+    if not port.isdigit() or not 0 < int(port) < 65536:
+        yield Finding(f"MASTER_PORT={port} is not a port", cure)
+        return
+    if environ.get("RANK", "0") != "0":
+        return
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("", int(port)))
+        except OSError as error:
+            yield Finding(f"port {port}, where the first rank would listen: {error}", cure)
+            return
+    yield Finding(f"MASTER_ADDR={host}, MASTER_PORT={port}, which is free")
+
+
+def _port(listener: socket.socket) -> int:
+    return listener.getsockname()[1]

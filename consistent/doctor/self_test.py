@@ -1,0 +1,94 @@
+"""Two ranks of this host that do a little of everything; they are killed if they do not end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from .finding import Finding
+
+RANKS = 2
+LIMIT_S = 60.0  # it takes about 5 s where nothing else runs
+RANK = "consistent.command.one_rank"
+
+
+def check() -> Iterator[Finding]:
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        error = _run(folder)
+        if error is not None:
+            yield error
+            return
+        said = json.loads(Path(folder, "said").read_text())
+    took = time.monotonic() - began
+    yield Finding(f"{RANKS} ranks did {', '.join(said['done'])}, in {took:.1f} s")
+    for line in said["ways"]:
+        yield Finding(line)
+
+
+def _run(folder: str) -> Finding | None:
+    """What went wrong, if anything."""
+    ranks = [_start(rank, folder, port) for port in [_free_port()] for rank in range(RANKS)]
+    end = time.monotonic() + LIMIT_S
+    late = False
+    try:
+        # The first rank that fails ends the test: the others would wait for it.
+        while any(r.poll() is None for r in ranks) and not any(r.poll() for r in ranks):
+            if late := time.monotonic() > end:
+                break
+            time.sleep(0.05)
+        failed = next((k for k, r in enumerate(ranks) if r.poll()), None)
+    finally:
+        _end(ranks)
+    at = Path(folder, "at")
+    stage = at.read_text() if at.exists() else "starting"
+    if late:
+        return Finding(
+            f"the self-test has not ended after {LIMIT_S:g} s; it was at: {stage}",
+            "If it was at the start, see the host's name above, firewalls for 127.0.0.1, and "
+            "GLOO_SOCKET_IFNAME=lo. Else report it, with this output.",
+        )
+    if failed is None:
+        return None
+    lines = Path(folder, f"errors{failed}").read_text(errors="replace").strip().splitlines()
+    last = lines[-1] if lines else f"exit status {ranks[failed].returncode}"
+    return Finding(
+        f"rank {failed} of the self-test failed at: {stage}: {last}",
+        f"See what `torchrun --standalone --nproc_per_node {RANKS} -m {RANK}` prints.",
+    )
+
+
+def _start(rank: int, folder: str, port: int) -> subprocess.Popen:
+    above = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, [above, os.environ.get("PYTHONPATH")]))
+    environ = {
+        **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS),
+        "LOCAL_WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        "PYTHONPATH": path, "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    with open(Path(folder, f"errors{rank}"), "w") as errors:
+        return subprocess.Popen(
+            [sys.executable, "-m", RANK, folder], env=environ, stdout=subprocess.DEVNULL,
+            stderr=errors, start_new_session=True,
+        )  # fmt: skip
+
+
+def _end(ranks: list[subprocess.Popen]) -> None:
+    for each in ranks:
+        if each.poll() is None:
+            os.killpg(each.pid, signal.SIGKILL)  # its group: what it has started, too
+        each.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]

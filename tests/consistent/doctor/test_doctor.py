@@ -1,0 +1,304 @@
+"""Planted troubles are found, and the cure is named; a healthy machine has none of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from consistent.command import main
+from consistent.doctor import installation, machine, network, self_test
+from consistent.doctor.finding import Finding
+from consistent.doctor.main import status
+
+ROOT = Path(__file__).parents[3]
+Patch = pytest.MonkeyPatch
+
+
+def only(found: Iterable[Finding]) -> Finding:
+    """The one that is not well."""
+    (bad,) = [finding for finding in found if finding.cure]
+    return bad
+
+
+def old_torch(patch: Patch) -> Iterable[Finding]:
+    patch.setattr(installation, "version", lambda name: "2.9.1+cu128")
+    return installation._versions()
+
+
+def no_torch(patch: Patch) -> Iterable[Finding]:
+    patch.setattr(installation, "version", lambda name: None)
+    return installation._versions()
+
+
+def two_packages(patch: Patch) -> Iterable[Finding]:
+    files = [Path("consistent/__init__.py")]
+    both = [
+        SimpleNamespace(metadata={"Name": name}, version="1.0", files=files)
+        for name in ("consistent", "torch-consistent")
+    ]
+    patch.setattr(installation.metadata, "distributions", lambda: both)
+    return installation._package()
+
+
+def another_system(patch: Patch) -> Iterable[Finding]:
+    patch.setattr(installation.platform, "system", lambda: "Darwin")
+    return installation._package()
+
+
+def native_that_does_not_load(patch: Patch) -> Iterable[Finding]:
+    done = SimpleNamespace(
+        returncode=1, stderr="...\nImportError: undefined symbol: _ZN2at", stdout=""
+    )
+    patch.setattr(installation.subprocess, "run", lambda *_, **__: done)
+    patch.setattr(installation, "_builds", lambda *_: ["_C.cpython-39-x86_64-linux-gnu.so"])
+    return installation._loads()
+
+
+def no_compiler(patch: Patch) -> Iterable[Finding]:
+    patch.setattr(installation.shutil, "which", lambda name: None)
+    patch.setattr(installation, "version", lambda name: None)
+    return installation._compiler()
+
+
+def no_safetensors(patch: Patch) -> Iterable[Finding]:
+    there = installation.util.find_spec
+    patch.setattr(
+        installation.util, "find_spec", lambda name: None if name == "safetensors" else there(name)
+    )
+    return installation._packages()
+
+
+def mistyped_variable(patch: Patch) -> Iterable[Finding]:
+    return installation._variables({"CONSISTENT_SHARED_MEMROY": "0", "CONSISTENT_CHECK": "1"})
+
+
+def cache_that_others_write(patch: Patch) -> Iterable[Finding]:
+    folder = Path(os.environ["XDG_CACHE_HOME"], "consistent")
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    return installation._cache()
+
+
+def cache_that_cannot_be_written(patch: Patch) -> Iterable[Finding]:
+    patch.setattr(os, "access", lambda *_: False)
+    return installation._cache()
+
+
+def more_ranks_than_cores(patch: Patch) -> Iterable[Finding]:
+    patch.setattr(machine, "cores", lambda: 2)
+    patch.setenv("LOCAL_WORLD_SIZE", "3")
+    return machine._cores()
+
+
+def more_threads_than_cores(patch: Patch) -> Iterable[Finding]:
+    patch.setattr(machine, "cores", lambda: 8)
+    patch.setenv("LOCAL_WORLD_SIZE", "2")
+    patch.setenv("OMP_NUM_THREADS", "8")
+    return machine._cores()
+
+
+def small_container(patch: Patch) -> Iterable[Finding]:
+    patch.setattr(machine, "_read", lambda path: str(1 << 30))
+    return machine._memory()
+
+
+def few_files(patch: Patch) -> Iterable[Finding]:
+    import resource
+
+    limits = {resource.RLIMIT_NOFILE: (256, 256), resource.RLIMIT_AS: (-1, -1)}
+    patch.setattr(resource, "getrlimit", limits.__getitem__)
+    return machine._limits()
+
+
+def no_shared_memory(patch: Patch) -> Iterable[Finding]:
+    patch.setattr(machine, "SHARED", Path("/nowhere"))
+    return machine._shared_memory()
+
+
+def full_shared_memory(patch: Patch) -> Iterable[Finding]:
+    patch.setattr(machine.shutil, "disk_usage", lambda _: SimpleNamespace(free=64 << 20))
+    return machine._shared_memory()
+
+
+def dead_ranks(patch: Patch) -> Iterable[Finding]:
+    shared = Path(os.environ["XDG_CACHE_HOME"], "shm")
+    shared.mkdir()
+    space = os.stat("/proc/self/ns/pid").st_ino
+    alive = machine._started(os.getpid())
+    for pid, start in ((os.getpid(), alive), (os.getpid(), alive - 1), (2**22 + 1, 5)):
+        (shared / f"consistent-{space}-{pid}-{start}-0123").write_bytes(b"\0" * 8192)
+    patch.setattr(machine, "SHARED", shared)
+    return machine._left_behind()
+
+
+def wrong_clock(patch: Patch) -> Iterable[Finding]:
+    patch.setattr(machine.time, "time", lambda: 86400.0)
+    patch.setattr(machine.time, "gmtime", lambda: SimpleNamespace(tm_year=1970))
+    return machine._clock()
+
+
+def name_without_address(patch: Patch) -> Iterable[Finding]:
+    def unknown(name: str) -> Any:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    patch.setattr(network, "_addresses", unknown)
+    return network._name()
+
+
+def name_that_other_hosts_cannot_reach(patch: Patch) -> Iterable[Finding]:
+    patch.setattr(network, "_addresses", lambda name: [(2, 1, 6, "", ("127.0.1.1", 0))])
+    patch.setenv("WORLD_SIZE", "4")
+    patch.setenv("LOCAL_WORLD_SIZE", "2")
+    return network._name()
+
+
+def server_that_does_not_answer(patch: Patch) -> Iterable[Finding]:
+    def late(name: str) -> Any:
+        raise network.TooLate
+
+    patch.setattr(network, "_addresses", late)
+    return network._name()
+
+
+def no_such_interface(patch: Patch) -> Iterable[Finding]:
+    return network._interfaces({"GLOO_SOCKET_IFNAME": "eth7", "NCCL_SOCKET_IFNAME": "=l"})
+
+
+def port_taken(patch: Patch) -> Iterable[Finding]:
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        return list(network._meeting({"MASTER_PORT": str(other.getsockname()[1])}))
+
+
+def port_that_is_none(patch: Patch) -> Iterable[Finding]:
+    return network._meeting({"MASTER_PORT": "29500x"})
+
+
+TROUBLES = {
+    old_torch: ("torch 2.9.1+cu128; this package needs 2.11", "pip install torch=="),
+    no_torch: ("torch is not installed for", "pip install torch=="),
+    two_packages: ("consistent 1.0 and torch-consistent 1.0 both", "Uninstall all of them"),
+    another_system: ("this is Darwin", "Linux"),
+    native_that_does_not_load: (
+        "_ZN2at; there is _C.cpython-39-x86_64-linux-gnu.so, which is for another Python",
+        "Install the package again",
+    ),
+    no_compiler: ("no C++ compiler", "apt install g++"),
+    no_safetensors: ("safetensors is not installed", "pip install safetensors"),
+    mistyped_variable: ("CONSISTENT_SHARED_MEMROY", "Did you mean CONSISTENT_SHARED_MEMORY?"),
+    cache_that_others_write: ("others may write in it", "XDG_CACHE_HOME"),
+    cache_that_cannot_be_written: ("cannot be written", "XDG_CACHE_HOME"),
+    more_ranks_than_cores: ("3 ranks share 2 cores", "at most 2 ranks"),
+    more_threads_than_cores: ("2 ranks of 8 threads share 8 cores", "OMP_NUM_THREADS=4"),
+    small_container: ("this container may use 1 GiB", "Give it more"),
+    few_files: ("may open 256 files", "ulimit -n"),
+    no_shared_memory: ("there is no /nowhere; ranks of this host will send messages", "Mount it"),
+    full_shared_memory: ("has 64 MiB free", "--shm-size"),
+    dead_ranks: ("2 segments of ranks that are dead take 16 KiB", "removes them"),
+    wrong_clock: ("the clock says", "timedatectl"),
+    name_without_address: ("has no address", "/etc/hosts"),
+    name_that_other_hosts_cannot_reach: ("127.0.1.1, which other hosts cannot reach", "/etc/hosts"),
+    server_that_does_not_answer: ("takes more than 5 s", "/etc/hosts"),
+    no_such_interface: ("GLOO_SOCKET_IFNAME=eth7", "Name one of "),
+    port_taken: ("where the first rank would listen: ", "Set MASTER_PORT to a free one"),
+    port_that_is_none: ("29500x is not a port", "Set MASTER_PORT"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("trouble", TROUBLES, ids=lambda trouble: trouble.__name__)
+def test_a_planted_trouble_is_found_with_its_cure(
+    trouble: Any, monkeypatch: Patch, tmp_path: Path
+) -> None:
+    for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    said, cure = TROUBLES[trouble]
+    bad = only(trouble(monkeypatch))
+    assert said in bad.said and cure in bad.cure
+
+
+def test_two_ranks_do_all_that_the_self_test_has() -> None:
+    found = list(self_test.check())
+    assert not any(f.cure for f in found), found
+    assert "did a gather, a reduction, a gradient, a checkpoint" in found[0].said
+    assert any(f.said.startswith("CPU tensors: ") for f in found)
+
+
+FAILING = "import sys, time; time.sleep(60 * int({hangs})); raise ValueError('as planted')"
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_ranks_that_fail_or_hang_are_ended(hangs: bool, monkeypatch: Patch, tmp_path: Path) -> None:
+    started: list[subprocess.Popen] = []
+
+    def start(rank: int, folder: str, port: int) -> subprocess.Popen:
+        program = FAILING.format(hangs=hangs or rank == 0)
+        with open(Path(folder, f"errors{rank}"), "w") as errors:
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", program], stderr=errors, start_new_session=True
+                )
+            )
+        return started[-1]
+
+    monkeypatch.setattr(self_test, "_start", start)
+    monkeypatch.setattr(self_test, "LIMIT_S", 1.0 if hangs else 60.0)
+    bad = only(self_test.check())
+    assert ("has not ended after 1 s" if hangs else "rank 1 of the self-test failed") in bad.said
+    assert all(each.returncode is not None for each in started)
+
+
+def test_the_exit_status_tells_ranks_that_fail_from_what_is_to_be_done() -> None:
+    well, bad = Finding("well"), Finding("not well", "mend it")
+    assert status({"machine": [well], "two ranks": [well]}) == 0
+    assert status({"machine": [bad], "two ranks": [well]}) == 1
+    assert status({"machine": [bad], "two ranks": [bad]}) == 2
+
+
+def test_it_is_a_command_and_refuses_other_words(capsys: Any) -> None:
+    assert main(["doctor", "--help"]) == 0 and "Exit status" in capsys.readouterr().out
+    assert main(["doctor", "now"]) == 2
+
+
+def test_it_runs_where_the_native_code_is_missing(tmp_path: Path) -> None:
+    """By the path that the error names, and without the ranks, which cannot start there."""
+    for package in ("consistent", "mirrored"):
+        shutil.copytree(
+            ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("*.so", "__pycache__")
+        )
+    environ = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    run = {"capture_output": True, "text": True, "cwd": tmp_path, "env": environ}
+    failed = subprocess.run([sys.executable, "-c", "import consistent"], **run)
+    (by_itself,) = re.findall(r"`(\S+ \S+doctor)` looks", failed.stderr)
+    done = subprocess.run([*by_itself.split(), "--json"], **run)
+    found = json.loads(done.stdout)
+    assert done.returncode == 2, done.stderr
+    bad = only(Finding(**f) for f in found["installation"] if "import consistent" in f["said"])
+    assert "a native part of this package, cannot be loaded" not in bad.cure and "again" in bad.cure
+    assert found["two ranks"][0]["cure"]
+
+
+def test_all_variables_that_the_library_reads_are_known() -> None:
+    read: set[str] = set()
+    for folder in ("consistent", "mirrored", "tests", "examples", "benchmarks"):
+        for path in (ROOT / folder).rglob("*.py"):
+            if path != Path(__file__) and "doctor" not in path.parts:
+                read |= set(re.findall(r'"(CONSISTENT_[A-Z_]+)"', path.read_text()))
+    assert read <= installation.VARIABLES
+
+
+def test_looking_at_the_cache_makes_nothing(monkeypatch: Patch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert not any(f.cure for f in installation._cache()) and not list(tmp_path.iterdir())
