@@ -270,4 +270,5 @@ def _in_child() -> None:
     _beating = None
 
 
-os.register_at_fork(after_in_child=_in_child)
+if hasattr(os, "register_at_fork"):  # systems without fork need none
+    os.register_at_fork(after_in_child=_in_child)
