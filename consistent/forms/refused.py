@@ -9,14 +9,19 @@ from torch import Tensor
 _RUNTIME_ERRORS = frozenset(
     "gather take_along_dim scatter scatter_add scatter_reduce embedding_bag".split()
 )
+# Ops that count from the end where an index is negative; the others refuse it.
+_COUNT_FROM_THE_END = frozenset("getitem setitem index index_put index_fill take put".split())
 # What is raised with a text: torch's own check raises RuntimeError with any.
 kinds: dict[str, type[Exception]] = {}
 
 
-def need_in_range(index: Tensor, low: int, end: int, name: str) -> None:
-    """Raise what torch does for op ``name`` unless ``low <= index < end``."""
-    kind = RuntimeError if name in _RUNTIME_ERRORS else IndexError
-    need(((index >= low) & (index < end)).all(), f"{name}: index out of range", kind)
+def need_in_range(index: Tensor, size: int, name: str, ndim: int = 1) -> None:
+    """Raise what torch does for op ``name`` on a tensor of ``ndim`` dims, unless every index is one
+    of ``size`` items."""
+    by_rows = name == "index_add" and ndim > 1
+    kind = RuntimeError if by_rows or name in _RUNTIME_ERRORS else IndexError
+    low = -size if name in _COUNT_FROM_THE_END else 0
+    need(((index >= low) & (index < size)).all(), f"{name}: index out of range", kind)
 
 
 def need(ok: Tensor, text: str, kind: type[Exception] = RuntimeError) -> None:

@@ -2,8 +2,9 @@
 
 An op on shards raises on the rank whose shard holds what torch refuses: a singular matrix, an index
 out of range, a probability above 1. Ranks agree after such an op (``dispatch/running/agreed.py``),
-where they may differ: not where what decides is broadcast, so that all find the same. Both follow
-from the call and its layouts alone, never from values.
+where they may differ: not where what decides is broadcast, so that all find the same, and no rank
+has an empty shard, on which torch looks at no value. Both follow from the call and its specs alone,
+never from values.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..spec import B, NdSbp, Placement
+from ..spec import B, Layout, NdSbp, Placement
 from .signature import Call, Operand
 
 # All operands decide.
@@ -67,10 +68,21 @@ def may_differ(call: Call, ins: Sequence[NdSbp], by_form: bool, placement: Place
         return False
     if placement.type != "cpu" and name in _LOOK_UPS | DIVISIONS:
         return False  # a GPU divides by zero, and ends the process for an index out of range
+    if _leaves_out(call, ins, placement):
+        return True
     deciding = _deciding(call)
     if by_form and any(call.operands[i].spec.dtype is torch.bool for i in deciding):
         deciding = range(len(ins))
     return any(_differs(ins[i], placement) for i in deciding)
+
+
+def _leaves_out(call: Call, ins: Sequence[NdSbp], placement: Placement) -> bool:
+    """Whether a rank has an empty shard and others have not: torch looks at no index, and divides
+    by no zero, where there is nothing to be computed."""
+    return any(
+        Layout.of(placement, sbp).leaves_out(operand.shape)
+        for operand, sbp in zip(call.operands, ins, strict=True)
+    )
 
 
 def _deciding(call: Call) -> Sequence[int]:
@@ -99,9 +111,12 @@ def _may_raise(call: Call) -> bool:
     if call.name in ("div", "divide") and call.kwargs.get("rounding_mode") is None:
         return False
     if call.name in DIVISIONS:
-        return isinstance([*call.args, *call.kwargs.values()][1], Operand)
+        divisor = [*call.args, *call.kwargs.values()][1]
+        return isinstance(divisor, Operand) or divisor == 0
     if call.name in _CHECKED_IF_ASKED:
         return any(x is True for x in (*call.args, *call.kwargs.values()))
+    if call.name in _BY_SUBSCRIPT:
+        return bool(_operands_in(call.args[1:2]))
     if call.name in _NORMS:
         return any(x in ("nuc", 2, -2) for x in (*call.args, *call.kwargs.values()) if _is_order(x))
     return True

@@ -39,11 +39,12 @@ def piece(n: int, parts: int, index: int) -> tuple[int, int]:
 class Layout:
     """(placement, sbp): how ranks hold tensors of any size. Make one with ``Layout.of``."""
 
-    __slots__ = ("placement", "sbp", "is_whole", "__weakref__")
+    __slots__ = ("placement", "sbp", "is_whole", "parts", "__weakref__")
 
     placement: Placement
     sbp: NdSbp
     is_whole: bool  # every rank of the placement has the whole tensor
+    parts: tuple[int, ...]  # into how many pieces each dim is cut, up to the last that is split
 
     @staticmethod
     def of(placement: Placement, sbp: NdSbp) -> Layout:
@@ -57,6 +58,7 @@ class Layout:
                     layout = object.__new__(Layout)
                     layout.placement, layout.sbp = key
                     layout.is_whole = all(entry.is_broadcast for entry in sbp)
+                    layout.parts = _parts(placement, sbp)
                     _layouts[key] = layout
         return layout
 
@@ -64,6 +66,12 @@ class Layout:
     def whole(placement: Placement) -> Layout:
         """Every rank of ``placement`` has the whole tensor."""
         return Layout.of(placement, (B,) * placement.ndim)
+
+    def leaves_out(self, shape: Sequence[int]) -> bool:
+        """Whether a rank of the placement has nothing of a tensor of this shape, which others have
+        some of."""
+        short = any(size < parts for size, parts in zip(shape, self.parts))
+        return short and math.prod(shape) > 0
 
     def __repr__(self) -> str:
         return f"{_shown(self.sbp)} on {self.placement}"
@@ -243,6 +251,14 @@ def resolve_sbp(sbp: SbpLike, placement: Placement, shape: Sequence[int]) -> NdS
         _resolve(entry, len(shape), shape) if isinstance(entry, Split) else entry
         for entry in entries
     )
+
+
+def _parts(placement: Placement, sbp: NdSbp) -> tuple[int, ...]:
+    parts = [1] * (1 + max((e.dim for e in sbp if isinstance(e, Split)), default=-1))
+    for entry, ranks in zip(sbp, placement.shape, strict=True):
+        if isinstance(entry, Split):
+            parts[entry.dim] *= ranks
+    return tuple(parts)
 
 
 def misfit(spec: TensorSpec) -> str | None:

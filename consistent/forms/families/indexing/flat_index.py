@@ -19,7 +19,7 @@ def _own_places(shard: Shards, index: Tensor) -> tuple[Tensor, Tensor]:
     it)."""
     shape, total = shard.specs[0].shape, shard.specs[0].numel
     # Masking would hide indices that torch refuses.
-    need_in_range(index, -total, total, shard.call.name)
+    need_in_range(index, total, shard.call.name)
     rest = torch.where(index < 0, index + total, index)
     place, outside = torch.zeros_like(rest), torch.zeros_like(rest, dtype=torch.bool)
     scale = 1

@@ -174,8 +174,10 @@ def _shifted(
 def _counted(shard: Shards, dim: int, index: Tensor) -> tuple[Tensor, Tensor]:
     starts, sizes = shard.region()
     n = shard.specs[0].shape[dim]
+    if shard.call.name == "take_along_dim":
+        index = index.remainder(max(n, 1))  # as torch does
     # Masking would hide indices that torch refuses.
-    need_in_range(index, -n, n, shard.call.name)
+    need_in_range(index, n, shard.call.name, len(sizes))
     local = torch.where(index < 0, index + n, index) - starts[dim]
     return local, (local < 0) | (local >= sizes[dim])
 

@@ -18,7 +18,7 @@ def masked_embedding(shard: Shards) -> Tensor:
     """torch.embedding of this rank's rows, one pass each way."""
     table, index = shard.tensors
     # The mask would hide indices that torch refuses.
-    need_in_range(index, 0, shard.specs[0].shape[0], shard.call.name)
+    need_in_range(index, shard.specs[0].shape[0], shard.call.name)
     return _LookUp.apply(
         table,
         index,

@@ -29,7 +29,7 @@ def _of_rows(shard: Shards) -> tuple[Tensor, ...]:
     """Each rank adds up the rows that it has; rows of other ranks count as zero."""
     weight, index, offsets = (shard.get(name) for name in ("weight", "indices", "offsets"))
     start, n, total = shard.region()[0][0], shard.region()[1][0], shard.specs[0].shape[0]
-    need_in_range(index, 0, total, shard.call.name)
+    need_in_range(index, total, shard.call.name)
     last, padding = bool(shard.get("include_last_offset", False)), shard.get("padding_idx")
     outside = (index < start) | (index >= start + n)
     counted = torch.ones_like(outside) if padding is None else index != padding % total

@@ -325,17 +325,20 @@ bool Key::add_global(PyObject* x) {
   held.push_back(layout);
   put(kLayout, address(layout));
   put(kLayout, address(dtype));  // dtypes are never freed
-  return mode_ == Mode::kWhole || add_sizes(sizes_of(shape_of(spec)));
+  return mode_ == Mode::kWhole || add_sizes(sizes_of(shape_of(spec)), sizes_of(parts_of(layout)));
 }
 
-// Adds which of the sizes are 0 or 1; the sizes themselves if there are many.
-bool Key::add_sizes(c10::ArrayRef<int64_t> sizes) {
+// Adds which of the sizes are 0 or 1, or so small that a rank has no item of that dim, which is cut
+// into `parts`; the sizes themselves if there are many.
+bool Key::add_sizes(c10::ArrayRef<int64_t> sizes, c10::ArrayRef<int64_t> parts) {
   uint64_t seen = sizes.size() << 48;
   if (sizes.size() > kMostDims) {
     for (const int64_t size : sizes) put(kInt, static_cast<uint64_t>(size));
   } else {
     for (size_t i = 0; i < sizes.size(); ++i) {
-      seen |= static_cast<uint64_t>(sizes[i] == 0 ? 1 : sizes[i] == 1 ? 2 : 0) << (2 * i);
+      const bool is_short = i < parts.size() && sizes[i] < parts[i];
+      const uint64_t kind = sizes[i] == 0 ? 1 : sizes[i] == 1 ? 2 : is_short ? 3 : 0;
+      seen |= kind << (2 * i);
     }
   }
   put(kSizes, seen);
@@ -351,7 +354,7 @@ bool Key::add_plain(PyObject* x) {
                          static_cast<uint64_t>(tensor.dim()) << 32;
   put(Py_TYPE(x) == mirrored_tensor_class ? kMirrored : kTensor, described);
   if (tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) return add_object(x);
-  if (mode_ == Mode::kAnySize) return add_sizes(tensor.sizes());
+  if (mode_ == Mode::kAnySize) return add_sizes(tensor.sizes(), {});
   for (const int64_t size : tensor.sizes()) {
     if (mode_ == Mode::kExact) put(kInt, static_cast<uint64_t>(size));
   }

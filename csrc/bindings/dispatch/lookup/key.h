@@ -8,9 +8,10 @@
 // are asked for), these are added. Under autocast the key has the autocast dtype, and the default
 // dtype where the program has set one.
 //
-// The *general* key has layouts instead of specs, and which dims have size 0 or 1. For integers
-// that do not matter to the function it has only whether they are 0. If all global tensors of a
-// call are broadcast it has neither: whatever the sizes, such an op runs as it is called.
+// The *general* key has layouts instead of specs, and which dims have size 0 or 1, or fewer items
+// than the layout has pieces, so that some ranks have none. For integers that do not matter to the
+// function it has only whether they are 0. If all global tensors of a call are broadcast it has
+// neither: whatever the sizes, such an op runs as it is called.
 
 #pragma once
 
@@ -101,7 +102,7 @@ struct Key {
   bool add_dict(PyObject* dict, uint64_t kind, const Function* function);
   bool add_global(PyObject* tensor);
   bool add_plain(PyObject* tensor);
-  bool add_sizes(c10::ArrayRef<int64_t> sizes);
+  bool add_sizes(c10::ArrayRef<int64_t> sizes, c10::ArrayRef<int64_t> parts);
   bool add_object(PyObject* object);
   void add_autocast(at::DeviceType device);
   void add_default_dtype();

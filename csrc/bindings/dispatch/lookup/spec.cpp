@@ -6,7 +6,7 @@
 namespace consistent::dispatch {
 namespace {
 
-Py_ssize_t layout_at = 0, shape_at = 0, dtype_at = 0, is_whole_at = 0;
+Py_ssize_t layout_at = 0, shape_at = 0, dtype_at = 0, is_whole_at = 0, parts_at = 0;
 PyObject* laid = nullptr;  // TensorSpec.laid
 PyTypeObject* spec_class = nullptr;
 
@@ -36,7 +36,7 @@ bool set_spec_classes(PyObject* tensor_spec, PyObject* layout) {
   laid = PyObject_GetAttrString(tensor_spec, "laid");
   return laid != nullptr && find_slot(tensor_spec, "layout", &layout_at) &&
          find_slot(tensor_spec, "shape", &shape_at) && find_slot(tensor_spec, "dtype", &dtype_at) &&
-         find_slot(layout, "is_whole", &is_whole_at);
+         find_slot(layout, "is_whole", &is_whole_at) && find_slot(layout, "parts", &parts_at);
 }
 
 bool is_spec(PyObject* object) { return Py_TYPE(object) == spec_class; }
@@ -44,6 +44,7 @@ PyObject* layout_of(PyObject* spec) { return slot(spec, layout_at); }
 PyObject* shape_of(PyObject* spec) { return slot(spec, shape_at); }
 PyObject* dtype_of(PyObject* spec) { return slot(spec, dtype_at); }
 bool is_whole(PyObject* layout) { return slot(layout, is_whole_at) == Py_True; }
+PyObject* parts_of(PyObject* layout) { return slot(layout, parts_at); }
 
 Sizes sizes_of(PyObject* shape) {
   Sizes sizes;

@@ -26,6 +26,8 @@ PyObject* shape_of(PyObject* spec);
 PyObject* dtype_of(PyObject* spec);
 // Whether every rank has the whole tensor.
 bool is_whole(PyObject* layout);
+// A tuple: into how many pieces the layout cuts each dim, up to the last that is split; borrowed.
+PyObject* parts_of(PyObject* layout);
 
 // The sizes of a tuple of ints.
 Sizes sizes_of(PyObject* shape);

@@ -35,7 +35,7 @@ class Case:
         return tuple(self.bad if is_bad and i == self.at else x for i, x in enumerate(self.good))
 
 
-def _last(x: torch.Tensor, value: Any, dim: int = 0) -> torch.Tensor:
+def last(x: torch.Tensor, value: Any, dim: int = 0) -> torch.Tensor:
     bad = x.clone()
     bad.select(dim, -1).copy_(torch.as_tensor(value, dtype=x.dtype).expand_as(bad.select(dim, -1)))
     return bad
@@ -45,7 +45,7 @@ def _case(
     name: str, run: Callable[..., Any], *good: torch.Tensor, bad: Any, at: int = 0, sbp: Any = None
 ) -> Case:
     if not isinstance(bad, torch.Tensor) or bad.shape != good[at].shape:
-        bad = _last(good[at], bad)
+        bad = last(good[at], bad)
     layouts = tuple(S(0) for _ in good) if sbp is None else sbp
     return Case(name, run, good, bad, at, layouts)
 
@@ -124,6 +124,12 @@ def _with(name: str, *rest: Any) -> Callable[..., Any]:
     return lambda x, *others: getattr(torch, name)(x, *rest, *others)
 
 
+def _set(x: _T, index: _T) -> _T:
+    x = x.clone()
+    x[index] = 1.0
+    return x
+
+
 LOOK_UPS = (
     _case("embedding", lambda t, i: F.embedding(i, t), _TABLE, _I, bad=-1, at=1, sbp=_IN),
     _case("embedding", lambda t, i: F.embedding(i, t), _TABLE, _I, bad=99, at=1, sbp=(S(0), S(0))),
@@ -165,7 +171,7 @@ LOOK_UPS = (
         at=1,
     ),
     _case("index_put", lambda x, i, v: torch.index_put(x, (i,), v, True), _X, _I, _X, bad=99, at=1),
-    _case("setitem", lambda x, i: x.clone().__setitem__(i, 1.0), _X, _I, bad=99, at=1),
+    _case("setitem", _set, _X, _I, bad=99, at=1),
     _case(
         "masked_scatter",
         torch.masked_scatter,
@@ -222,7 +228,7 @@ LOOK_UPS = (
 
 _P = torch.linspace(0.1, 0.9, ROWS * 2, dtype=torch.float64).view(ROWS, 2)
 _WHOLE = torch.arange(1, ROWS * 2 + 1).view(ROWS, 2)
-_ZERO = _last(_WHOLE, 0)
+_ZERO = last(_WHOLE, 0)
 _POOLED = torch.arange(ROWS * 4.0, dtype=torch.float64).view(ROWS, 1, 2, 2)
 _PLACES = torch.tensor([[0, 3], [8, 11]]).expand(ROWS, 1, 2, 2).contiguous()
 _TARGETS = torch.tensor([[1, 0, -1, 0]] * ROWS)
