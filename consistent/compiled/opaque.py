@@ -225,10 +225,10 @@ def wait_message(
     recorded_at = _call(number).where  # noqa: F841 - as above
     with _watched(number):
         future, beside = _thread.started.pop(ticket)
-        made = _apart(future.result())
+        results = future.result()
         if beside is not None:
-            beside.join(made)
-        return made
+            beside.join(results)  # before results that share a buffer are copied
+        return _apart(results)
 
 
 @wait_message.register_fake

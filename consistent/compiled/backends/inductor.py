@@ -16,6 +16,7 @@ from mirrored.transports.faults.place import readable
 
 from .apart import Run, apart
 from .form import Form, Number, form_of
+from .in_order import TAG, keep_in_order
 from .numbers import keep_numbers
 
 _log = logging.getLogger(__name__)
@@ -39,9 +40,13 @@ class Inductor:
         if any(x.is_meta for x in inputs) or _cannot_run():
             return graph.forward
         import torch._inductor.config as config
+        import torch.compiler.config
 
+        keep_in_order()
         graph = keep_numbers(graph, inputs)
-        with config.patch(fallback_random=True):
+        caches: Any = torch.compiler.config
+        tag = {"cache_key_tag": f"{caches.cache_key_tag}; {TAG}"}
+        with config.patch(fallback_random=True), caches.patch(tag):
             form = form_of(graph, inputs)
             if form is None:
                 return _by_numbers(graph, inputs)

@@ -4,17 +4,21 @@ held than is allowed."""
 from __future__ import annotations
 
 import re
+from concurrent.futures import Future
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
+from pytest import MonkeyPatch
 from torch import nn
 
 import consistent
 from consistent import B, Placement, S
+from consistent.compiled import opaque
 from tests.consistent.compiled.steps import beside
 from tests.consistent.compiled.test_bounded import WIDE, batches, trained
-from tests.ranks import on_ranks, pool
+from tests.ranks import ALL, on_ranks, pool
 from tests.twins import randn
 
 CALLS = 5
@@ -124,6 +128,48 @@ def test_a_step_that_fails_leaves_nothing_on_its_way(rank: int) -> None:
 def test_inductor(rank: int) -> None:
     p = Placement.all("cpu")
     beside(trained("zero3", p, 2), batches(33, (p, S(0))), "inductor", overlap=True)
+
+
+def _order(rank: int, blocks: int, memory: int | None) -> None:
+    """Inductor's scheduler has an order of its own for what no data binds."""
+    p, sent = Placement.all("cpu"), []
+    step, _ = trained("zero3", p, blocks)()
+    made: Any = consistent.compile(step, backend="inductor", overlap=True, memory=memory)
+    given = batches(7, (p, S(0)))
+    for x in given[:-1]:
+        made(*x)
+    program = made.programs[0].program
+    with MonkeyPatch.context() as patch:
+        patch.setattr(opaque, "_watched", lambda number: nullcontext(sent.append(number)))
+        made(*given[-1])
+    graphs = [segment.graph.graph for segment in program.segments]
+    nodes = [node for graph in graphs for node in graph.nodes if node.target in opaque.ORDERED]
+    assert sent == [node.args[1] for node in nodes] and len(sent) > 8
+
+
+def test_inductor_keeps_the_order_of_messages() -> None:
+    for blocks, memory in ((1, None), *(((2, 50_000), (3, 70_000)) if ALL else ())):
+        pool(2).run(_order, blocks, memory)
+
+
+def test_results_of_one_buffer_are_copied_once_the_side_stream_has_made_them() -> None:
+    """As on a GPU, where a message's call returns before what it launched has run."""
+    buffer, joined = torch.zeros(5), []
+
+    class Late:
+        def join(self, made: list[torch.Tensor] = ()) -> None:  # type: ignore[assignment]
+            joined.extend(x.data_ptr() for x in made)
+            buffer.fill_(1)
+
+    results = list(buffer.split([2, 3]))
+    call = opaque.Call("late", lambda xs: results, tuple(map(opaque.shape_of, results)))
+    done: Future[list[torch.Tensor]] = Future()
+    done.set_result(results)
+    with opaque.known({call.number: call}):
+        opaque._thread.started[0] = done, Late()  # type: ignore[assignment]
+        given = opaque.wait_message([torch.zeros(1)], call.number, 0)
+    assert [x.tolist() for x in given] == [[1.0] * 2, [1.0] * 3]
+    assert joined == [x.data_ptr() for x in results], "their memory is held for the program"
 
 
 def test_bad_input() -> None:

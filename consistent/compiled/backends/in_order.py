@@ -1,0 +1,48 @@
+"""Inductor keeps the order of messages.
+
+To torch they are ordered effects, and its graphs keep them in order. The scheduler that comes after
+it moves ops where nothing that they read forbids it, to hold less at a time. It ought to be told of
+effects, and torch 2.13 names them by the wrong kind of name (``lowering.with_effects``: buffers,
+for ops). A wait came before its start then, and two messages changed places, on one rank and not on
+another whose shards are of other sizes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch._library.effects import EffectType
+from torch._ops import OpOverload
+
+from ..opaque import ORDERED
+
+TAG = "messages in order"  # what was compiled without, and is on disk, is not taken
+
+
+@functools.cache
+def keep_in_order() -> None:
+    """Tell the scheduler that each message runs after the one before it."""
+    from torch._inductor.lowering import register_lowering
+
+    for op in ORDERED:
+        register_lowering(op, type_promotion_kind=None)(_after_the_last(op))
+
+
+def _after_the_last(op: OpOverload) -> Callable[..., Any]:
+    from torch._inductor.lowering import fallback_handler
+    from torch._inductor.virtualized import V
+
+    lower = fallback_handler(op, add_to_fallback_set=False)
+
+    def lowered(*args: Any, **kwargs: Any) -> Any:
+        count = len(V.graph.operations)
+        result = lower(*args, **kwargs)
+        last = V.graph.effectful_ops.get(EffectType.ORDERED)
+        if last is not None:
+            for made in V.graph.operations[count:]:
+                V.graph.additional_buffer_deps[made.get_operation_name()].add(last.get_name())
+        return result
+
+    return lowered
