@@ -1,6 +1,6 @@
 """Programs drawn from seeds, on ranks against one process: functions of the user's, writes through
 views in every grad mode, errors that are caught, tied weights in stages, batches of dicts and texts
-(tests/consistent/programs/drawn_steps.py).
+(tests/consistent/programs/drawn/).
 
     python -m benchmarks.drawn_programs --count 2000 --ranks 2 3 4
 
@@ -16,12 +16,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from tests.consistent.programs.drawn_steps import DIFFERENT, DROPPED, ERROR, KINDS, RIGHT, check
+from tests.consistent.programs.drawn.check import DIFFERENT, DROPPED, ERROR, KINDS, RIGHT, check
 from tests.ranks import pool
 from tests.twins import GRIDS
 
 HANG = "hang"
 AT_ONCE = 20  # programs in one call of the pool
+# After these the ranks are out of step, and what comes of the next program says nothing.
+BROKEN = ("stays broken", "Ranks of one group must", "so every rank stops")
 SECONDS = 20.0  # that one program may take
 
 
@@ -44,7 +46,7 @@ def outcomes(seeds: Sequence[int], ranks: int, kinds: Sequence[str]) -> list[tup
         return [each for seed in seeds for each in outcomes([seed], ranks, kinds)]
     judged = [_judged(each) for each in zip(*found, strict=True)]
     for i, (_, text) in enumerate(judged):
-        if "stays broken" in text or "Ranks of one group must" in text:
+        if any(words in text for words in BROKEN):
             pool(ranks).close()  # what comes after it says nothing
             return [
                 *judged[: i + 1],

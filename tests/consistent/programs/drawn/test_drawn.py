@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.drawn_programs import outcomes
-from tests.consistent.programs.drawn_steps import DROPPED, RIGHT
+from tests.consistent.programs.drawn.check import DROPPED, RIGHT
 from tests.ranks import ALL
 
 KINDS = ("functions", "training")
