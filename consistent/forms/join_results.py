@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..movement import differentiable
+from ..movement.grad_mode import records
 from ..spec import B, S, Sbp, Split, TensorSpec
 from .registry import Shards
 
@@ -69,7 +70,7 @@ def _kept(x: Tensor, dims: Sequence[int]) -> list[int]:
 
 def tracked(x: Tensor) -> bool:
     """Whether autograd, reverse or forward mode, follows ``x``: the same on every rank."""
-    return (x.requires_grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0
+    return records((x,)) or forward_ad._current_level >= 0
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -21,6 +21,7 @@ from torch.autograd import forward_ad
 from mirrored.transports.default import current
 
 from ..spec import B, NdSbp, Placement, TensorSpec
+from .grad_mode import records
 from .run import run
 from .world import my_coordinate
 
@@ -341,7 +342,7 @@ def _reduce(local: Tensor, placement: Placement, axes: Sequence[int], op: str) -
 
 def _tracks(x: Tensor) -> bool:
     """Whether autograd, reverse or forward mode, follows ``x``."""
-    return (torch.is_grad_enabled() and x.requires_grad) or forward_ad._current_level >= 0
+    return records((x,)) or forward_ad._current_level >= 0
 
 
 def _apply(function: Any, *args: Any) -> Any:

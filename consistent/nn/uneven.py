@@ -9,6 +9,7 @@ import torch
 
 from mirrored.transports.default import current
 
+from ..movement.grad_mode import records
 from ..movement.world import my_coordinate
 from ..spec import NdSbp, Placement, Split, TensorSpec
 
@@ -47,7 +48,7 @@ def evened_out(name: str, x: torch.Tensor, spec: TensorSpec, shapes: Shapes) -> 
     """
     placement, at = spec.placement, my_coordinate(spec.placement)
     dims = {entry.dim for entry in spec.sbp if isinstance(entry, Split)}
-    if len(dims) > 1 or (x.requires_grad and torch.is_grad_enabled()):
+    if len(dims) > 1 or records((x,)):
         why = "two dims are split" if len(dims) > 1 else "its gradient is asked for"
         raise ValueError(
             f"parallelize: the parts of {name} are uneven, {_listed(shapes)}, and {why}. "

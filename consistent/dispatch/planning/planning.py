@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 
 from mirrored.transports.default import current
 
+from ...movement.grad_mode import records
 from ...movement.world import my_coordinate
 from ...rules import table
 from ...rules.candidates import candidates
@@ -316,8 +317,7 @@ class _Planning:
 def tracks(tensors: Sequence[_Tensor]) -> bool:
     """Whether autograd, reverse or forward mode, follows an op on ``tensors``; every rank gets the
     same answer."""
-    asked = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    return asked or forward_ad._current_level >= 0
+    return records(tensors) or forward_ad._current_level >= 0
 
 
 def _has_floats(value: Any) -> bool:

@@ -15,6 +15,7 @@ from mirrored.mirrored_tensor import MirroredTensor
 
 from ...movement import check_mode, plain_values
 from ...movement.differentiable import box, spread
+from ...movement.grad_mode import records
 from ...movement.world import my_coordinate
 from ...spec import B, Placement, TensorSpec, misfit
 from .. import _C
@@ -101,7 +102,7 @@ def adopt(x: torch.Tensor, placement: Placement, what: str) -> Any:
     spec = TensorSpec.of(placement, (B,) * placement.ndim, x.shape, x.dtype)
     if check_mode.enabled:
         check_mode.check_equal(x, placement, f"a plain tensor given to {what}")
-    if my_coordinate(placement) is None or (torch.is_grad_enabled() and x.requires_grad):
+    if my_coordinate(placement) is None or records((x,)):
         return attach(spread(x, spec), spec)
     return attach(x.detach(), spec)
 

@@ -16,6 +16,7 @@ import torch
 from mirrored.transports import default
 from mirrored.transports.base.unseen import unseen
 
+from ...movement.grad_mode import is_recording, records
 from ...movement.world import my_coordinate
 from ...rules.layout.view import groups
 from ..plans.arguments import collect, with_tensors
@@ -59,7 +60,7 @@ class MovedView:
         """``doubtful``: strides decide whether this is a view."""
         alive.append(None)  # first: `__del__` runs even if a line below raises
         self._name, self._run, self._given, self._index = name, run, given, index
-        self._graded, self._value = torch.is_grad_enabled(), None
+        self._graded, self._value = is_recording(), None
         self._doubtful = doubtful
         self._tensors: list[Any] = []  # the first is the source
         collect(given, self._tensors)
@@ -118,7 +119,7 @@ class MovedView:
 
         The value goes the way that the view's gradient would go: each element goes to its place.
         """
-        source, tracked = self._source()[0], torch.is_grad_enabled() and value.requires_grad
+        source, tracked = self._source()[0], records((value,))
         if self._name == "detach":
             with torch.no_grad():
                 source.copy_(value)
@@ -280,10 +281,16 @@ def moved_view_error(name: str) -> RuntimeError:
     )
 
 
+def any_moved(args: tuple, kwargs: dict) -> bool:
+    """Whether a list op is about to write into a moved view: into its first list."""
+    given: list[Any] = []
+    collect((*args, *kwargs.values())[:1], given)
+    return any(getattr(x, "_moved_view", False) for x in given)
+
+
 def refuse_moved(name: str, args: tuple, kwargs: dict) -> None:
     """Raise if a list op is about to write into a moved view: into its first list, or, if it is a
     fused step, into all but the gradients, which come second."""
-    lists, given = (*args, *kwargs.values()), []
-    collect(lists[:1] + (lists[2:] if name.startswith("_fused_") else ()), given)
-    if any(getattr(x, "_moved_view", False) for x in given):
+    rest = (*args, *kwargs.values())[2:] if name.startswith("_fused_") else ()
+    if any_moved(args, kwargs) or any_moved((rest,), {}):
         raise moved_view_error(name)

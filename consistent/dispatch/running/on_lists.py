@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..plans.plan import RUN, Plan
@@ -14,9 +15,12 @@ class OnLists(Plan):
 
     kind = "list"
     way = RUN
+    one_by_one: Callable[..., Any] | None = None  # the same, position by position
 
     def run(self, args: tuple, kwargs: dict, tensors: list) -> Any:
         if self.inplace and moved_views.alive:
+            if self.one_by_one is not None and moved_views.any_moved(args, kwargs):
+                return self.one_by_one(*args, **kwargs)
             moved_views.refuse_moved(self.name, args, kwargs)
             for x in tensors:
                 moved_views.wrote(x)

@@ -24,6 +24,7 @@ import torch
 
 from mirrored.transports.default import current
 
+from ...movement.grad_mode import records
 from ...movement.world import is_apart
 from ...spec import TensorSpec
 from ..plans.shards import plain
@@ -147,7 +148,7 @@ def _has_gradients(x: torch.Tensor) -> bool:
 
 
 def _tracked(tensors: Tensors) -> bool:
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return records(tensors)
 
 
 def map_values(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:

@@ -29,6 +29,7 @@ from mirrored.transports.base.unseen import unseen
 from ...forms.random import generator
 from ...movement import check_mode, plain_values
 from ...movement.differentiable import gather, land, spread
+from ...movement.grad_mode import records
 from ...movement.world import my_coordinate
 from ...rules.signature import Call, Operand
 from ...spec import B, Layout, Placement, TensorSpec
@@ -273,7 +274,7 @@ def _typed(out: Any, plan: OnShards, given: list, specs: list[TensorSpec]) -> An
         specs.append(spec)
         if plan.outside and not x.is_meta:  # made by a program that is recorded
             x = torch.empty_like(x, device="meta")
-        tracked = torch.is_grad_enabled() and x.requires_grad and not plan.outside
+        tracked = records((x,)) and not plan.outside
         return attach(spread(x, spec, alias=True) if tracked else x, spec)
 
     out = map_values(out, _Tensor, typed)

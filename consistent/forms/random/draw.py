@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ...movement.check_mode import digest
+from ...movement.grad_mode import records
 from ...movement.world import my_coordinate
 from ...spec import Coordinate, P, Placement, TensorSpec
 from ..native import load
@@ -95,7 +96,7 @@ def random_fill(shard: Shards) -> Tensor:
     """x.uniform_(), x.normal_(), ...; bernoulli(x) draws with x as probabilities."""
     x, spec, call = shard.tensors[0], shard.outs[0], shard.call
     key = key_of(shard)
-    if call.inplace and not (x.requires_grad and torch.is_grad_enabled()):
+    if call.inplace and not records((x,)):
         out = x
     else:
         # Numbers are drawn outside autograd; an in-place op on a tensor with a history copies them
@@ -123,8 +124,7 @@ class _Drawn(torch.autograd.Function):
 
 
 def _drawn(out: Tensor, *sources: Tensor) -> Tensor:
-    asked = torch.is_grad_enabled() and any(x.requires_grad for x in sources)
-    return _Drawn.apply(out, *sources) if asked else out
+    return _Drawn.apply(out, *sources) if records(sources) else out
 
 
 def fill_normal(

@@ -2,6 +2,7 @@
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -172,6 +173,23 @@ bool may_write(const Entry& entry, PyObject* target) {
   return false;
 }
 
+// The same of an op in place, which may write into lists: more than one if it is a fused step, so
+// the writes of all are counted.
+bool may_write_into(const Entry& entry, const Arguments& given) {
+  PyObject* first = given.values[0];
+  if (!PyList_Check(first) && !PyTuple_Check(first)) return may_write(entry, first);
+  if (PyList_GET_SIZE(python.moved_views) == 0) return true;
+  for (Py_ssize_t i = 0; i < given.all(); ++i) {
+    PyObject* list = given.values[i];
+    if (!PyList_Check(list) && !PyTuple_Check(list)) continue;
+    for (Py_ssize_t j = 0; j < PySequence_Fast_GET_SIZE(list); ++j) {
+      PyObject* item = PySequence_Fast_GET_ITEM(list, j);
+      if (Py_TYPE(item) == global_class() && !may_write(entry, item)) return false;
+    }
+  }
+  return true;
+}
+
 // plan.run(args, kwargs, tensors)
 PyObject* run_in_python(const Entry& entry, const Key& key, const Arguments& given) {
   static PyObject* const run = PyUnicode_InternFromString("run");
@@ -189,7 +207,7 @@ PyObject* run_in_python(const Entry& entry, const Key& key, const Arguments& giv
 
 // Runs a plan that is one torch call on the shards as they are.
 PyObject* run_fast(const Entry& entry, const Key& key, const Arguments& given) {
-  if (entry.inplace && !may_write(entry, given.values[0])) return nullptr;
+  if (entry.inplace && !may_write_into(entry, given)) return nullptr;
   PyObject* out = run_on_shards(entry, entry.sizes, key, given);
   if (out == nullptr) return nullptr;
   if (entry.adopts && returns_plain_operand(out, key)) {
@@ -219,7 +237,7 @@ struct Specs {
 // The same for a plan that serves all sizes; `specs` receives the specs of the outputs.
 PyObject* run_fast_any_size(const Entry& entry, PyObject* local_sizes, const Sizes* whole,
                             const Key& key, const Arguments& given, Specs* specs) {
-  if (entry.inplace && !may_write(entry, given.values[0])) return nullptr;
+  if (entry.inplace && !may_write_into(entry, given)) return nullptr;
   PyObject* out = run_on_shards(entry, local_sizes, key, given);
   if (out == nullptr || entry.inplace) return out;
   if (entry.adopts && returns_plain_operand(out, key)) {
@@ -550,7 +568,7 @@ bool asks_for_gradients(c10::ArrayRef<PyObject*> tensors) {
   const bool forward = level != nullptr && PyLong_AsLong(level) >= 0;
   Py_XDECREF(level);
   if (forward || PyErr_Occurred()) return true;
-  if (!at::GradMode::is_enabled()) return false;
+  if (!at::GradMode::is_enabled() || c10::InferenceMode::is_enabled()) return false;
   for (PyObject* tensor : tensors) {
     if (THPVariable_Unpack(tensor).requires_grad()) return true;
   }

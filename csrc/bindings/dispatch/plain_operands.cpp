@@ -2,6 +2,7 @@
 
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
@@ -14,7 +15,7 @@ int may_stay_plain(const Key& key) {
   constexpr c10::DispatchKeySet kTransforms({c10::DispatchKey::FuncTorchBatched,
                                              c10::DispatchKey::FuncTorchGradWrapper,
                                              c10::DispatchKey::Functionalize});
-  const bool recorded = at::GradMode::is_enabled();
+  const bool recorded = at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled();
   for (PyObject* x : key.tensors) {
     if (Py_TYPE(x) == global_class()) continue;
     if (!THPVariable_CheckExact(x)) return 0;

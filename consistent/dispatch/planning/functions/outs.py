@@ -18,6 +18,7 @@ import torch
 
 from mirrored.transports.default import current
 
+from ....movement.grad_mode import records
 from ...plans.arguments import collect, tensors_of, with_tensors
 from ...plans.shards import common_placement, is_global
 from ...running.whole_call import call_whole
@@ -38,7 +39,7 @@ def into_out(
 
     def untracked(*args: Any, **kwargs: Any) -> Any:
         given = tensors_of(args, kwargs)
-        if torch.is_grad_enabled() and any(x.requires_grad for x in given):
+        if records(given):
             _refuse_gradients(name, run, args, kwargs, given)
         return call(*args, **kwargs)
 

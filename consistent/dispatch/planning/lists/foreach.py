@@ -21,7 +21,7 @@ from ....movement.world import my_coordinate, whole_on_world
 from ....spec import B, Placement, TensorSpec
 from ...plans.plan import FAST, OtherCall, Plan, list_ops
 from ...plans.shards import HookOff, attach, is_global, plain, rebox
-from ...running.moved_views import refuse_moved
+from ...running.moved_views import any_moved
 from ...running.on_lists import OnLists
 from ..functions.torch_functions import TorchFunction
 from . import list_norms, scaled_gradients
@@ -73,6 +73,8 @@ def _plan_on_shards(function: TorchFunction, layouts: Sequence[Any]) -> Plan:
     plan = OnLists(function.name)
     plan.function, plan.way = function.run, FAST
     plan.inplace, plan.outs = function.inplace, tuple(layouts)
+    if plan.inplace:
+        plan.one_by_one = _one_by_one(function)
     return plan
 
 
@@ -207,8 +209,8 @@ def _in_groups(function: TorchFunction, layouts: Sequence[Any]) -> Callable[...,
     outside = [i for i in range(count) if follows[i]]
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if function.inplace:
-            refuse_moved(function.name, args, kwargs)
+        if function.inplace and any_moved(args, kwargs):
+            return _one_by_one(function)(*args, **kwargs)
         outs: list[Any] = [None] * count
         for positions in (inside,) if function.inplace else (inside, outside):
             if positions:

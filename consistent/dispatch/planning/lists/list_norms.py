@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ....movement.differentiable import box, max_over, min_over, sum_over
+from ....movement.grad_mode import records
 from ....movement.world import whole_on_world
 from ....spec import B, Placement, TensorSpec
 from ...plans.shards import attach, is_global, plain, rebox
@@ -23,7 +24,7 @@ def norm(tensors: Sequence[Any], ord: float = 2, dtype: torch.dtype | None = Non
     norms are plain tensors, the same on every rank of the world: clipping makes one norm of all of
     them and scales each tensor by it.
     """
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+    if records(tensors):
         return tuple(torch.linalg.vector_norm(t, ord, dtype=dtype) for t in tensors)
     groups: dict[tuple, list[int]] = {}
     whole = [_settled(t) for t in tensors]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mirrored.reduction import identity
 
+from ....movement.grad_mode import records
 from ...join_results import dropped, own_part, parted, stack, tracked
 from ...registry import Shards, form
 
@@ -51,7 +52,7 @@ def extreme_over(shard: Shards, x: Tensor, dims: Sequence[int], is_max: bool) ->
     with torch.no_grad():
         every = stack(shard, local_extreme(x, dims, is_max))
         value = every.amax(0) if is_max else every.amin(0)
-    if not (x.requires_grad and torch.is_grad_enabled()):
+    if not records((x,)):
         return value
     with torch.no_grad():
         ties = x == value

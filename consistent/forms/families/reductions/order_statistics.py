@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....movement.grad_mode import records
 from ...join_results import slot, stack
 from ...registry import Shards, form
 from .extremes import evenly
@@ -97,7 +98,7 @@ def _of_all(shard: Shards) -> Tensor:
         flat = x.reshape(1, -1)
         places = _middle(shard, flat, shard.specs[0].numel)
         value = _taken(shard, flat, keys(flat), places)[0].reshape(())
-    if not (x.requires_grad and torch.is_grad_enabled()):
+    if not records((x,)):
         return value
     with torch.no_grad():
         ties = (x == value) | (x.isnan() & value.isnan())

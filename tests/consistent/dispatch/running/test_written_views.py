@@ -56,8 +56,12 @@ WRITES: dict[str, Callable[[Any], Any]] = {
     "setitem": lambda v: v.__setitem__(0, 7.0),
     "out=": lambda v: torch.mul(v.detach().clone(), 3.0, out=v),
     "init": lambda v: nn.init.constant_(v, 5.0),
+    "a list op": lambda v: torch._foreach_mul_([v, v[:1]], 0.5),
 }
-MODES = ["grad", "no_grad", "inside", "outside, written inside", "inside, written outside"]
+MODES = [
+    *("grad", "no_grad", "inside", "outside, written inside", "inside, written outside"),
+    "enable_grad in inference mode",
+]
 
 
 def _mode(on: bool) -> AbstractContextManager:
@@ -79,6 +83,12 @@ def written(mode: str, made: Callable[[], Any], view: Any, write: Any) -> list[A
             write(v)
             ((x * x).sum() + (other * 2).sum()).backward()
             return [_result(y) for y in (x, v, other, leaf.grad)]
+        if mode == "enable_grad in inference mode":
+            x = made().requires_grad_() * 1.0
+            with torch.inference_mode(), torch.enable_grad():
+                v, other = view(x), x.view(-1)
+                write(v)
+                return [_result(y) for y in (x, v, other)]
         with torch.no_grad(), _mode(mode.startswith("inside")):
             x = made()
             if mode == "inside, written outside":

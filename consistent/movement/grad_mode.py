@@ -1,0 +1,20 @@
+"""Whether autograd records what is done to tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+
+def is_recording() -> bool:
+    """Whether ops on tensors that require grad get a graph. Never in inference mode, also where
+    ``enable_grad`` is entered in it: there a view of an ordinary tensor requires grad on the rank
+    that has the elements, and not on one that makes zeros of its own."""
+    return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+
+
+def records(tensors: Iterable[Tensor]) -> bool:
+    """Whether an op on ``tensors`` gets a graph: the same on every rank."""
+    return is_recording() and any(x.requires_grad for x in tensors)
