@@ -23,6 +23,7 @@ from mirrored.transports.faults.place import is_users, readable
 
 from ..spec import Placement, TensorSpec
 from .settings import first_difference, settings
+from .sparse_parts import is_sparse, parts_of
 
 _always = os.environ.get("CONSISTENT_CHECK", "0") not in ("", "0")
 _on: Counter[int] = Counter()  # by rank, for simulated ranks share this module
@@ -179,8 +180,8 @@ def digest(tensor: Tensor) -> str:
         known = f"{x.dtype} {tuple(x.shape)}"
         if x.is_meta:
             return f"{known} meta"
-        if x.layout is torch.sparse_coo:
-            return f"{known} of {digest(x._indices())} and {digest(x._values())}"
+        if is_sparse(x):
+            return f"{known} of {' and '.join(map(digest, parts_of(x)))}"
         if x.layout is not torch.strided or x.is_quantized:
             return f"{known} {x.layout}"
         x = x.cpu().resolve_conj().resolve_neg().contiguous()

@@ -11,6 +11,7 @@ from mirrored.transports.default import current
 
 from ..movement.check_mode import digest
 from ..movement.settings import MAY_DIFFER, first_difference, settings
+from ..movement.sparse_parts import fill, is_sparse, parts_of
 from ..movement.world import device_of
 from ..spec import Placement
 from .plan import Layouts, Plan, nd_text
@@ -92,22 +93,54 @@ def _told(places: Sequence[Slot], plan: Plan) -> str:
     where = "on meta, " if value.is_meta else ""
     dtype = str(value.dtype).removeprefix("torch.")
     names = " = ".join(slot.name for slot in places)
-    return f"{names}: {dtype} {list(value.shape)} {where}{laid_text(plan.layouts(places[0].name))}"
+    kind = f"{str(value.layout)[6:]}, " if value.layout is not torch.strided else ""
+    laid = laid_text(plan.layouts(places[0].name))
+    return f"{names}: {dtype} {list(value.shape)} {kind}{where}{laid}"
 
 
 def send_values(what: str, tensors: Sequence[Sequence[Slot]], placement: Placement) -> None:
     """Give every rank of the placement the values that its first rank has: one broadcast for each
-    dtype, or for each 64 MB of it. Tensors on ``meta`` have none."""
+    dtype, or for each 64 MB of it. Tensors on ``meta`` have none; of sparse ones their indices and
+    values are sent, of which each rank may have another number."""
     if placement.size == 1:
         return
+    values = [places[0].value for places in tensors if not places[0].value.is_meta]
+    sparse = [value for value in values if is_sparse(value)]
+    arriving = _arriving(sparse, placement)
+    values = [value for value in values if not is_sparse(value)]
+    values += [part for parts, _ in arriving for part in parts]
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
-    for places in tensors:
-        value = places[0].value
-        if not value.is_meta and value.numel():
+    for value in values:
+        if value.numel():
             by_dtype.setdefault(value.dtype, []).append(value)
-    for values in by_dtype.values():
-        for bucket in _buckets(values):
+    for each in by_dtype.values():
+        for bucket in _buckets(each):
             _send(bucket, placement)
+    if current().rank != placement.first_rank:
+        for value, (parts, is_coalesced) in zip(sparse, arriving, strict=True):
+            fill(value, parts, is_coalesced)
+
+
+def _arriving(
+    sparse: Sequence[torch.Tensor], placement: Placement
+) -> list[tuple[Sequence[torch.Tensor], bool]]:
+    """(parts, whether they are coalesced) of each: on the first rank its own, on the others empty
+    ones of their sizes; one small collective."""
+    if not sparse:
+        return []
+    mine = [parts_of(x) for x in sparse]
+    told = [
+        ([(tuple(part.shape), part.dtype) for part in parts], _is_coalesced(x))
+        for x, parts in zip(sparse, mine, strict=True)
+    ]
+    told = current().gather_objects(told, tuple(placement.ranks.ravel().tolist()))[0]
+    if current().rank != placement.first_rank:
+        mine = [tuple(torch.empty(size, dtype=dtype) for size, dtype in sizes) for sizes, _ in told]
+    return [(parts, flag) for parts, (_, flag) in zip(mine, told, strict=True)]
+
+
+def _is_coalesced(x: torch.Tensor) -> bool:
+    return x.layout is torch.sparse_coo and x.is_coalesced()
 
 
 def _buckets(values: Iterable[torch.Tensor]) -> Iterable[list[torch.Tensor]]:

@@ -26,6 +26,7 @@ from torch.autograd import Variable
 
 from ..dispatch.plans.shards import HookOff, attach, is_global
 from ..movement.run import run
+from ..movement.sparse_parts import is_sparse, parts_of
 from ..movement.world import my_coordinate
 from ..spec import TensorSpec
 from .gather_ahead import Orders, find
@@ -157,7 +158,7 @@ class SavedShards:
     def add(self, whole: Tensor, source: GatheredOnce) -> None:
         """From now on, save views of ``whole`` by ``source``."""
         with HookOff():
-            if not whole.numel() or whole.is_meta:
+            if not whole.numel() or whole.is_meta or is_sparse(whole):
                 return
             self.known[storage_of(whole)] = source
             if whole.grad_fn is not None:
@@ -238,7 +239,8 @@ def modified(shape: Any, found: int, saved: int) -> RuntimeError:
 def storage_of(x: Tensor) -> int:
     """What tensors that share memory have in common, while one of them is alive."""
     with HookOff():
-        return x.untyped_storage()._cdata
+        held = parts_of(x)[-1] if is_sparse(x) else x
+        return held.untyped_storage()._cdata
 
 
 def _is_lazy(x: Tensor) -> bool:

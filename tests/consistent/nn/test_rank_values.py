@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -108,3 +111,67 @@ def test_other_modules_are_an_error_on_every_rank(rank: int) -> None:
     words = r"the module with outputs boxed to 0: B\n.*the module with inputs boxed to 0: S\(0\)"
     with pytest.raises(ValueError, match=words):
         consistent.parallelize(nn.Linear(3, 4), p, border)
+
+
+_SPARSE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "coo": torch.Tensor.to_sparse,
+    "coo that is not coalesced": lambda x: torch.sparse_coo_tensor(
+        torch.stack([torch.arange(4), torch.ones(4).long()]).repeat(1, 2), x[0, 0].repeat(8), (4, 4)
+    ),
+    "csr": torch.Tensor.to_sparse_csr,
+    "csc": torch.Tensor.to_sparse_csc,
+    "bsr": lambda x: x.to_sparse_bsr((2, 2)),
+    "bsc": lambda x: x.to_sparse_bsc((2, 2)),
+    "hybrid": lambda x: x.to_sparse(1),
+    "empty": lambda x: (x * 0).to_sparse(),
+}
+
+
+class _Graph(nn.Module):
+    """A layer behind a matrix that is sparse."""
+
+    def __init__(self, sparse: torch.Tensor, held_as: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(3, 3).double()
+        if held_as == "attribute":
+            self.matrix = sparse
+        elif held_as == "buffer":
+            self.register_buffer("matrix", sparse)
+        else:
+            self.matrix = nn.Parameter(sparse, requires_grad=False)
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(self.matrix.to_dense() @ x)
+
+
+@on_ranks(2)
+def test_sparse_tensors_have_the_first_ranks_entries(rank: int) -> None:
+    """Of which the ranks have other numbers."""
+    placement, x = consistent.placement("cpu", [0, 1]), torch.arange(12.0).view(4, 3).double()
+    first, second = torch.eye(4).double() * 3, torch.ones(4, 4).double().triu()
+    for make in _SPARSE.values():
+        for held_as in ("attribute", "buffer", "parameter"):
+            for plan in ("data", "zero3"):
+                wanted = _Graph(make(first), held_as)
+                wanted(x).square().sum().backward()
+                net = _Graph(make(second if rank else first), held_as)
+                consistent.parallelize(net, placement, plan)
+                loss = net(consistent.distribute(x, placement, S(0))).square().sum()
+                loss.backward()
+                found = net.layer.weight.grad
+                torch.testing.assert_close(found.full(), wanted.layer.weight.grad)
+
+
+@on_ranks(2)
+def test_sparse_tensors_that_differ_are_found(rank: int) -> None:
+    placement = consistent.placement("cpu", [0, 1])
+    for name, make in _SPARSE.items():
+        if name == "empty":
+            continue
+        net = _Graph(make(torch.eye(4).double() * (rank + 1)), "attribute")
+        with pytest.raises(ValueError, match="'matrix' differs between ranks"):
+            consistent.parallelize(net, placement, check=True)
+    other = torch.Tensor.to_sparse_csc if rank else torch.Tensor.to_sparse_csr
+    with pytest.raises(ValueError, match="sparse_cs"):
+        consistent.parallelize(_Graph(other(torch.eye(4).double()), "attribute"), placement)

@@ -1,0 +1,41 @@
+"""The dense tensors that a sparse one is made of: its indices and its values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
+LAYOUTS = (torch.sparse_coo, *_BY_ROWS, torch.sparse_csc, torch.sparse_bsc)
+
+
+def is_sparse(x: Tensor) -> bool:
+    """Whether it has indices and values."""
+    return x.layout in LAYOUTS
+
+
+def parts_of(x: Tensor) -> tuple[Tensor, ...]:
+    """The parts of a sparse ``x``, which share its memory."""
+    x = x.detach()
+    if x.layout is torch.sparse_coo:
+        return x._indices(), x._values()
+    if x.layout in _BY_ROWS:
+        return x.crow_indices(), x.col_indices(), x.values()
+    return x.ccol_indices(), x.row_indices(), x.values()
+
+
+@torch.no_grad()
+def fill(x: Tensor, parts: Sequence[Tensor], is_coalesced: bool) -> None:
+    """Make ``x`` of other parts, as many entries as they have; it stays the object that it is."""
+    if x.layout is torch.sparse_coo:
+        indices, values = parts
+        x.data = torch.sparse_coo_tensor(
+            indices, values, x.shape, is_coalesced=is_coalesced, check_invariants=False
+        )
+        return
+    made = torch.sparse_compressed_tensor(
+        *parts, size=x.shape, layout=x.layout, check_invariants=False
+    )
+    x.resize_as_sparse_(made).copy_(made)
