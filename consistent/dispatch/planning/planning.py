@@ -33,6 +33,7 @@ from .any_size import all_whole, out_layouts
 from .functions.call_rewrites import (
     as_leaf,
     as_overload,
+    first_by_position,
     given_as_tensors,
     reshaped_in_place,
     with_numbers,
@@ -74,6 +75,10 @@ def _without_row(function: TorchFunction, args: tuple, kwargs: dict) -> Plan | N
     """Plans that the function and the names of its arguments decide."""
     if function.call is not None:
         return OtherCall(function.name, function.call, function.kind == "open")
+    if kwargs and not isinstance(function.run, OPERATORS):
+        placed = first_by_position(function.name, function.run, args, kwargs)
+        if placed is not None:
+            return OtherCall(function.name, placed)
     for prefix, plan_list_op in list_ops.items():
         if function.name.startswith(prefix):
             plan = plan_list_op(function, args, kwargs)

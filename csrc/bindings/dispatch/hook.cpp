@@ -176,6 +176,7 @@ bool may_write(const Entry& entry, PyObject* target) {
 // The same of an op in place, which may write into lists: more than one if it is a fused step, so
 // the writes of all are counted.
 bool may_write_into(const Entry& entry, const Arguments& given) {
+  if (given.all() == 0) return true;  // all in a dict, whose first operand has no place
   PyObject* first = given.values[0];
   if (!PyList_Check(first) && !PyTuple_Check(first)) return may_write(entry, first);
   if (PyList_GET_SIZE(python.moved_views) == 0) return true;

@@ -34,6 +34,37 @@ def reshaped_in_place(name: str) -> Callable[..., Any]:
     return run
 
 
+# The names that torch has for what comes first, where rows have others or it is no operand.
+_FIRST = {
+    "where": ("condition",),
+    "searchsorted": ("sorted_sequence",),
+    "polygamma": ("n",),
+    "special_polygamma": ("n",),
+    "affine_grid_generator": ("theta",),
+    "take_along_dim": ("input", "indices"),
+    "randint_like": ("input", "high"),
+}
+
+
+def first_by_position(
+    name: str, run: Callable[..., Any], args: tuple, kwargs: dict
+) -> Callable[..., Any] | None:
+    """The function ``run``, called ``name``, with what comes first by position, where it was given
+    by keyword, in any order: it is what is written in place, and where sizes are taken from. None
+    where it was given by position."""
+    lists = name.startswith(("_foreach_", "_fused_"))
+    names = _FIRST.get(name, ("self",) if lists else ("input",))[len(args) :]
+    if name == "randint_like" and "low" in kwargs:
+        names = names[:-1]  # it would stand between
+    if not names or not all(each in kwargs for each in names):
+        return None
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return run(*args, *(kwargs.pop(each) for each in names), **kwargs)
+
+    return call
+
+
 def as_leaf(run: Callable[..., Any]) -> Callable[..., Any]:
     """zeros_like(x, requires_grad=True), ...: torch would make a leaf of the shard, whose gradient
     nobody boxes."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -96,6 +97,41 @@ def test_arguments_by_keyword_are_as_by_position(rank: int) -> None:
                 want = overload(*tree_map(_copied, args), **kwargs)
         torch.testing.assert_close(got, want, equal_nan=True, msg=str(overload))
         assert named == placed, overload
+
+
+def _named_functions() -> Iterator[tuple[Callable[..., Any], dict[str, Any], bool]]:
+    """The functions in torch's namespaces, with all their arguments by keyword."""
+    nn: Any = torch._C._nn  # type: ignore[attr-defined]
+    places = (torch, torch.nn.functional, torch.linalg, torch.special, torch.fft, nn)
+    for operator in _operators():
+        full = operator.packet.__name__
+        for place, name in itertools.product(places, {full, full.partition("_")[2]}):
+            if callable(getattr(place, name, None)):
+                named = _by_name(operator.overload, operator.args, operator.kwargs)
+                named = {"input" if key == "self" else key: x for key, x in named.items()}
+                yield getattr(place, name), named, operator.draws
+
+
+@on_ranks(2)
+@pytest.mark.filterwarnings("ignore")
+def test_functions_take_all_by_keyword_in_any_order(rank: int) -> None:
+    checked = 0
+    for function, named, draws in _named_functions():
+        try:
+            torch.manual_seed(0)
+            want = function(**tree_map(_copied, named))
+        except (RuntimeError, TypeError, ValueError):
+            continue  # it has other names
+        turned = dict(reversed(_laid(named).items()))
+        got, _ = _run(function, (), turned)
+        if not draws:
+            torch.testing.assert_close(got, want, equal_nan=True, msg=f"{function.__name__}")
+        checked += 1
+    assert checked > 700, checked
+    x = cs.ones(3, 2, placement=cs.placement("cpu", [0, 1]), sbp=S(0))
+    torch.clamp_min_(min=x * 3, input=x)
+    torch._foreach_add_(other=[x], self=[x])  # type: ignore[attr-defined]
+    assert torch.equal(x.full(), torch.full((3, 2), 6.0))
 
 
 def _copied(x: Any) -> Any:
