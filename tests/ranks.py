@@ -55,9 +55,20 @@ class RankError(RuntimeError):
     """Ranks ended differently. The message shows the result, error or stack of each rank."""
 
 
+# A plan is made for one rank: it knows its shard's sizes, and whether it is in a placement.
+_plans: dict[tuple[int, int], Any] = {}
+
+
 def simulate(fn: Callable[..., Any], n: int = 3, *args: Any, **kwargs: Any) -> list[Any]:
     """Run `fn(rank, *args, **kwargs)` on `n` simulated ranks. Re-raises the first error."""
-    return run_ranks(lambda rank: fn(rank, *args, **kwargs), n)
+    from consistent.dispatch._C import PlanTable
+    from consistent.dispatch.plans.plan import looked_up_in
+
+    def main(rank: int) -> Any:
+        with looked_up_in(_plans.setdefault((n, rank), PlanTable())):
+            return fn(rank, *args, **kwargs)
+
+    return run_ranks(main, n)
 
 
 def on_ranks(*counts: int, timeout: float = TIMEOUT) -> Callable[[Callable[..., None]], Any]:

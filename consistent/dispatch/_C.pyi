@@ -93,7 +93,7 @@ def bring_back(before: Any, /) -> None:
     """Switch on what `set_aside` gave."""
 
 def use(table: PlanTable, /) -> PlanTable:
-    """Look plans up in `table` from now on; returns the one before."""
+    """Look plans up in `table` from now on, in this thread; returns the one before."""
 
 def key_of(
     func: Callable[..., Any], args: tuple, kwargs: dict, general: bool, /

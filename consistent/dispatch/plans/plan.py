@@ -143,7 +143,7 @@ watchers: list[Callable[[Plan], None]] = []
 
 @contextmanager
 def looked_up_in(table: _C.PlanTable) -> Iterator[None]:
-    """Inside, plans are looked up in ``table``, and kept there."""
+    """Inside, this thread looks plans up in ``table``, and keeps them there."""
     before = _C.use(table)
     try:
         yield

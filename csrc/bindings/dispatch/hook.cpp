@@ -23,7 +23,8 @@ namespace consistent::dispatch {
 
 Python python;
 PyTypeObject* getter_type = nullptr;
-Tables* tables = nullptr;
+Tables* shared_tables = nullptr;
+thread_local Tables* own_tables = nullptr;
 
 namespace {
 
@@ -309,7 +310,7 @@ struct Call {
 
 Entry* Call::find() {
   bool failed = false;
-  Entry* found = tables->exact.find(key, &failed);
+  Entry* found = tables()->exact.find(key, &failed);
   if (failed) return nullptr;
   if (found != nullptr && found->way != Way::kFacts) {
     found->hold();
@@ -327,13 +328,13 @@ Entry* Call::find() {
     if (failed) return nullptr;
     if (found == nullptr) found = make(general, false);
     if (found == nullptr || found->way != Way::kFacts) return found;
-    if (met_before(key.hash) && key.lasting) tables->exact.insert(key, found);
+    if (met_before(key.hash) && key.lasting) tables()->exact.insert(key, found);
   }
   return find_by_facts(found, general);
 }
 
 Entry* Call::find_any_size(const Key& general, bool* failed) {
-  Entry* found = tables->any_size.find(general, failed);
+  Entry* found = tables()->any_size.find(general, failed);
   if (*failed || found == nullptr) return nullptr;
   found->hold();
   found_exactly = false;
@@ -348,7 +349,7 @@ Entry* Call::find_by_facts(Entry* by, Key& general) {
   if (!added) return nullptr;
   facts = true;
   bool failed = false;
-  Entry* found = tables->exact.find(key, &failed);
+  Entry* found = tables()->exact.find(key, &failed);
   if (failed) return nullptr;
   if (found != nullptr) {
     found->hold();
@@ -362,11 +363,11 @@ Entry* Call::find_by_facts(Entry* by, Key& general) {
 Entry* Call::make(Key& general, bool by_facts) {
   key.hold();
   general.hold();
-  Entry* entry = plan(function, given, by_facts, !tables->plan_each);
+  Entry* entry = plan(function, given, by_facts, !tables()->plan_each);
   if (entry == nullptr) return nullptr;
-  found_exactly = !entry->any_size || tables->plan_each;
+  found_exactly = !entry->any_size || tables()->plan_each;
   const Key& mine = found_exactly ? key : general;
-  PlanTable& table = found_exactly ? tables->exact : tables->any_size;
+  PlanTable& table = found_exactly ? tables()->exact : tables()->any_size;
   if (entry->kept && mine.lasting) table.insert(mine, entry);
   return entry;
 }
@@ -411,7 +412,7 @@ PyObject* Call::run_this_size() {
   Entry* entry = plan(function, given, facts, false);
   if (entry == nullptr) return nullptr;
   const Held<Entry> held(entry);
-  if (entry->kept && key.lasting) tables->exact.insert(key, entry);
+  if (entry->kept && key.lasting) tables()->exact.insert(key, entry);
   found_exactly = true;
   return run(*entry);
 }
@@ -446,7 +447,7 @@ PyObject* Call::run_any_size(const Entry& entry, PyObject* local_sizes, const Si
 void Call::remember(const Entry& entry, const Specs& specs, PyObject* local_sizes) {
   if (!met_before(key.hash) || !key.lasting) return;
   const Held<Entry> made(entry.with(specs.found, local_sizes));
-  tables->exact.insert(key, made.get());
+  tables()->exact.insert(key, made.get());
 }
 
 PyObject* call_with(PyObject* func, const Arguments& given, bool fresh);
@@ -474,7 +475,7 @@ PyObject* call_with(PyObject* func, const Arguments& given, bool fresh) {
   if (function == nullptr) return nullptr;
   const Held<Function> held(function);
   const bool may_be_moved = PyList_GET_SIZE(python.moved_views) != 0 && !fresh;
-  if (function->call != nullptr && !tables->plan_each) {
+  if (function->call != nullptr && !tables()->plan_each) {
     return may_be_moved ? call_freshened(func, given) : given.pass_to(function->call);
   }
   Key key(may_be_moved || fresh);

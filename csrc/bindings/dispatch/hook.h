@@ -33,7 +33,10 @@ struct Tables {
   PlanTable exact, any_size;
   bool plan_each = false;  // plan every call, for its own sizes
 };
-extern Tables* tables;
+// Those of this thread, as each simulated rank is one; else those of the process.
+extern Tables* shared_tables;
+extern thread_local Tables* own_tables;
+inline Tables* tables() { return own_tables != nullptr ? own_tables : shared_tables; }
 
 // func(*arguments) on global tensors. A new reference.
 PyObject* call(PyObject* func, const Arguments& arguments);

@@ -90,19 +90,30 @@ PySequenceMethods table_sequence = {table_length};
 
 PyTypeObject table_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
-PyObject* current = nullptr;  // the PyPlanTable whose tables are in use
+PyObject* shared = nullptr;            // the PyPlanTable of the process
+thread_local PyObject* own = nullptr;  // that of this thread, if it has one
 
 PyObject* use(PyObject*, PyObject* given) {
   if (Py_TYPE(given) != &table_type) {
     PyErr_Format(PyExc_TypeError, "use: a PlanTable is needed, not %R", given);
     return nullptr;
   }
-  PyObject* before = current;
   Py_INCREF(given);
-  current = given;
-  tables = tables_of(given);
-  if (before != nullptr) return before;
-  Py_RETURN_NONE;
+  if (shared == nullptr) {
+    shared = given;
+    shared_tables = tables_of(given);
+    Py_RETURN_NONE;
+  }
+  PyObject* before = own != nullptr ? own : Py_NewRef(shared);
+  if (given == shared) {
+    Py_DECREF(given);
+    own = nullptr;
+    own_tables = nullptr;
+  } else {
+    own = given;
+    own_tables = tables_of(given);
+  }
+  return before;
 }
 
 PyObject* set_up(PyObject*, PyObject* args) {

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from consistent import Placement
+import consistent
+from consistent import Placement, S
 from consistent.dispatch import _C
 from consistent.dispatch.plans.plan import looked_up_in
 from tests.brute_force import Example
 from tests.consistent.dispatch.planning.test_any_size import CHANGES, is_kept
 from tests.consistent.rules.layouts import FAMILIES, changed, differs, examples, layouts, wanted
-from tests.ranks import on_ranks
+from tests.ranks import on_ranks, simulate
 from tests.twins import GRIDS, Laid
 
 CALLS = 500
@@ -80,17 +81,44 @@ def test_plans_that_make_room_for_others(rank: int) -> None:
 def test_threads_share_the_tables(rank: int) -> None:
     wrong: list[str] = []
     cases, interval = _cases(4), sys.getswitchinterval()
-    threads = [
-        threading.Thread(target=lambda s=s: wrong.extend(_random_calls([0], 150, s, cases)))
-        for s in range(3)
-    ]
+    table = _C.PlanTable(False, 8)
+
+    def main(seed: int) -> None:
+        with looked_up_in(table):
+            wrong.extend(_random_calls([0], 150, seed, cases))
+
+    threads = [threading.Thread(target=main, args=(seed,)) for seed in range(3)]
     sys.setswitchinterval(1e-5)
     try:
-        with _tables_of(8):
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     finally:
         sys.setswitchinterval(interval)
     assert not wrong, f"{len(wrong)} wrong\n" + "\n".join(wrong[:20])
+
+
+_SIZED = (
+    lambda x: torch.reshape(input=x, shape=(7, 2, 2)),
+    lambda x: torch.ops.aten.view(x, [7, 2, 2]),
+    lambda x: torch.ops.aten.expand(x.unsqueeze(1), [7, 3, 4]),
+    lambda x: x.unsqueeze(1).expand(size=(7, 3, 4)),
+    lambda x: torch.narrow(input=x, dim=0, start=1, length=5),
+    lambda x: torch.ops.aten.slice(x, 0, 1, 5),
+    lambda x: torch.unflatten(input=x, dim=1, sizes=(2, 2)),
+)
+
+
+def _on_uneven_shards(rank: int) -> list[Any]:
+    placement = consistent.placement("cpu", [0, 1])
+    x = consistent.distribute(torch.arange(28.0).view(7, 4), placement, S(0))
+    return [call(x).full() for call in _SIZED for _ in range(2)]
+
+
+def test_simulated_ranks_have_plans_of_their_own() -> None:
+    """A plan knows the sizes of one rank's shard, and their threads share the hook."""
+    x = torch.arange(28.0).view(7, 4)
+    for found in simulate(_on_uneven_shards, 2):
+        for given, expected in zip(found, [call(x) for call in _SIZED for _ in range(2)]):
+            assert torch.equal(given, expected)
