@@ -37,9 +37,11 @@ LEAST_BUCKET_BYTES = 256 << 10
 ALONE_BYTES = 4 << 20
 # c and W of gloo on one host; under the root it matters little if a link is another one.
 _START_S, _BYTES_PER_S = 3e-4, 1.5e9
-# Where ranks share memory a gradient of at least this many bytes is summed in place, at once: there
-# is no link to keep busy, and a bucket would copy it twice.
-AT_ONCE_BYTES = 64 << 10
+# Where ranks share memory there is no link to keep busy, and at each sum a rank waits for others: a
+# bucket is sent when it has so many bytes. A gradient of at least AT_ONCE_BYTES is summed in place,
+# at once: a bucket would copy it twice.
+SHARED_BUCKET_BYTES = 4 << 20
+AT_ONCE_BYTES = 1 << 20
 
 
 class _State(threading.local):
@@ -62,13 +64,16 @@ def number_of(placement: Placement, axes: tuple[int, ...], dtype: torch.dtype) -
 
 
 def at_once() -> int:
-    """Bytes from which a gradient is summed at once, if its ranks share memory."""
-    return AT_ONCE_BYTES
+    """Bytes from which a gradient may be summed at once, or go alone."""
+    return min(AT_ONCE_BYTES, ALONE_BYTES)
 
 
 def limit(number: int, launched: bool) -> int:
     """Bytes that fill the next bucket of ``number``, of which one was ``launched`` in this backward
     or none. All ranks of its sum find the same: it follows from the last backward's gradients."""
+    placement, axes, _ = list(_numbers)[number]
+    if _share_memory(placement, axes):
+        return SHARED_BUCKET_BYTES
     most = BUCKET_BYTES if launched else FIRST_BUCKET_BYTES
     total = _state.before.get(number)
     if total is None:
@@ -139,26 +144,36 @@ def sum_at_once(addend: torch.Tensor, spec: TensorSpec, unshared: bool) -> torch
 
     The sum is made in place where nobody else holds ``addend`` (``unshared``).
     """
-    at, transport = my_coordinate(spec.placement), current()
-    if at is None or bytes_of(spec) < AT_ONCE_BYTES or addend.layout is not torch.strided:
+    is_small = bytes_of(spec) < AT_ONCE_BYTES or addend.layout is not torch.strided
+    if is_small or my_coordinate(spec.placement) is None:
         return None
-    groups = _groups(spec)
-    if spec.placement.type != "cpu" or not all(transport.shares(g, "cpu") for g in groups):
+    if not _share_memory(spec.placement, summed_axes(spec)):
         return None
     _observe(spec)
     summed = addend if unshared and addend.is_contiguous() else addend.clone()
-    for ranks in groups:
-        summed = transport.all_reduce_async(summed, ranks).wait()
+    for ranks in _groups(spec):
+        summed = current().all_reduce_async(summed, ranks).wait()
     for finish in finishers:
         finish(spec.dual, spec.settled)
     return summed
 
 
+def _share_memory(placement: Placement, axes: tuple[int, ...]) -> bool:
+    """Whether the ranks that sum over ``axes`` of ``placement`` share the host's memory."""
+    if placement.type != "cpu":
+        return False
+    return all(current().shares(ranks, "cpu") for ranks in _along(placement, axes))
+
+
 def _groups(spec: TensorSpec) -> list[tuple[int, ...]]:
     """The ranks to sum over, for each axis in turn."""
-    at = my_coordinate(spec.placement)
+    return _along(spec.placement, summed_axes(spec))
+
+
+def _along(placement: Placement, axes: tuple[int, ...]) -> list[tuple[int, ...]]:
+    at = my_coordinate(placement)
     assert at is not None
-    return [spec.placement.axis_ranks(axis, at) for axis in summed_axes(spec)]
+    return [placement.axis_ranks(axis, at) for axis in axes]
 
 
 def _observe(spec: TensorSpec) -> None:

@@ -604,17 +604,16 @@ def sparse_without_sync(at: Laid, w: Any) -> Any:
 
 
 HOW = {
-    "buckets": (1 << 20, 1 << 20, 1 << 60),
-    "bucket of one": (1, 1, 1 << 60),
-    "at once": (1 << 20, 1 << 20, 1),
+    "buckets": (1 << 20, 1 << 20, 1 << 20, 1 << 60),
+    "bucket of one": (1, 1, 1, 1 << 60),
+    "at once": (1 << 20, 1 << 20, 1 << 20, 1),
 }
 
 
 def _compare(rank: int, function: Callable[..., Any], ranks: Any, sizes: tuple[int, ...]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        for name, size in zip(
-            ("FIRST_BUCKET_BYTES", "BUCKET_BYTES", "AT_ONCE_BYTES"), sizes, strict=True
-        ):
+        names = ("FIRST_BUCKET_BYTES", "BUCKET_BYTES", "SHARED_BUCKET_BYTES", "AT_ONCE_BYTES")
+        for name, size in zip(names, sizes, strict=True):
             patch.setattr(buckets, name, size)
         compare(rank, in_every_layout, ranks, function)
 
