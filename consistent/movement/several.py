@@ -58,9 +58,8 @@ def run_several(
     alone, together = _grouped(locals_, routes)
     for i in alone:
         out[i] = _put((run_within if begun else run)(locals_[i], *routes[i]), into, i)
-    for (kind, ranks, _, _), positions in together.items():
+    for kind, ranks, positions, dims, sizes in together:
         xs = [locals_[i] if begun else begin(locals_[i], *routes[i])[0] for i in positions]
-        dims, sizes = _cuts([routes[i] for i in positions])
         if kind == "all_gather":
             places = None if into is None else [into[i] for i in positions]
             made = current().join_several(xs, dims, sizes, ranks, places)
@@ -96,14 +95,14 @@ def start_several(locals_: Sequence[Tensor], routes: Sequence[Route]) -> Started
     out: list[Any] = [None] * len(xs)
     alone, together = _grouped(xs, routes)
     waits = []
-    for (kind, ranks, _, _), positions in together.items():
-        transport, (dims, sizes) = current(), _cuts([routes[i] for i in positions])
+    for kind, ranks, positions, dims, sizes in together:
+        transport = current()
         start = (
             transport.start_join_several
             if kind == "all_gather"
             else transport.start_reduce_scatter_several
         )
-        waits.append((positions, start([xs[i] for i in positions], dims, sizes, ranks)))
+        waits.append((list(positions), start([xs[i] for i in positions], dims, sizes, ranks)))
     for i in alone:
         out[i] = run_within(xs[i], *routes[i])
     return Started(out, waits)
@@ -115,29 +114,44 @@ def travels(src: TensorSpec, dst: TensorSpec) -> bool:
     return cut is not None and current().overlaps(cut.ranks, src.placement.type)
 
 
+class _Message(NamedTuple):
+    """Tensors that go in one message: their positions, and how ranks cut each."""
+
+    kind: str
+    ranks: tuple[int, ...]
+    positions: tuple[int, ...]
+    dims: tuple[int, ...]
+    sizes: tuple[tuple[int, ...], ...]
+
+
 def _grouped(
     xs: Sequence[Tensor], routes: Sequence[Route]
-) -> tuple[list[int], dict[tuple, list[int]]]:
-    """The positions of what is boxed alone, and of what goes in one message, by (kind of move,
-    ranks, dtype, device)."""
-    alone, together = [], {}
-    for i, (x, route) in enumerate(zip(xs, routes, strict=True)):
-        cut = _cut_of(route) if x.layout is torch.strided else None
+) -> tuple[tuple[int, ...], tuple[_Message, ...]]:
+    """The positions of what is boxed alone, and what goes in one message."""
+    kinds = tuple((x.dtype if x.layout is torch.strided else None, x.device) for x in xs)
+    places = {src.placement: None for src, _ in routes}
+    return _messages(tuple(routes), kinds, tuple((p, my_coordinate(p)) for p in places))
+
+
+@lru_cache(maxsize=1 << 8)
+def _messages(
+    routes: tuple[Route, ...], kinds: tuple[tuple, ...], places: tuple[tuple, ...]
+) -> tuple[tuple[int, ...], tuple[_Message, ...]]:
+    """``kinds``: of each tensor its dtype, None if it has entries, and its device. ``places``: this
+    rank's coordinate in each placement."""
+    at, alone, found = dict(places), [], {}
+    for i, ((src, dst), kind) in enumerate(zip(routes, kinds, strict=True)):
+        cut = None if kind[0] is None else _one_move(src, dst, at[src.placement])
         if cut is None:
             alone.append(i)
         else:
-            together.setdefault((cut.kind, cut.ranks, x.dtype, x.device), []).append(i)
-    return alone, together
+            found.setdefault((cut.kind, cut.ranks, *kind), []).append((i, cut.dim, cut.sizes))
+    messages = [_Message(key[0], key[1], *zip(*each, strict=True)) for key, each in found.items()]
+    return tuple(alone), tuple(messages)
 
 
 def _cut_of(route: Route) -> _Cut | None:
     return _one_move(*route, my_coordinate(route[0].placement))
-
-
-def _cuts(routes: Sequence[Route]) -> tuple[list[int], list[tuple[int, ...]]]:
-    """The dims along which ranks cut tensors that go in one message, and the sizes."""
-    cuts = [cut for cut in map(_cut_of, routes) if cut is not None]
-    return [cut.dim for cut in cuts], [cut.sizes for cut in cuts]
 
 
 def _put(x: Tensor, into: Sequence[Tensor] | None, i: int) -> Tensor:
@@ -216,8 +230,9 @@ class _BoxSeveral(torch.autograd.Function):
         at = [i for i, x in enumerate(left) if x is not None and ctx.needs_input_grad[3 + i]]
         routes = [(ctx.routes[i][1].dual, ctx.routes[i][0].dual) for i in at]
         given = [left[i] for i in at]
-        made = iter(box_several(given, routes))  # type: ignore[arg-type]
-        out = [next(made) if i in at else None for i in range(len(grads))]
+        out: list[Tensor | None] = [None] * len(grads)
+        for i, made in zip(at, box_several(given, routes), strict=True):  # type: ignore[arg-type]
+            out[i] = made
         return (None, None, None, *out)
 
     @staticmethod
