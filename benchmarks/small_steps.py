@@ -39,6 +39,8 @@ LONE = "lone rank"
 class Block(nn.Module):
     """A layer of 128 channels and 4 heads."""
 
+    num_heads = 4  # by which ``tensor`` knows that attention can be split
+
     def __init__(self) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(128), nn.LayerNorm(128)

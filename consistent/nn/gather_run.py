@@ -39,6 +39,15 @@ class Unit(Protocol):
     def parts(self) -> list[tuple[Any, TensorSpec, TensorSpec]]: ...
 
 
+class Keeper(Unit, Protocol):
+    """A unit that gathers for the modules inside too."""
+
+    keeper: bool  # whether it may
+    # Set where a call has kept what it gathered and no backward has come since: how many backward
+    # passes had failed before.
+    keeps: int | None
+
+
 class _Gathered(NamedTuple):
     """A parameter, its gathered values as forward sees them, and what was written into these."""
 
@@ -61,10 +70,14 @@ class Run:
 
     @staticmethod
     def end_of(unit: Unit) -> None:
-        """End the innermost run of ``unit``."""
+        """End the innermost run of ``unit``, and those inside it."""
         found = under_way()
-        if found and found[-1].unit is unit:
-            found.pop().end()
+        if any(run.unit is unit for run in found):
+            while True:
+                ended = found.pop()
+                ended.end()
+                if ended.unit is unit:
+                    return
 
     def begin(self) -> None:
         """Gather, and show forward what was gathered."""
@@ -73,6 +86,12 @@ class Run:
             self.hooks = saved_shards.enter()
         order = None if self.unit.orders is None else self.unit.orders.in_forward()
         self._gather(None if order is None else order.arrived(self.unit))
+        self._show()
+        if order is not None:
+            order.go_on(self.unit, lambda following: following.parts())
+
+    def _show(self) -> None:
+        """Let modules read what was gathered."""
         owners: dict[nn.Module, None] = {}
         for owner, key, _ in self.unit.slots:
             found = self.gathered.get(id(owner._parameters.get(key)))
@@ -83,26 +102,35 @@ class Run:
             if isinstance(owner, nn.RNNBase):
                 weights = [getattr(owner, name, None) for name in owner._flat_weights_names]
                 self._put(owner, "_flat_weights", weights)
-        if order is not None:
-            order.go_on(self.unit, lambda following: following.parts())
 
     def _gather(self, coming: Any) -> None:
+        found = self._found()
+        if not found:
+            return
+        params, targets = zip(*found, strict=True)
+        sources = self._sources(found)
+        arrived = [find(coming, x.local, target) for x, target in zip(sources, targets)]
+        given = arrived if all(x is not None for x in arrived) else None
+        wholes = _boxed(params, targets, given, self._arriving)
+        for param, whole, source in zip(params, wholes, sources, strict=True):
+            self._enter(param, whole, source)
+
+    def _found(self) -> list[tuple[Any, TensorSpec]]:
+        """The parameters that are to be gathered, each with the wanted spec."""
         found: dict[int, tuple[Any, TensorSpec]] = {}
         for owner, key, use in self.unit.slots:
             param: Any = owner._parameters.get(key)
             if is_global(param) and param._spec.sbp != use:
                 found.setdefault(id(param), (param, param._spec.with_sbp(use)))
-        if not found:
-            return
-        params, targets = zip(*found.values(), strict=True)
-        sources = [
+        return list(found.values())
+
+    def _sources(self, found: Any) -> list[GatheredOnce]:
+        return [
             GatheredOnce(param, target, self.unit.orders, (self.unit, position))
-            for position, (param, target) in enumerate(found.values())
+            for position, (param, target) in enumerate(found)
         ]
-        arrived = [find(coming, x.local, target) for x, target in zip(sources, targets)]
-        wholes = _boxed(params, targets, arrived if all(x is not None for x in arrived) else None)
-        for param, whole, source in zip(params, wholes, sources, strict=True):
-            self._enter(param, whole, source)
+
+    _arriving = staticmethod(arriving)
 
     def _enter(self, param: Any, whole: Any, source: GatheredOnce) -> None:
         position = len(self.gathered)
@@ -136,11 +164,79 @@ class Run:
         if hooks is not None:
             saved_shards.leave(hooks)
         gathered, self.put, self.gathered = self.gathered, [], {}
+        self._let_go(gathered)
+
+    def _let_go(self, gathered: dict[int, _Gathered]) -> None:
         for each in gathered.values():
-            _land(each)
+            if _land(each):
+                each.source.wrote(each.whole._version)
 
 
-def _boxed(params: Any, targets: Any, arrived: Any) -> list[Any]:
+class KeptRun(Run):
+    """One that gathers for the modules inside too, and whose values autograd keeps itself."""
+
+    unit: Keeper
+
+    def __init__(self, unit: Keeper) -> None:
+        super().__init__(unit)
+        # (shard, its writes) of parameters of which autograd has saved something.
+        self.saved: list[tuple[Any, int]] = []
+
+    def begin(self) -> None:
+        """Gather, and show forward what was gathered: with a graph, for whom forward may switch
+        gradients on inside."""
+        under_way().append(self)
+        with torch.set_grad_enabled(not torch.is_inference_mode_enabled()):
+            self._gather(None)
+        self._show()
+
+    def _let_go(self, gathered: dict[int, _Gathered]) -> None:
+        super()._let_go(gathered)
+        for each in gathered.values():
+            if torch._C._storage_Use_Count(each.storage) > 1:
+                self.saved.append((each.source.local, each.source.local._version))
+
+    def _arriving(self, *given: Any) -> Any:
+        self.unit.keeps = None
+        for shard, writes in self.saved:
+            if shard._version != writes:
+                raise saved_shards.modified(shard.shape, shard._version, writes)
+        return arriving(*given)
+
+
+class OneByOne:
+    """A call in which the modules inside gather for themselves."""
+
+    def __init__(self, unit: Keeper) -> None:
+        self.unit = unit
+
+    def begin(self) -> None:
+        """So that ``Run.end_of`` finds this, and not a call around it."""
+        under_way().append(self)
+
+    def end(self) -> None:
+        """There is nothing to let go."""
+
+
+def join_kept(unit: Unit) -> bool:
+    """Whether the parameters of ``unit`` are gathered, by a ``KeptRun`` that is under way. One that
+    meets hooks for saved tensors that were not in use when it began is ended, and is the last of
+    its module: a checkpoint calls the modules inside it again when the run has ended, and has to
+    find as many tensors saved as the first time."""
+    for each in under_way():
+        if not isinstance(each, KeptRun) or not unit.slots:
+            continue
+        owner, key, _ = unit.slots[0]
+        if id(owner._parameters.get(key)) not in each.gathered:
+            continue
+        if not torch.is_grad_enabled() or not saved_shards.others_in_use():
+            return True
+        each.unit.keeper = False
+        each.end()
+    return False
+
+
+def _boxed(params: Any, targets: Any, arrived: Any, arriving: Any) -> list[Any]:
     """``params`` as global tensors with the specs ``targets``, of which ``arrived`` may be the
     values."""
     check_mode.calling("gathered parameter")
@@ -153,16 +249,16 @@ def _boxed(params: Any, targets: Any, arrived: Any) -> list[Any]:
     return [attach(x, target) for x, target in zip(made, targets, strict=True)]
 
 
-def _land(gathered: _Gathered) -> None:
+def _land(gathered: _Gathered) -> bool:
     """What forward has written into the gathered values is written into the parameter: each rank
-    keeps its part, and nothing is sent."""
-    param, whole, source, version, aliases, _ = gathered
+    keeps its part, and nothing is sent. Whether there was anything."""
+    param, whole, _, version, aliases, _ = gathered
     if whole._version == version and not any(alias._version for alias in aliases):
-        return
+        return False
     with torch.no_grad(), HookOff():
         mine = run(plain(whole).detach(), whole._spec, param._spec)
         plain(param).detach().copy_(mine)
-    source.wrote(whole._version)
+    return True
 
 
 class _Thread(threading.local):

@@ -7,6 +7,15 @@ weight      S(0) -gather-> B     B            S(0)           S(0) -gather-> B, u
 its grad                                                     P -reduce-scatter-> S(0)        S(0)
 ```
 
+If all of them are small together (``Plan.keep_bytes``) they are gathered when the whole module is
+called, in one message, and autograd keeps what it saves of them until backward has ended:
+
+```
+            before the call     the call     after it        backward                       after it
+weights     S(0) -gather-> B    B            S(0), B saved   B, used and let go             S(0)
+their grads                                                  P -reduce-scatter-> S(0)       S(0)
+```
+
 The module keeps the parameter that lies as S, and so do ``state_dict``, ``named_parameters`` and
 optimizers at any moment. Forward reads ``self.weight``, and an entry of the module's ``__dict__``,
 which Python looks at before torch's table of parameters, gives it the gathered one. Code that
@@ -16,17 +25,21 @@ reads a parameter elsewhere finds the global tensor that lies as S, with the sam
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mirrored.transports.failures import count_failures
+
 from ..dispatch.plans.shards import is_global, plain
 from ..spec import TensorSpec
 from .gather_ahead import Orders, orders_on
-from .gather_run import Run, Slot
+from .gather_run import KeptRun, OneByOne, Run, Slot, join_kept
 from .module_calls import undo_on_raise
 from .plan import Plan
+from .saved_shards import innermost
 
 
 def install_use(module: nn.Module, plan: Plan) -> None:
@@ -44,14 +57,35 @@ def install_use(module: nn.Module, plan: Plan) -> None:
     for places in _places(module, plan):
         runner = _runner(module, [name for name, _ in places])
         units.setdefault(runner, []).extend(slot for _, slot in places)
-    orders = None
-    if units:
-        first = next(iter(units.values()))[0]
-        orders = orders_on(first.owner._parameters[first.key].placement)  # type: ignore[union-attr]
-        if orders is not None:
-            module.register_forward_pre_hook(orders.begin_forward)
+    if not units:
+        return
+    slots = [slot for found in units.values() for slot in found]
+    together = GatheredTogether(tuple(slots))
+    if small := _gathered_bytes(slots) <= plan.keep_bytes:
+        module.register_forward_pre_hook(together.before_forward)
+    orders = _orders(module, slots[0])
     for runner, slots in units.items():
         _install(runner, slots, orders)
+    if small:
+        module.register_forward_hook(together.after_forward)
+        undo_on_raise(module)
+
+
+def _orders(module: nn.Module, slot: Slot) -> Orders | None:
+    orders = orders_on(slot.owner._parameters[slot.key].placement)  # type: ignore[union-attr]
+    if orders is not None:
+        module.register_forward_pre_hook(orders.begin_forward)
+    return orders
+
+
+def _gathered_bytes(slots: list[Slot]) -> int:
+    """Bytes of the largest shards that are gathered, as every rank counts them."""
+    found: dict[int, int] = {}
+    for owner, key, use in slots:
+        param: Any = owner._parameters[key]
+        spec = param._spec.with_sbp(use)
+        found[id(param)] = math.prod(spec.local_shape(None)) * spec.dtype.itemsize
+    return sum(found.values())
 
 
 def _places(module: nn.Module, plan: Plan) -> list[list[tuple[str, Slot]]]:
@@ -89,7 +123,8 @@ def _has_forward(module: nn.Module) -> bool:
 
 def _install(runner: nn.Module, slots: list[Slot], orders: Orders | None) -> None:
     for hook in runner._forward_pre_hooks.values():
-        if isinstance(found := getattr(hook, "__self__", None), GatheredParameters):
+        found = getattr(hook, "__self__", None)
+        if type(found) is GatheredParameters:
             found.slots = tuple(dict.fromkeys([*found.slots, *slots]))
             return
     gathered = GatheredParameters(tuple(slots), orders)
@@ -120,7 +155,11 @@ class GatheredParameters:
                 "Use a plain module, into which consistent.checkpoint.full_state_dict(module) was "
                 "loaded."
             )
-        Run(self).begin()
+        self._begin()
+
+    def _begin(self) -> None:
+        if not join_kept(self):
+            Run(self).begin()
 
     def parts(self) -> list[tuple[Tensor, TensorSpec, TensorSpec]]:
         """What is to be gathered: each (shard, its spec, the wanted spec)."""
@@ -141,6 +180,34 @@ class GatheredParameters:
         self.slots = ()
 
     def __deepcopy__(self, memo: dict) -> GatheredParameters:
-        memo[id(self)] = new = GatheredParameters((), self.orders)
+        memo[id(self)] = new = type(self)((), self.orders)
         new.slots = copy.deepcopy(self.slots, memo)
         return new
+
+
+class GatheredTogether(GatheredParameters):
+    """All parameters of a module that are gathered when it is called: small ones, which are kept
+    until its backward has ended.
+
+    One call between two backward passes keeps them, so that many calls do not hold them many
+    times. In the others, and where a program has hooks for saved tensors in use, as a checkpoint
+    has, each module inside gathers its own.
+    """
+
+    def __init__(self, slots: tuple[Slot, ...], orders: Orders | None = None) -> None:
+        super().__init__(slots, orders)
+        self.keeper = True
+        self.keeps: int | None = None
+
+    def _begin(self) -> None:
+        if join_kept(self) or not self._may_keep():
+            OneByOne(self).begin()
+            return
+        if torch.is_grad_enabled():
+            self.keeps = count_failures()
+        KeptRun(self).begin()
+
+    def _may_keep(self) -> bool:
+        if not torch.is_grad_enabled():
+            return True
+        return self.keeper and self.keeps != count_failures() and innermost() is None

@@ -193,6 +193,7 @@ def _joined(module: torch.nn.Module, placement: Placement, held: Plan, added: Pl
         {**kept.modules, **added.modules},
         axes=added.axes,
         notes=list(dict.fromkeys([*held.notes, *added.notes])),
+        keep_bytes=added.keep_bytes,
     )
     return resolve(module, slots, placement, both)
 

@@ -35,6 +35,7 @@ def check_alike(
     """
     told = [_told(places, plan) for places in tensors]
     told += [border_text(name, border) for name, border in plan.modules.items()]
+    told += [f"a plan with keep_bytes={plan.keep_bytes}"]
     constants = [_constants(name, part) for name, part in module.named_modules()]
     ranks = tuple(placement.ranks.ravel().tolist())
     notes = current().gather_objects((told, constants, settings()), ranks)

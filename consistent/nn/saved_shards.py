@@ -209,9 +209,21 @@ class SavedShards:
         return self.below[1](kept)
 
 
+def innermost() -> _Hooks | None:
+    """The hooks for saved tensors that are in use."""
+    return _autograd._top_saved_tensors_default_hooks(False)
+
+
+def others_in_use() -> bool:
+    """Whether hooks for saved tensors are in use that are not of this file."""
+    top = innermost()
+    hooks = None if top is None else getattr(top[0], "__self__", None)
+    return top is not None and not (isinstance(hooks, SavedShards) and hooks.below is None)
+
+
 def enter() -> SavedShards:
     """The innermost hooks, which are to know about parameters that are gathered from now on."""
-    top = _autograd._top_saved_tensors_default_hooks(False)
+    top = innermost()
     found = None if top is None else getattr(top[0], "__self__", None)
     if not isinstance(found, SavedShards):
         found = SavedShards(top)

@@ -67,7 +67,13 @@ def _split(graph: Any) -> None:
                 tensors[name] = Layouts(_shared(layouts.sbp), use=layouts.use)
         own = {id(param) for param in module.parameters()}
         optimizers = [o for o in graph.optimizers() if all(id(p) in own for p in params_of(o))]
-        split = Plan(tensors, held.modules, axes=held.axes, notes=held.notes)
+        split = Plan(
+            tensors,
+            held.modules,
+            axes=held.axes,
+            notes=held.notes,
+            keep_bytes=held.keep_bytes,
+        )
         move(module, optimizers, None, split)
         module.__dict__[_DONE] = 3
 

@@ -11,6 +11,7 @@ from .layouts import NAMES, Border, Layouts, Nd, nd_text
 from .names import as_patterns, path_matches
 
 KEYS = ("axes", "tensors", "modules", "notes")
+_KEEP = "keep_bytes"
 # What a strategy says beside its plan (auto/strategies/strategy.py), and of which type it is.
 STRATEGY = {
     "device_type": str,
@@ -28,9 +29,12 @@ def to_text(
     tensors: Mapping[str, Layouts],
     modules: Mapping[str, Border],
     notes: list[str],
+    *,
     tied: Mapping[str, str],
+    keep_bytes: int | None,
 ) -> str:
-    """YAML text; blocks that repeat are one pattern."""
+    """YAML text; blocks that repeat are one pattern. ``keep_bytes`` is None if it is the usual
+    one."""
     found: dict[str, Any] = {"axes": list(axes)}
     found["tensors"] = {k: _of_layouts(v) for k, v in as_patterns(tensors, tied).items()}
     found["modules"] = {
@@ -39,6 +43,7 @@ def to_text(
     found["notes"] = notes
     head = "# What consistent.parallelize does with each tensor and at each module's border.\n"
     kept = {key: value for key, value in found.items() if value or key == "tensors"}
+    kept |= {} if keep_bytes is None else {_KEEP: keep_bytes}
     return head + yaml_text.dumped(kept, width=100)
 
 
@@ -81,16 +86,22 @@ def strategy_text(strategy: Mapping[str, Any]) -> str:
 
 
 def _plan_in(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: found.get(key) or ([] if key in ("axes", "notes") else {}) for key in KEYS}
+    said = {key: found.get(key) or ([] if key in ("axes", "notes") else {}) for key in KEYS}
+    return said | ({_KEEP: found[_KEEP]} if _KEEP in found else {})
 
 
 def _loaded(text: str, where: str) -> dict[str, Any]:
     found = yaml_text.loaded(text, "plan", where)
-    allowed = {*KEYS, "strategy"}
+    allowed = {*KEYS, _KEEP, "strategy"}
     if not isinstance(found, dict) or "tensors" not in found or set(found) - allowed:
         raise ValueError(
             f"plan: {where} is not a plan: it must have `tensors:`, and may have `axes:`, "
-            "`modules:` and `notes:`. plan.save(path) writes such a file."
+            "`modules:`, `notes:` and `keep_bytes:`. plan.save(path) writes such a file."
+        )
+    if type(keeps := found.get(_KEEP, 0)) is not int or keeps < 0:
+        raise ValueError(
+            f"plan: {where}: keep_bytes is {short(keeps)}, and it is a number of bytes, 0 or more. "
+            "Without it a plan has the usual one."
         )
     _check_strategy(found.get("strategy"), where)
     return found

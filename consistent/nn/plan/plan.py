@@ -11,6 +11,9 @@ from . import files, table, yaml_text
 from .layouts import Border, Layouts, join_axes, join_borders
 from .names import match, match_path
 
+# Enough for a model whose step takes some milliseconds, and little beside what a process needs.
+KEEP_BYTES = 4 << 20
+
 
 class Plan:
     """How each parameter and buffer of a module lies, and what is boxed at modules' borders.
@@ -33,6 +36,10 @@ class Plan:
         notes: sentences on what was left as it is, and why.
         tied: further name of a tensor -> the name that it has in ``tensors``.
         shapes: logical shapes of the tensors, for printing.
+        keep_bytes: if all tensors that are used in another layout than they lie in have at most so
+            many bytes on a rank when they are gathered, they are gathered together where the module
+            is called, and kept until its backward has ended. Otherwise, or with 0, each module
+            inside gathers its own where it is called, and again in backward.
     """
 
     def __init__(
@@ -44,6 +51,7 @@ class Plan:
         notes: Sequence[str] = (),
         tied: Mapping[str, str] | None = None,
         shapes: Mapping[str, Sequence[int]] | None = None,
+        keep_bytes: int = KEEP_BYTES,
     ) -> None:
         self.tensors: dict[str, Layouts] = {}
         for name, given in (tensors or {}).items():
@@ -51,6 +59,7 @@ class Plan:
         self.modules = {name: Border.like(given) for name, given in (modules or {}).items()}
         self.axes, self.notes = tuple(axes), list(notes)
         self.tied, self.shapes = dict(tied or {}), dict(shapes or {})
+        self.keep_bytes = keep_bytes
 
     def layouts(self, name: str) -> Layouts | None:
         """Those of the tensor of that name, or tied name; None if the plan says nothing of it."""
@@ -74,14 +83,20 @@ class Plan:
         borders = {name: border.on(placement) for name, border in self.modules.items()}
         modules = {name: border for name, border in borders.items() if border.boxes}
         return Plan(
-            tensors, modules, axes=self.axes, notes=self.notes, tied=self.tied, shapes=self.shapes
+            tensors,
+            modules,
+            axes=self.axes,
+            notes=self.notes,
+            tied=self.tied,
+            shapes=self.shapes,
+            keep_bytes=self.keep_bytes,
         )
 
     def part(self, tensors: Sequence[str], modules: Sequence[str]) -> Plan:
         """What it says of a part of a model that has tensors and modules of these names."""
         said = {name: x for name in tensors if (x := self.layouts(name)) is not None}
         borders = {name: x for name in modules if (x := self.border(name)) is not None}
-        return Plan(said, borders, axes=self.axes, notes=self.notes)
+        return Plan(said, borders, axes=self.axes, notes=self.notes, keep_bytes=self.keep_bytes)
 
     @classmethod
     def join(cls, plans: Sequence[Plan], axes: Sequence[str] = ()) -> Plan:
@@ -93,13 +108,17 @@ class Plan:
             {name: join_borders([p.modules.get(name) for p in plans]) for name in borders},
             axes=axes,
             notes=[note for plan in plans for note in plan.notes],
+            keep_bytes=min((plan.keep_bytes for plan in plans), default=KEEP_BYTES),
         )
 
     def save(self, path: str | Path) -> Path:
         """Write the plan as YAML, which may be edited and loaded again."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        text = files.to_text(self.axes, self.tensors, self.modules, self.notes, self.tied)
+        keeps = None if self.keep_bytes == KEEP_BYTES else self.keep_bytes
+        text = files.to_text(
+            self.axes, self.tensors, self.modules, self.notes, tied=self.tied, keep_bytes=keeps
+        )
         target.write_text(text, encoding="utf-8")
         return target
 
@@ -117,6 +136,8 @@ class Plan:
         lines += table.tensor_lines(self.tensors, self.shapes, self.tied)
         if self.modules:
             lines += ["", *table.border_lines(self.modules)]
+        if self.keep_bytes != KEEP_BYTES:
+            lines += ["", f"keep_bytes: {self.keep_bytes}"]
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
 
@@ -127,6 +148,7 @@ class Plan:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Plan):
             return NotImplemented
-        return self.tensors == other.tensors and self.modules == other.modules
+        ours = self.tensors, self.modules, self.keep_bytes
+        return ours == (other.tensors, other.modules, other.keep_bytes)
 
     __hash__ = None  # type: ignore[assignment]

@@ -34,6 +34,7 @@ def resolve(
         notes=plan.notes,
         tied={slot.name: places[0].name for places in tensors for slot in places[1:]},
         shapes={places[0].name: tuple(places[0].value.shape) for places in tensors},
+        keep_bytes=plan.keep_bytes,
     )
 
 

@@ -12,14 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import consistent
-from consistent import Placement, S
+from consistent import B, Placement, S
 from consistent.autograd import buckets, scattering
+from consistent.nn import Layouts, Plan
 from mirrored import counting
 from tests.mirrored.kinds import over_gloo
 from tests.ranks import pool
 from tests.twins import GRIDS
 
 PLANS = ["data", "zero1", "zero2", "zero3", "tensor"]
+ONE_BY_ONE = Plan({"*": Layouts((S(0),), use=(B,))}, keep_bytes=0)
 
 
 class Net(nn.Module):
@@ -36,7 +38,7 @@ class Net(nn.Module):
         return self.head(self.norm(self.layers(x) + self.layers(x.flip(2))))
 
 
-def _net(placement: Placement, plan: str, rows: int = 11) -> tuple[nn.Module, Tensor, Tensor]:
+def _net(placement: Placement, plan: Any, rows: int = 11) -> tuple[nn.Module, Tensor, Tensor]:
     torch.manual_seed(0)
     model = consistent.parallelize(Net(), placement, plan)
     tokens, labels = torch.randint(31, (rows, 3)), torch.randint(31, (rows, 3))
@@ -105,7 +107,7 @@ def _in_flight(rank: int, act: Callable[[nn.Module], None], only: int | None) ->
 
 
 def _gradients(hook: Any, act: Any) -> dict[str, Any]:
-    model, tokens, labels = _net(Placement("cpu", GRIDS[2]), "zero3")
+    model, tokens, labels = _net(Placement("cpu", GRIDS[2]), ONE_BY_ONE)
     if hook is not None:
         model.layers[0].register_full_backward_hook(hook)  # type: ignore[index, union-attr]
     for _ in range(2):
@@ -151,7 +153,7 @@ def test_a_backward_that_raises_leaves_nothing_behind() -> None:
     pool(2).run(over_gloo, _raises)
 
 
-def _messages(rank: int, n: int, plan: str) -> tuple[int, int]:
+def _messages(rank: int, n: int, plan: Any) -> tuple[int, int]:
     """Messages of a step that is like the one before, and those that are waited for at once."""
     model, tokens, labels = _net(Placement("cpu", range(n)), plan, rows=12)
     optimizer = torch.optim.SGD(model.parameters())
@@ -165,9 +167,13 @@ def _messages(rank: int, n: int, plan: str) -> tuple[int, int]:
 
 # What is waited for: the number of labels that count, and a word of each rank after the ops that
 # may refuse a value (the embedding, and the loss on both sides of that number); under zero1 and
-# zero2 the updated shares, in one message; under zero3 the first gather, and those of a layer that
-# is called again; under tensor sums of activations.
-STARTED = {"data": (6, 4), "zero1": (7, 5), "zero2": (14, 5), "zero3": (22, 7), "tensor": (11, 10)}
+# zero2 the updated shares, in one message; under zero3 the only gather; where modules gather one by
+# one the first gather, and those of a layer that is called again; under tensor sums of activations.
+STARTED = {"data": (6, 4), "zero1": (7, 5), "zero2": (14, 5), "zero3": (6, 5), "tensor": (11, 10)}
+
+
+def test_modules_that_gather_one_by_one_wait_for_few_messages() -> None:
+    assert pool(2).run(over_gloo, _messages, 2, ONE_BY_ONE) == [(22, 7)] * 2
 
 
 @pytest.mark.parametrize("plan", PLANS)

@@ -35,7 +35,7 @@ def _cores_to_spare() -> Iterator[None]:
 
 def _compare(rank: int, case: Callable[..., Any], ranks: Any, *args: Any) -> None:
     with _cores_to_spare():
-        compare(rank, case, ranks, *args)
+        gathered.both_ways(rank, case, ranks, *args)
         assert isinstance(current(), Ordered)
 
 
@@ -72,7 +72,7 @@ def test_all_but_the_first_is_gathered_ahead_once_the_order_is_known(rank: int) 
     placement = Placement("cpu", [0, 1])
     with _cores_to_spare():
         layers = [nn.Linear(8, 8) for _ in range(4)]
-        model = consistent.parallelize(nn.Sequential(*layers), placement, "zero3")
+        model = consistent.parallelize(nn.Sequential(*layers), placement, gathered.ONE_BY_ONE)
         ahead = current()
         assert isinstance(ahead, Ordered)
         x = consistent.from_local(randn(3, 8).float(), placement, S(0)).requires_grad_()

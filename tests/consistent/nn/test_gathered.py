@@ -25,6 +25,9 @@ from tests.ranks import on_ranks, pool
 from tests.twins import GRIDS, Laid, assert_same, compare, randn
 
 ZERO3 = Layouts((S(0),), use=(B,))
+# Each module gathers its own parameters, and once more in backward, however small they are.
+ONE_BY_ONE = Plan({"*": ZERO3}, keep_bytes=0)
+KEEPS = [1]  # whether small ones are gathered together and kept; the last one counts
 TWO_AXES = Plan(
     {
         "*.up.weight": Layouts((S(1), S(0)), use=(B, S(0))),
@@ -74,8 +77,18 @@ def net(at: Laid, cls: type = Net, plan: Any = None) -> Any:
     model = cls().double()
     if at.placement is None:
         return model
-    plan = plan or (TWO_AXES if at.placement.ndim == 2 else "zero3")
+    plan = plan or (TWO_AXES if at.placement.ndim == 2 else {1: "zero3", 0: ONE_BY_ONE}[KEEPS[-1]])
     return consistent.parallelize(model, at.placement, plan)
+
+
+def both_ways(rank: int, case: Callable[..., Any], ranks: Any, *args: Any) -> None:
+    """Where small parameters are gathered together, and where each module gathers its own."""
+    for keeps in (0, 1):
+        KEEPS.append(keeps)
+        try:
+            compare(rank, case, ranks, *args)
+        finally:
+            KEEPS.pop()
 
 
 def loss_of(at: Laid, model: Any) -> Any:
@@ -94,8 +107,11 @@ def trained(at: Laid, wrap: Any = None) -> Any:
     model.wrap = wrap
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     losses = []
-    for _ in range(3):
+    for step in range(4):
         optimizer.zero_grad()
+        if step == 2:
+            with torch.no_grad():
+                losses.append(loss_of(at, model))
         loss = loss_of(at, model)
         loss.backward()
         optimizer.step()
@@ -127,7 +143,7 @@ WRAPS = {
 @pytest.mark.parametrize("world", [2, 3, 4])
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_a_module_trains_as_it_does_alone(wrap: str, world: int) -> None:
-    pool(world).run(compare, trained, GRIDS[world], WRAPS[wrap])
+    pool(world).run(both_ways, trained, GRIDS[world], WRAPS[wrap])
 
 
 def accumulated(at: Laid) -> Any:
@@ -309,7 +325,7 @@ def stepping_within_backward(at: Laid) -> Any:
     ],
 )
 def test_in_every_situation(case: Callable[..., Any], world: int) -> None:
-    pool(world).run(compare, case, GRIDS[world])
+    pool(world).run(both_ways, case, GRIDS[world])
 
 
 # -- modules that read their parameters in other ways ----------------------------------------------
@@ -422,7 +438,7 @@ def test_only_forward_sees_gathered_parameters(rank: int) -> None:
 def test_it_is_gathered_twice_and_reduced_once(rank: int) -> None:
     placement = Placement("cpu", [0, 1])
     model = consistent.parallelize(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)),
-                                   placement, "zero3")  # fmt: skip
+                                   placement, ONE_BY_ONE)  # fmt: skip
     x = consistent.from_local(torch.randn(3, 8), placement, S(0)).requires_grad_()
     with counting() as sent:
         y = model(x)
@@ -443,7 +459,7 @@ def test_it_is_gathered_twice_and_reduced_once(rank: int) -> None:
 def test_a_module_gathers_and_reduces_in_one_message(rank: int) -> None:
     placement = Placement("cpu", [0, 1])
     model = consistent.parallelize(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)),
-                                   placement, "zero3")  # fmt: skip
+                                   placement, ONE_BY_ONE)  # fmt: skip
     x = consistent.from_local(torch.randn(3, 8), placement, S(0))
     with counting() as sent:
         y = model(x)
@@ -455,9 +471,69 @@ def test_a_module_gathers_and_reduces_in_one_message(rank: int) -> None:
 
 
 @on_ranks(2)
+def test_small_parameters_are_gathered_together_and_kept(rank: int) -> None:
+    """One gather and one reduce-scatter a step; module by module under hooks for saved tensors, and
+    while a call that has kept them waits for its backward."""
+    placement = Placement("cpu", [0, 1])
+    model = consistent.parallelize(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)),
+                                   placement, "zero3")  # fmt: skip
+    x = consistent.from_local(torch.randn(3, 8), placement, S(0)).requires_grad_()
+
+    def names(*calls: Callable[[], Any]) -> list[str]:
+        with counting() as sent:
+            for call in calls:
+                call()
+        return sent.names
+
+    def step() -> None:
+        model(x).sum().backward()
+
+    together = ["all_gather", "all_to_all"]
+    with torch.no_grad():
+        assert names(lambda: model(x), lambda: model(x)) == ["all_gather"] * 2
+    assert names(step, step) == together * 2
+    kept = model(x).sum()
+    assert names(lambda: model(x)) == ["all_gather"] * 2
+    assert names(kept.backward, step) == ["all_to_all", *together]
+    with torch.autograd.graph.save_on_cpu():
+        assert names(lambda: model(x)) == ["all_gather"] * 2
+    assert names(step) == together
+
+
+def calls_of_every_kind(at: Laid) -> Any:
+    """A module that calls itself, one that is called by itself, and a loop over calls."""
+    model = net(at, Recursive)
+    x = at(randn(6, 5), S(0))
+    alone = model.norm(x).sum()
+    many = [model(x * k, depth=k).sum() for k in range(3)]
+    (alone + sum(many)).backward()
+    with torch.no_grad():
+        more = model(x, depth=2), model.norm(x), model(x, depth=1, inside=True)
+    return result(model, alone, many, more)
+
+
+class Recursive(Block):
+    def __init__(self) -> None:
+        super().__init__(5)
+        self.scale = nn.Parameter(torch.randn(5))
+
+    def forward(self, x: torch.Tensor, depth: int = 0, inside: bool = False) -> torch.Tensor:
+        if inside:  # gradients that the caller has switched off
+            with torch.enable_grad():
+                super().forward(x).add(self.up.weight.sum()).square().sum().backward()
+        x = super().forward(x) * self.scale
+        return self(x, depth - 1) + self.scale if depth else x
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_calls_of_every_kind(world: int) -> None:
+    pool(world).run(both_ways, calls_of_every_kind, range(world))
+
+
+@on_ranks(2)
 def test_inside_no_sync_gradients_are_not_reduced(rank: int) -> None:
     placement = Placement("cpu", [0, 1])
-    model = consistent.parallelize(nn.Linear(8, 8), placement, "zero3")
+    model = consistent.parallelize(nn.Linear(8, 8), placement, ONE_BY_ONE)
     x = consistent.from_local(torch.randn(3, 8), placement, S(0))
     for _ in range(2):
         with consistent.no_sync(), counting() as sent:
@@ -475,7 +551,7 @@ def test_inside_no_sync_gradients_are_not_reduced(rank: int) -> None:
 def test_nothing_gathered_outlives_forward_and_backward(rank: int) -> None:
     placement, kept = Placement("cpu", [0, 1]), []
     model = consistent.parallelize(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)),
-                                   placement, "zero3")  # fmt: skip
+                                   placement, ONE_BY_ONE)  # fmt: skip
 
     def keep(module: Any, args: Any) -> None:
         kept.append(StorageWeakRef(plain(module.weight).untyped_storage()))
@@ -490,7 +566,7 @@ def test_nothing_gathered_outlives_forward_and_backward(rank: int) -> None:
 def test_copies_that_autocast_makes_do_not_outlive_forward(rank: int) -> None:
     placement, kept = Placement("cpu", [0, 1]), []
     model = consistent.parallelize(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)),
-                                   placement, "zero3")  # fmt: skip
+                                   placement, ONE_BY_ONE)  # fmt: skip
     pack = SavedShards.pack
 
     def watched(self: SavedShards, x: torch.Tensor) -> Any:
@@ -528,7 +604,7 @@ def test_gradients_under_autocast(world: int) -> None:
 @on_ranks(2)
 def test_hooks_of_one_level_are_shared(rank: int) -> None:
     placement = Placement("cpu", [0, 1])
-    model, tops = net(Laid(placement)), []
+    model, tops = net(Laid(placement), Net, ONE_BY_ONE), []
 
     def look(module: Any, args: Any) -> None:
         top = torch._C._autograd._top_saved_tensors_default_hooks(False)

@@ -69,6 +69,21 @@ def test_a_saved_plan_is_loaded_as_it_was(tmp_path: Path, axes: Any) -> None:
     assert "(-, S(1))" in text and "blocks.*" in text
 
 
+def test_what_a_plan_keeps_is_saved_printed_and_compared(tmp_path: Path) -> None:
+    usual, other = planned("zero3"), planned(Plan({"*": S(0)}, keep_bytes=7))
+    assert "keep_bytes" not in usual.save(tmp_path / "usual.yaml").read_text() + str(usual)
+    assert Plan.load(tmp_path / "usual.yaml").keep_bytes == usual.keep_bytes
+    again = Plan.load(other.save(tmp_path / "other.yaml"))
+    assert again.keep_bytes == other.keep_bytes == 7 and "keep_bytes: 7" in str(other)
+    assert other != planned(Plan({"*": S(0)}))
+    assert on_two({"dp": other, "tp": "data"}).keep_bytes == 7
+    assert other.part(["calls"], []).keep_bytes == other.on(Placement("cpu", [0])).keep_bytes == 7
+    for wrong in ("-1", "1.5", "true", "many"):
+        (tmp_path / "x.yaml").write_text(f"tensors: {{}}\nkeep_bytes: {wrong}\n")
+        with pytest.raises(ValueError, match="it is a number of bytes, 0 or more"):
+            Plan.load(tmp_path / "x.yaml")
+
+
 def test_what_repeats_is_saved_as_one_line_and_may_be_edited(tmp_path: Path) -> None:
     path = planned("zero3").save(tmp_path / "plan.yaml")
     text = path.read_text()
