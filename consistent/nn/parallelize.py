@@ -41,6 +41,7 @@ def parallelize(
     initialise: bool = True,
     example: Any = None,
     memory: int | None = None,
+    keep_bytes: int | None = None,
 ) -> torch.nn.Module:
     """Make every parameter and buffer of ``module`` a global tensor, in place, and install what its
     plan asks for; its code is not touched.
@@ -84,6 +85,8 @@ def parallelize(
             at: a tensor, a tuple of arguments, or a mapping of keywords. That of the placement's
             first rank serves for all.
         memory: of ``"auto"``, bytes that a rank may hold.
+        keep_bytes: in place of the plan's: bytes of gathered parameters that a call of ``module``
+            may keep until its backward has ended (see ``Plan``).
 
     Returns:
         ``module``. ``plan_of(module)`` is what was decided.
@@ -100,11 +103,11 @@ def parallelize(
     tensors = plain_slots(module)
     held = installed_plan(module)
     if held is not None and not tensors:
-        _check_same(module, placement, plan, held)
+        _check_same(module, placement, plan, held, keep_bytes)
         decided = held
     else:
         plan = searched(module, placement, plan, example, memory)
-        decided = plan_for(module, tensors, placement, plan)
+        decided = plan_for(module, tensors, placement, plan).keeping(keep_bytes)
     grads = plain_gradients(tensors)
     if my_coordinate(placement) is not None and (sync or check):
         known = {id(places[0].value) for places in tensors}
@@ -149,7 +152,9 @@ def plan_of(module: torch.nn.Module) -> Plan:
     return found
 
 
-def _check_same(module: torch.nn.Module, placement: Placement, plan: Any, held: Plan) -> None:
+def _check_same(
+    module: torch.nn.Module, placement: Placement, plan: Any, held: Plan, keep_bytes: int | None
+) -> None:
     """Raise if a module whose tensors are all global is asked to lie in another way than it does.
 
     Raises:
@@ -165,7 +170,9 @@ def _check_same(module: torch.nn.Module, placement: Placement, plan: Any, held: 
         )
     if plan is None:
         return
-    asked = None if plan == "auto" else plan_for(module, slots, placement, plan)
+    asked = None
+    if plan != "auto":
+        asked = plan_for(module, slots, placement, plan).keeping(keep_bytes)
     if asked != held:
         said: Any = {} if asked is None else asked.tensors
         named = next((name for name, x in said.items() if x != held.layouts(name)), None)

@@ -35,7 +35,8 @@ class Compared(NamedTuple):
 def _made(name: str, plan: str) -> tuple[torch.nn.Module, dict[str, Any], Any]:
     p = Placement.all("cpu")
     model, inputs = MODELS[name]()
-    consistent.parallelize(model.eval(), p, plan)
+    # Nothing is kept, as of large models: these are so small that all of them would be.
+    consistent.parallelize(model.eval(), p, plan, keep_bytes=0)
     if plan != "tensor":
         inputs = {
             k: consistent.distribute(x, p, S(0)) if isinstance(x, torch.Tensor) else x

@@ -40,10 +40,12 @@ def alone(name: str) -> dict[str, Any]:
     return step(model.eval(), inputs)
 
 
-def under(name: str, plan: Any, placement: Placement, part: bool) -> tuple[Watched, dict[str, Any]]:
+def under(
+    name: str, plan: Any, placement: Placement, part: bool, keep_bytes: int | None = None
+) -> tuple[Watched, dict[str, Any]]:
     """(what was watched, step) under a plan; ``part``: each rank passes its part of the batch."""
     model, inputs = MODELS[name]()
-    model = consistent.parallelize(model.eval(), placement, plan)
+    model = consistent.parallelize(model.eval(), placement, plan, keep_bytes=keep_bytes)
     if part:
         inputs = {
             key: consistent.distribute(x, placement, (S(0), *[consistent.B] * (placement.ndim - 1)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,13 @@ class Plan:
             shapes=self.shapes,
             keep_bytes=self.keep_bytes,
         )
+
+    def keeping(self, keep_bytes: int | None) -> Plan:
+        """The same with another ``keep_bytes``, where it is given."""
+        made = copy(self)
+        if keep_bytes is not None:
+            made.keep_bytes = keep_bytes
+        return made
 
     def part(self, tensors: Sequence[str], modules: Sequence[str]) -> Plan:
         """What it says of a part of a model that has tensors and modules of these names."""
