@@ -35,6 +35,8 @@ finishers: list[Callable[[TensorSpec, TensorSpec], None]] = []
 _Action = Callable[[Tensor], Tensor]
 _is_alias_of = torch._C._is_alias_of  # pyright: ignore[reportAttributeAccessIssue]
 
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc)  # of blocks the parts of a split may cut some
+
 
 def run(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
     """This rank's shard under ``dst``, from its shard ``local`` under ``src``.
@@ -44,6 +46,9 @@ def run(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
     """
     if src is dst:
         return local
+    if local.layout in _COMPRESSED and src.placement == dst.placement:
+        out = run(local.detach().to_sparse(), src, dst)  # as entries, each with its place
+        return out if out.is_meta else out.to_sparse(layout=local.layout)
     x, moves = begin(local, src, dst)
     if src.placement is dst.placement or src.placement == dst.placement:
         out = run_within(x, src, dst)

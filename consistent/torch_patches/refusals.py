@@ -83,6 +83,7 @@ def install() -> None:
     for name in _PROPERTIES:
         _C.redirect_property(getattr(torch._C.TensorBase, name), _refuse_assigned(name))
     redirect(torch._C._log_api_usage_once, _logged, "always")
+    redirect(torch._C._create_module_with_type, _scripting, "always")
     redirect(torch.sparse_coo_tensor, _of_entries)
     for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
         _run_whole(kind)
@@ -116,6 +117,23 @@ def _logged(original: Callable[..., Any], event: str, *rest: Any) -> Any:
                 if given:
                     raise refusal(_WRAPPERS[event], _PARALLEL, given[0])
     return original(event, *rest)
+
+
+def _scripting(original: Callable[..., Any], *args: Any) -> Any:
+    """torch.jit.script of a module compiles its hooks, and those of a plan are no TorchScript."""
+    caller = sys._getframe(1)
+    module, above = caller.f_locals.get("nn_module"), caller.f_back
+    traced = above is not None and above.f_locals.get("is_tracing")  # told when it is called
+    if isinstance(module, torch.nn.Module) and not traced:
+        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
+            if type(getattr(hook, "__self__", None)).__module__.startswith("consistent."):
+                raise RuntimeError(
+                    f"torch.jit.script: {type(module).__name__} has hooks that its plan has put "
+                    "there, which gather global tensors and box what it is given, and TorchScript "
+                    "cannot compile them. Use consistent.compile, or script a plain module, into "
+                    "which consistent.checkpoint.full_state_dict(module) was loaded."
+                )
+    return original(*args)
 
 
 def _of_entries(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -75,6 +75,7 @@ REFUSED = [
     "make_fx(torch.sin, tracing_mode='fake')(x)", "torch.jit.trace_module(net, {'forward': plain})",
     "torch.export.export(net, (plain,))", "torch.export.export(net, (x,))",
     "torch.export.export(zero3, (plain,))", "torch.jit.trace(zero3, (plain,))",
+    "torch.jit.script(zero3)",
     "flex(quads, quads, quads)", "torch.compile(flex)(quads, quads, quads)",
     # collectives
     "dist.all_reduce(x)", "dist.broadcast(x, 0)", "dist.all_gather([x, x], local)",
