@@ -15,7 +15,7 @@ from consistent import B, S
 from mirrored.transports.default import current
 from tests.consistent.dispatch.running.raising import CASES
 from tests.consistent.dispatch.running.test_agreed import laid, on_every_rank_alike, raised
-from tests.ranks import on_ranks
+from tests.ranks import ALL, on_ranks
 
 # A program cannot hold these; the step then runs as it is written.
 NO_PROGRAM = {
@@ -25,17 +25,19 @@ NO_PROGRAM = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@on_ranks(2)
-def test_each_op_raises_on_all_ranks_what_one_shard_makes_it_raise(rank: int) -> None:
+@on_ranks(2, timeout=900)
+@pytest.mark.parametrize("backend", ["ops", *(["inductor"] if ALL else [])])
+def test_each_op_raises_on_all_ranks_what_one_shard_makes_it_raise(rank: int, backend: str) -> None:
     for case in CASES:
-        step = consistent.compile(lambda *given, c=case: c.run(*given), backend="ops")
+        step = consistent.compile(lambda *given, c=case: c.run(*given), backend=backend)
         for _ in range(3):
             assert raised(lambda s=step, c=case: s(*laid(c, False))) is None, case.name
         assert (step.programs[-1].why is None) == (case.name not in NO_PROGRAM), case.name
         mine = raised(lambda s=step, c=case: s(*laid(c, True)))
         expected = raised(lambda c=case: c.run(*c.given(True)))
         assert mine and expected and mine[0] == expected[0], (case, mine, expected)
-        on_every_rank_alike((case.name, mine))
+        # A check that each rank makes by itself names the file of its kernel under Inductor.
+        on_every_rank_alike((case.name, mine if backend == "ops" else mine[0]))
         assert raised(lambda s=step, c=case: s(*laid(c, False))) is None, case.name
 
 

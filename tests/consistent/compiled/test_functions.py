@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from torch.autograd import Function
 import consistent
 from consistent import B, Placement, S
 from tests.consistent.compiled.steps import Made, beside
-from tests.ranks import on_ranks
+from tests.consistent.torch_patches.functions_of_users import BLOCKS, loss, model
+from tests.ranks import ALL, on_ranks
 from tests.twins import randn
 
 
@@ -69,3 +71,33 @@ def test_a_function_that_writes_past_autograd(rank: int, function: Any, sbp: Any
     small, large = (consistent.distribute(randn(5, 4) * by, world, B) for by in (0.1, 9.0))
     program = beside(make, [(small,), (small,), (large,), (small,), (large,)])
     assert len(program.programs) == 1
+
+
+@on_ranks(2, timeout=300)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("backend", ["ops", *(["inductor"] if ALL else [])])
+def test_checkpoints_and_adjoints_by_hand_over_modules(rank: int, backend: str) -> None:
+    """Each function that runs a module, or backward, inside: as a program, or as it is written."""
+    placement, x, target = Placement.all("cpu"), randn(6, 4, seed=1), randn(6, 4, seed=2)
+    for block, plan in itertools.product(BLOCKS, ("data", "zero3")):
+        net = model(block)
+        wanted = [_stepped(net)(x, target).item() for _ in range(4)]
+        net = consistent.parallelize(model(block), placement, plan)
+        made = consistent.compile(_stepped(net), backend=backend)
+        given = [consistent.distribute(each, placement, S(0)) for each in (x, target)]
+        found = [made(*given).item() for _ in range(4)]
+        assert found == pytest.approx(wanted, rel=1e-9), (block, plan)
+
+
+def _stepped(net: Any) -> Any:
+    """A step of SGD, which keeps nothing."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def step(x: Any, target: Any) -> Any:
+        optimizer.zero_grad()
+        value = loss(net(x), target)
+        value.backward()
+        optimizer.step()
+        return value
+
+    return step
