@@ -7,6 +7,7 @@ leaves.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -29,6 +30,19 @@ from . import buckets, scattering
 takers: list[Callable[[Any, torch.Tensor | None, bool | None, bool], None]] = []
 # Called with True as torch's engine starts on a graph with global tensors, with False as it ends.
 watchers: list[Callable[[bool], None]] = []
+
+
+class _Thread(threading.local):
+    passes = 0
+
+
+_thread = _Thread()
+
+
+def passes() -> int:
+    """How many backward passes over global tensors have ended in this thread, those that raised
+    too: the same on all ranks."""
+    return _thread.passes
 
 
 def backward(
@@ -121,6 +135,7 @@ def run_engine(engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
                 count_failure(error)
         raise
     finally:
+        _thread.passes += 1
         torch._C._set_multithreading_enabled(threads)
         _C.in_backward_of_shards(before)
         for watch in watchers:

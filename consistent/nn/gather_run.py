@@ -43,9 +43,6 @@ class Keeper(Unit, Protocol):
     """A unit that gathers for the modules inside too."""
 
     keeper: bool  # whether it may
-    # Set where a call has kept what it gathered and no backward has come since: how many backward
-    # passes had failed before.
-    keeps: int | None
 
 
 class _Gathered(NamedTuple):
@@ -197,7 +194,6 @@ class KeptRun(Run):
                 self.saved.append((each.source.local, each.source.local._version))
 
     def _arriving(self, *given: Any) -> Any:
-        self.unit.keeps = None
         for shard, writes in self.saved:
             if shard._version != writes:
                 raise saved_shards.modified(shard.shape, shard._version, writes)

@@ -31,8 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mirrored.transports.failures import count_failures
-
+from ..autograd.backward import passes
 from ..dispatch.plans.shards import is_global, plain
 from ..spec import TensorSpec
 from .gather_ahead import Orders, orders_on
@@ -197,17 +196,17 @@ class GatheredTogether(GatheredParameters):
     def __init__(self, slots: tuple[Slot, ...], orders: Orders | None = None) -> None:
         super().__init__(slots, orders)
         self.keeper = True
-        self.keeps: int | None = None
+        self._kept_at = -1  # backward passes that had ended where a call last kept them
 
     def _begin(self) -> None:
         if join_kept(self) or not self._may_keep():
             OneByOne(self).begin()
             return
         if torch.is_grad_enabled():
-            self.keeps = count_failures()
+            self._kept_at = passes()
         KeptRun(self).begin()
 
     def _may_keep(self) -> bool:
         if not torch.is_grad_enabled():
             return True
-        return self.keeper and self.keeps != count_failures() and innermost() is None
+        return self.keeper and self._kept_at != passes() and innermost() is None

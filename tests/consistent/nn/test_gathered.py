@@ -495,6 +495,9 @@ def test_small_parameters_are_gathered_together_and_kept(rank: int) -> None:
     kept = model(x).sum()
     assert names(lambda: model(x)) == ["all_gather"] * 2
     assert names(kept.backward, step) == ["all_to_all", *together]
+    model(x)  # of which no backward comes
+    assert len(names(step)) > 2
+    assert names(step) == together
     with torch.autograd.graph.save_on_cpu():
         assert names(lambda: model(x)) == ["all_gather"] * 2
     assert names(step) == together
