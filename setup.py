@@ -1,6 +1,9 @@
 """Builds the native part, csrc/, into the modules named below, for the torch that is installed.
 All else is in pyproject.toml.
 
+Each module lies in a folder named by the release of torch that it was built for, from which
+mirrored/native.py picks one; packaging/wheels.py joins the builds for several in one wheel.
+
 CONSISTENT_CUDA=1 insists on CUDA kernels, CONSISTENT_CUDA=0 leaves them out; unset, they are built
 when torch has CUDA and nvcc is found."""
 
@@ -73,16 +76,16 @@ def wants_cuda(torch, cpp_extension) -> bool:
     return possible and choice != "0"
 
 
-# Module -> the folders of csrc/ that it is built from.
+# Package -> the folders of csrc/ that its module `_C` is built from.
 MODULES = {
-    "consistent.forms.native._C": ("kernels", "bindings"),
-    "consistent.dispatch._C": (
+    "consistent.forms.native": ("kernels", "bindings"),
+    "consistent.dispatch": (
         "bindings/dispatch",
         "bindings/dispatch/gradients",
         "bindings/dispatch/lookup",
         "bindings/dispatch/redirect",
     ),
-    "mirrored.transports._C": ("peer", "bindings/peer"),
+    "mirrored.transports": ("peer", "bindings/peer"),
 }
 
 
@@ -97,7 +100,7 @@ def as_one(name, sources):
     return str(path)
 
 
-def extension(cpp_extension, cuda, name, folders):
+def extension(cpp_extension, cuda, package, folders):
     found = sorted(f for folder in folders for f in glob(f"csrc/{folder}/*.c*"))
     kinds = (".cpp", ".cu") if cuda else (".cpp",)
     sources = [f for f in found if f.endswith(kinds) and not (cuda and "/no_cuda" in f)]
@@ -105,8 +108,8 @@ def extension(cpp_extension, cuda, name, folders):
     others = [f for f in sources if f not in bindings]
     make = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
     return make(
-        name,
-        [*others, as_one(name, bindings)],
+        f"{package}.{FOLDER}._C",
+        [*others, as_one(package, bindings)],
         define_macros=[
             ("PY_SSIZE_T_CLEAN", None),  # lengths that Python's C API is given are Py_ssize_t
             *([("CONSISTENT_WITH_CUDA", None)] if cuda else []),
@@ -121,9 +124,17 @@ def extension(cpp_extension, cuda, name, folders):
 torch, cpp_extension = load_cpp_extension()
 check_compiler(cpp_extension)
 cuda = wants_cuda(torch, cpp_extension)
+FOLDER = "torch{}_{}".format(*torch.__version__.split(".")[:2])
+
+
+class BuildExt(cpp_extension.BuildExtension):
+    def copy_extensions_to_source(self):
+        for package in MODULES:
+            Path(*package.split("."), FOLDER).mkdir(exist_ok=True)
+        super().copy_extensions_to_source()
+
+
 setup(
-    # The native code fits the torch that it was built with, and no other release.
-    install_requires=["torch=={}.{}.*".format(*torch.__version__.split(".")[:2]), "numpy"],
     ext_modules=[extension(cpp_extension, cuda, *module) for module in MODULES.items()],
-    cmdclass={"build_ext": cpp_extension.BuildExtension},
+    cmdclass={"build_ext": BuildExt},
 )

@@ -1,17 +1,82 @@
-"""What is said where a native module cannot be loaded."""
+"""Which build of a native module is loaded, and what is said where none can be.
+
+A package with native code has a folder for each release of torch that its module was built for:
+`consistent/dispatch/torch2_13/_C.cpython-311-x86_64-linux-gnu.so`. A wheel holds several, a source
+build the one of the torch that it found. The folder is put into the package's search path, so that
+`from . import _C` finds the module in it.
+"""
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import torch
 
+OLDEST = (2, 11)
 _DOCTOR = Path(__file__).resolve().parents[1] / "consistent" / "doctor"  # runs by itself
+_SOURCE = (
+    "`pip install --no-build-isolation .` in its source tree (`make build` in a clone), with a C++ "
+    "compiler"
+)
 
 
-def not_loaded(module: str, error: ImportError) -> ImportError:
-    """The error to raise instead: which module, why there is no going on, and what to do."""
+def load_build(package: str) -> None:
+    """Load ``package._C`` for the torch at hand; ImportError if there is no build that fits."""
+    module = f"{package}._C"
+    path = sys.modules[package].__path__
+    folder = str(build_in(Path(path[0]), module))
+    if folder not in path:
+        # First, so that no file of an older build beside the folder is found before it.
+        path.insert(0, folder)
+    try:
+        import_module(module)
+    except ImportError as error:
+        raise not_loaded(
+            module,
+            f"{error}. The build is for torch {release()} and lies in {folder}",
+            f"Install the package again beside this torch, from a wheel or by {_SOURCE}.",
+        ) from error
+
+
+def release() -> str:
+    """Of the torch at hand: "2.13"."""
+    return ".".join(torch.__version__.split(".")[:2])
+
+
+def builds(package: Path) -> dict[str, Path]:
+    """Release of torch -> the folder in ``package`` with the build for it, the oldest first."""
+    found = {
+        p.name.removeprefix("torch").replace("_", "."): p for p in package.glob("torch[0-9]*_*")
+    }
+    return {name: found[name] for name in sorted(found, key=_numbers)}
+
+
+def build_in(package: Path, module: str) -> Path:
+    """The folder whose build fits this torch and this Python."""
+    found = builds(package)
+    names = " and ".join(found)
+    if _numbers(release()) < OLDEST:
+        why, cure = "it is written for torch 2.11 and newer", "Install one of these."
+    elif not found:
+        why = f"{package.name}/ has no build at all, as in a source tree that was not built"
+        cure = f"Install a wheel, or build it by {_SOURCE}."
+    elif release() not in found:
+        why = f"there are builds for torch {names} only"
+        cure = f"Install one of these, a newer release of this package, or build it by {_SOURCE}."
+    elif not any((found[release()] / f"_C{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
+        files = ", ".join(sorted(p.name for p in found[release()].glob("_C*")))
+        why = f"the build is for another Python than this {sys.version.split()[0]} ({files})"
+        cure = f"Install the wheel for this Python with its own pip, or build it by {_SOURCE}."
+    else:
+        return found[release()]
+    raise not_loaded(module, why, cure)
+
+
+def not_loaded(module: str, why: str, cure: str) -> ImportError:
+    """The error to raise: which module, why it is not there, and what to do."""
     system = ""
     if sys.platform != "linux":
         system = (
@@ -19,13 +84,14 @@ def not_loaded(module: str, error: ImportError) -> ImportError:
             "WSL 2, on a Mac in a container).\n"
         )
     return ImportError(
-        f"{module}, a native part of this package, cannot be loaded: {error}.\n{system}"
-        "  Ops and messages between ranks run in it, and there is no form of it in Python. It is "
-        "missing in a source tree that was not built, and does not load with another release of "
-        f"torch than it was built with; this is torch {torch.__version__}.\n"
-        "  Install the package again beside this torch: `pip install --no-build-isolation .` in "
-        "its source tree (`make build` in a clone), with a C++ compiler, or a wheel that was built "
-        "for this torch.\n"
+        f"{module}, a native part of this package, cannot be loaded beside torch "
+        f"{torch.__version__}: {why}.\n{system}"
+        "  Ops and messages between ranks run in it, and there is no form of it in Python.\n"
+        f"  {cure}\n"
         f"  `{sys.executable} {_DOCTOR}` looks for what else is not well.",
         name=module,
     )
+
+
+def _numbers(name: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in name.split("."))

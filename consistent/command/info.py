@@ -36,7 +36,7 @@ def main(words: list[str]) -> int:
 
 def report() -> Iterator[str]:
     """The lines. A collective of the ranks of the world."""
-    installed = version("consistent") or "(not installed: imported from its folder)"
+    installed = version("torch-consistent") or "(not installed: imported from its folder)"
     yield f"consistent {installed}, in {Path(__file__).parents[1]}"
     cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
     yield f"torch {torch.__version__} ({cuda}), Python {platform.python_version()}"

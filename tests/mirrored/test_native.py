@@ -1,8 +1,10 @@
-"""What is said where a native module cannot be loaded."""
+"""Which build of a native module is loaded, and what is said where none can be."""
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,31 +13,97 @@ import setuptools
 import torch
 
 import consistent  # noqa: F401  (its packages are looked at)
+from mirrored import native
 from tests.scripts import module_of
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(
-    ("file", "module"),
-    [
-        ("mirrored/transports/__init__.py", "mirrored.transports._C"),
-        ("consistent/dispatch/__init__.py", "consistent.dispatch._C"),
-        ("consistent/forms/native/load.py", "consistent.forms.native._C"),
-    ],
-)
-def test_a_native_part_that_is_missing_says_what_to_do(
-    file: str, module: str, monkeypatch: pytest.MonkeyPatch
+PACKAGES = ("mirrored.transports", "consistent.dispatch", "consistent.forms.native")
+SUFFIX = EXTENSION_SUFFIXES[0]
+
+
+def package_with(root: Path, *files: str) -> Path:
+    """A package's folder in which these files lie, empty."""
+    for file in files:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).touch()
+    return root
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_build_for_this_torch_is_the_one_that_is_loaded(package: str) -> None:
+    folder = "torch" + native.release().replace(".", "_")
+    assert Path(sys.modules[f"{package}._C"].__file__ or "").parent.name == folder
+
+
+def test_of_several_builds_the_one_for_torch_at_hand_is_picked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The file is run as part of its package, once more, where the native module cannot be found.
-    package = sys.modules[module.rpartition(".")[0]]
-    monkeypatch.delattr(package, "_C", raising=False)
-    monkeypatch.setitem(sys.modules, module, None)  # type: ignore[arg-type]
-    names = {"__name__": f"{package.__name__}.again", "__package__": package.__name__}
+    package = package_with(
+        tmp_path, *(f"torch{n}/_C{SUFFIX}" for n in ("2_9", "2_11", "2_13", "2_15"))
+    )
+    package_with(package, "torch_dist/__init__.py")  # which is no build
+    assert list(native.builds(package)) == ["2.9", "2.11", "2.13", "2.15"]
+    for version, folder in {
+        "2.11.0": "torch2_11",
+        "2.13.1+cu130": "torch2_13",
+        "2.15.0a0+git": "torch2_15",
+    }.items():
+        monkeypatch.setattr(torch, "__version__", version)
+        assert native.build_in(package, "a._C") == package / folder
+
+
+@pytest.mark.parametrize(
+    ("version", "files", "words"),
+    [
+        ("2.9.1", [f"torch2_11/_C{SUFFIX}"], ["torch 2.9.1", "torch 2.11 and newer"]),
+        (
+            "2.16.0",
+            [f"torch2_9/_C{SUFFIX}", f"torch2_15/_C{SUFFIX}"],
+            ["torch 2.16.0", "builds for torch 2.9 and 2.15 only", "pip install", "C++ compiler"],
+        ),
+        ("2.13.0", [], ["no build at all", "make build", "C++ compiler"]),
+        (
+            "2.13.0",
+            ["torch2_13/_C.cpython-39-x86_64-linux-gnu.so"],
+            ["another Python", "cpython-39", "wheel for this Python"],
+        ),
+    ],
+    ids=["older", "newer", "not built", "another Python"],
+)
+def test_where_no_build_fits_it_says_which_there_are(
+    version: str,
+    files: list[str],
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    package = package_with(tmp_path, *files)
+    monkeypatch.setattr(torch, "__version__", version)
     with pytest.raises(ImportError) as error:
-        exec(compile((ROOT / file).read_text(), file, "exec"), names)  # noqa: S102
-    assert error.value.name == module
-    for words in (module, torch.__version__, "pip install", "C++ compiler"):
+        native.build_in(package, "mirrored.transports._C")
+    assert error.value.name == "mirrored.transports._C"
+    for part in ("mirrored.transports._C", *words):
+        assert part in str(error.value)
+
+
+def test_a_build_that_does_not_load_says_why_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A module of the same folders whose build is no shared library.
+    package = package_with(
+        tmp_path / "broken_native",
+        f"torch{native.release().replace('.', '_')}/_C{SUFFIX}",
+        "__init__.py",
+    )
+    (package / "__init__.py").write_text(
+        "from mirrored.native import load_build\nload_build(__name__)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ImportError) as error:
+        import_module("broken_native")
+    for words in ("broken_native._C", torch.__version__, "file too short", "pip install"):
         assert words in str(error.value)
 
 

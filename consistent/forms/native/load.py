@@ -12,14 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mirrored.native import not_loaded
-
-try:
-    # Loading it registers torch.ops.consistent.
-    from consistent.forms.native import _C  # noqa: F401  # pyright: ignore[reportAttributeAccessIssue]
-except ImportError as error:
-    raise not_loaded("consistent.forms.native._C", error) from error
-
 __all__ = [
     "bernoulli_",
     "cauchy_",
