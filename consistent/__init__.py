@@ -1,11 +1,14 @@
 """One tensor, many devices: global tensors with a placement and an SBP, for PyTorch."""
 
 from importlib import import_module
+from pathlib import Path as _Path
 from typing import TYPE_CHECKING, Any
 
+import mirrored as _mirrored
 from mirrored.transports.faults.turns import in_this_thread
 
 from . import data, nn, step
+from . import installation as _installation
 from . import pipeline as pipelines
 from .autograd.leaves import no_sync
 from .compiled import CannotRecord
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
 placement = Placement
 """``placement(type, ranks, axes=None)``: ``Placement``, under the name with which it prints."""
 
+_installation.check(*(_Path(path).resolve().parent for path in (__file__, _mirrored.__file__)))
 install_with_first_tensor()
 use_chooser(lambda chain: import_module(".auto.together", __name__).chosen(chain))
 use_search(lambda *given: import_module(".auto.layouts.search", __name__).best_plan(*given))

@@ -1,0 +1,49 @@
+"""Whether the files that are imported are those of one installation of this package alone."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+
+NAME = "torch-consistent"
+_AGAIN = f"`pip uninstall consistent {NAME}`, then install {NAME} again."
+
+
+def check(consistent: Path, mirrored: Path) -> None:
+    """Warn of what is wrong with the folders that the two packages are imported from."""
+    if consistent.parent != mirrored.parent:
+        raise ImportError(
+            f"consistent is imported from {consistent}, but mirrored from {mirrored}; they belong "
+            f"together. Take one of the two folders out of PYTHONPATH and of the working folder, "
+            f"or {_AGAIN}"
+        )
+    for trouble in troubles(consistent):
+        warnings.warn(trouble, RuntimeWarning, stacklevel=3)
+
+
+def troubles(consistent: Path) -> Iterator[str]:
+    """Sentences on other distributions that own this folder or another one of this name."""
+    for other in distributions(name="consistent"):
+        if _folder(other) == consistent and _installs(other):
+            yield (
+                f"the distribution `consistent` {other.version} is installed into {consistent}, "
+                f"and so is {NAME}: one has overwritten files of the other. {_AGAIN}"
+            )
+    for ours in distributions(name=NAME):
+        folder = _folder(ours)
+        if folder != consistent and folder.is_dir():
+            yield (
+                f"{NAME} {ours.version} is installed in {folder.parent}, but what is imported "
+                f"lies in {consistent.parent}. Uninstall one of them, or start Python elsewhere."
+            )
+
+
+def _folder(distribution: Distribution) -> Path:
+    return Path(str(distribution.locate_file("consistent"))).resolve()
+
+
+def _installs(distribution: Distribution) -> bool:
+    """Whether it has files of the package; an editable one has a path to them."""
+    return any(file.parts[0] == "consistent" for file in distribution.files or ())
