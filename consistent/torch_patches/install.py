@@ -23,6 +23,7 @@ from . import (
     optimizer_steps,
     overrides,
     printing,
+    private_names,
     random_state,
     recurrent,
     refusals,
@@ -32,6 +33,7 @@ from . import (
 )
 
 THEMES = (
+    private_names.check,  # first, so that nothing is changed in a torch that is refused
     hook.enter_functions,
     backward.install,
     functions.install,
