@@ -77,6 +77,7 @@ def ops(make: Make) -> dict[str, Run]:
         "matmul": lambda: x @ w,
         "linear": lambda: F.linear(x, w, b),
         "layer_norm": lambda: F.layer_norm(x, (SIZE,), b, b),
+        "layer_norm, no weights": lambda: F.layer_norm(x, (SIZE,)),
         "softmax": lambda: F.softmax(x, dim=-1),
         "view": lambda: x.view(-1, 2, SIZE // 2),
         "transpose": lambda: x.transpose(0, 1),

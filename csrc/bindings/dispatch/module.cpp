@@ -191,7 +191,9 @@ PyObject* handle(PyObject* fallback, PyObject* const* args, Py_ssize_t count, Py
       PyObject* x = PyTuple_GET_ITEM(args[1], i);
       if (Py_TYPE(x) == global_class()) {
         ours = true;
-      } else if (!THPVariable_CheckExact(x) && PyObject_HasAttrString(x, "__torch_function__")) {
+      } else if (x == Py_None || THPVariable_CheckExact(x)) {
+        continue;  // a weight that was left out would raise and drop an AttributeError below
+      } else if (PyObject_HasAttrString(x, "__torch_function__")) {
         others = true;
       }
     }
