@@ -2,6 +2,7 @@
 
     python benchmarks/checkpoint.py                    2 ranks, gloo, 400 MB, 5 rounds
     python benchmarks/checkpoint.py --mb 100 --ranks 4 --folder /mnt/disk
+    python benchmarks/checkpoint.py --hosts 2          ranks on two hosts: network namespaces
 
 Three states of the same size are saved: one of global tensors split over the ranks by
 ``consistent.checkpoint``, one of DTensors split alike, and one of plain tensors that every rank has
@@ -17,15 +18,21 @@ import os
 import shutil
 import socket
 import statistics
+import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import torch.distributed as dist
+
+from benchmarks.hosts import add_option, enter, hosts
 
 SIDE = 1024  # of each weight: 4 MB
 WAYS = ("consistent", "DTensor", "plain")
@@ -80,9 +87,9 @@ def measure(rank: int, args: argparse.Namespace, port: int, folder: str, pipe: A
     """One rank: sends the seconds of each way and round."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=args.ranks
-    )
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    enter(rank, args.ranks)
+    dist.init_process_group("gloo", rank=rank, world_size=args.ranks)
     found: dict[tuple[str, str], list[float]] = {}
     saves = ways(args.mb, args.ranks)
     for each in range(args.rounds + 1):
@@ -133,9 +140,14 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", default=None, help="where to write; else the temporary folder")
+    add_option(parser)
     args = parser.parse_args()
-    found = run(args)
-    print(f"{args.mb} MB on {args.ranks} ranks, median of {args.rounds} rounds, the slowest rank\n")
+    with hosts(args.hosts):
+        found = run(args)
+    print(
+        f"{args.mb} MB on {args.ranks} ranks, {args.hosts} host(s), "
+        f"median of {args.rounds} rounds, the slowest rank\n"
+    )
     print(f"{'':12}{'sync':>10}{'stall':>10}{'ratio':>9}")
     for way in WAYS:
         rounds = {

@@ -33,7 +33,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.hosts import enter, two_hosts
+from benchmarks.hosts import add_option, enter, hosts
 
 VOCAB, DIM, HEADS, TOKENS, BATCH = 2048, 320, 8, 128, 8
 Step = Callable[[], float]
@@ -184,18 +184,16 @@ def resident() -> float:
 
 
 class World(NamedTuple):
-    """The ranks of one way, and the names of the hosts that they are on; None: this one."""
+    """The ranks of one way."""
 
     ranks: int
     port: int
-    hosts: list[str] | None
 
 
 def serve(way: str, rank: int, world: World, layers: int, told: Connection) -> None:
     """A rank of one way: a step at each message; answers (seconds, loss, peak MiB)."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(world.port))
-    if world.hosts is not None:
-        enter(world.hosts, rank, world.ranks)
+    enter(rank, world.ranks)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     GPT.layers = layers
@@ -224,22 +222,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--layers", type=int, default=GPT.layers)
-    parser.add_argument("--hosts", type=int, choices=(1, 2), default=1)
+    add_option(parser)
     options = parser.parse_args()
     GPT.layers = options.layers
-    if options.hosts == 1:
-        measure(options, None)
-        return
-    with two_hosts() as hosts:
-        measure(options, hosts)
+    with hosts(options.hosts):
+        measure(options)
 
 
-def measure(options: argparse.Namespace, hosts: list[str] | None) -> None:
+def measure(options: argparse.Namespace) -> None:
     """Start all ways, let them step in turn, and print the table."""
     context = get_context("spawn")
     started = {}
     for way in WAYS:
-        world = World(options.ranks, free_port(), hosts)
+        world = World(options.ranks, free_port())
         pipes = [context.Pipe() for _ in range(options.ranks)]
         ranks = [
             context.Process(target=serve, args=(way, rank, world, options.layers, pipe[1]))

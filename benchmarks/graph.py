@@ -3,6 +3,7 @@ turn in one run.
 
     python benchmarks/graph.py                         1 rank and 2 ranks, all models
     python benchmarks/graph.py --ranks 2 --models mlp gpt --rounds 30
+    python benchmarks/graph.py --ranks 2 --hosts 2     ranks on two hosts: network namespaces
 
 The batch is split over ranks, parameters are whole on each; the optimizer is AdamW. "plain" does
 this rank's part of the batch and sends nothing. "plain, compiled" is torch.compile of model and
@@ -32,6 +33,7 @@ from torch import nn
 
 import consistent
 from benchmarks.gpt import GPT, VOCAB, Block
+from benchmarks.hosts import add_option, enter, hosts
 from consistent import Placement, S
 
 ROWS, TOKENS, DIM = 8, 64, 320
@@ -185,6 +187,7 @@ WAYS: dict[str, tuple[Callable[..., Step], bool]] = {
 
 def _worker(rank: int, world: int, file: str, models: list[str], rounds: int) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
+    enter(rank, world)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world)
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
@@ -243,8 +246,17 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--models", nargs="*", default=list(MODELS))
     parser.add_argument("--rounds", type=int, default=20)
+    add_option(parser)
     args = parser.parse_args()
-    print(f"torch {torch.__version__}, CPU, one thread a rank, AdamW, median of {args.rounds}")
+    print(
+        f"torch {torch.__version__}, CPU, one thread a rank, AdamW, median of {args.rounds}, "
+        f"{args.hosts} host(s)"
+    )
+    with hosts(args.hosts):
+        _run(args)
+
+
+def _run(args: argparse.Namespace) -> None:
     for world in args.ranks:
         with tempfile.TemporaryDirectory() as folder:
             given = (world, f"{folder}/store", args.models, args.rounds)

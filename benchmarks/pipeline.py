@@ -2,6 +2,7 @@
 
     python benchmarks/pipeline.py              4 ranks for bubbles, 2 for times and memory
     python benchmarks/pipeline.py --rounds 3
+    python benchmarks/pipeline.py --hosts 2    ranks on two hosts: network namespaces, made by root
 
 Bubbles: stages that sleep equally long, so that ranks need no cores of their own; a backward sleeps
 twice as long as a forward, half of it for the input and half for the parameters. The formula's
@@ -32,6 +33,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import consistent
+from benchmarks.hosts import add_option, enter, hosts
 from consistent import Placement
 from consistent.pipeline.schedules import SCHEDULES, stages_per_line
 from consistent.pipeline.simulate import play
@@ -275,6 +277,7 @@ def kept_by(step: Callable[[], Any]) -> float:
 
 def be_rank(rank: int, ranks: int, path: str, what: str, rounds: int, answers: Any) -> None:
     warnings.filterwarnings("ignore")
+    enter(rank, ranks)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=ranks)
@@ -304,7 +307,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Pipelines.")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", choices=["bubbles", "times"])
+    add_option(parser)
     options = parser.parse_args()
+    with hosts(options.hosts):
+        measure(options)
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Run what was asked for, and print it."""
     if options.only != "times":
         print(f"bubbles: 4 ranks, {MICRO_BATCHES} micro-batches, naps of {NAP_S * 1e3:.0f} ms")
         print(f"{'schedule':24}{'stages':>7}{'formula %':>11}{'measured %':>12}{'step ms':>9}")
@@ -316,7 +326,8 @@ def main() -> None:
     if options.only != "bubbles":
         found = on_ranks(2, "times", options.rounds)
         print(
-            f"\ntimes: 2 ranks, a GPT of {BLOCKS} blocks of {WIDTH}, {MICRO_BATCHES} micro-batches"
+            f"\ntimes: 2 ranks on {options.hosts} host(s), a GPT of {BLOCKS} blocks of {WIDTH}, "
+            f"{MICRO_BATCHES} micro-batches"
         )
         print(f"{'':28}{'ms, median':>11}{'kept MiB, rank 0':>18}{'loss':>9}")
         for name, (taken, loss, kept) in found.items():

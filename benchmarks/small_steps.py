@@ -3,6 +3,7 @@ DistributedDataParallel and FSDP2, times a lone rank's part of the batch.
 
     python benchmarks/small_steps.py                  2 ranks
     python benchmarks/small_steps.py --ranks 1        what a plan costs where there is one rank
+    python benchmarks/small_steps.py --hosts 2        ranks on two hosts: network namespaces
     CONSISTENT_SHARED_MEMORY=0 python benchmarks/small_steps.py     ranks that send messages
     python benchmarks/small_steps.py --models cell --ways data zero3
 
@@ -31,6 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.gpt import free_port
+from benchmarks.hosts import add_option, enter, hosts
 
 Step = Callable[[], float]
 LONE = "lone rank"
@@ -223,6 +225,7 @@ def serve(rank: int, ranks: int, port: int, asked: list[tuple[str, str]], told: 
     """A rank of torch's ways, or of ours: takes steps of one way at each message, and answers with
     seconds for each and the last loss."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    enter(rank, ranks)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
     steps = {(model, way): WAYS[way](model, rank) for model, way in asked}
@@ -303,13 +306,23 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.06, help="of a way in a round")
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--ways", nargs="*", default=list(WAYS)[1:], choices=list(WAYS)[1:])
+    add_option(parser)
     options = parser.parse_args()
+    with hosts(options.hosts):
+        measure(options)
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Start all ways, let them step in turn, and print a table for each model."""
     ways = [LONE, *options.ways]
     sides = [[w for w in ways if w in TORCHS], [w for w in ways if w in OURS]]
     made = [(World(options.ranks, options.models, side), side) for side in sides if side]
     worlds = {way: world for world, side in made for way in side}
     try:
-        print(f"{options.ranks} ranks, torch {torch.__version__}, one thread each")
+        print(
+            f"{options.ranks} ranks on {options.hosts} host(s), torch {torch.__version__}, "
+            "one thread each"
+        )
         for model in options.models:
             show(model, measured(dict(sorted(worlds.items(), key=lambda x: ways.index(x[0]))),
                                  model, options.rounds, options.seconds))  # fmt: skip

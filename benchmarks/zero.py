@@ -3,6 +3,7 @@ machine.
 
     python benchmarks/zero.py                 2 ranks, 400 MB of parameters
     python benchmarks/zero.py --ranks 4
+    python benchmarks/zero.py --hosts 2       ranks on two hosts: network namespaces, made by root
 
 Each way runs in its own processes, one way after the other in turn, round after round. SGD, so that
 memory is that of parameters and gradients. Peaks are those of one step: of the process, and of its
@@ -34,6 +35,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import gpt
+from benchmarks.hosts import add_option, enter, hosts
 
 MIB = 1 << 20
 Sent = Callable[[], int]
@@ -168,6 +170,7 @@ def forget_peak() -> None:
 def serve(way: str, rank: int, ranks: int, port: int, sizes: tuple, told: Connection) -> None:
     """A rank of one way. Answers "step" with (seconds, loss), "memory" with MiB and bytes."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    enter(rank, ranks)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     shape_model(*sizes)
@@ -202,7 +205,14 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=8192)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=list(WAYS))
+    add_option(parser)
     options = parser.parse_args()
+    with hosts(options.hosts):
+        measure(options)
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Start all ways, let them step in turn, and print the table."""
     sizes = options.layers, options.dim, options.vocabulary, options.batch
     shape_model(*sizes)
     context, running = get_context("spawn"), {}
@@ -246,7 +256,8 @@ def main() -> None:
     layer = sum(p.nbytes for p in model.blocks[0].parameters()) / MIB
     print(
         f"GPT of {nbytes:.0f} MiB, a layer {layer:.0f} MiB, {options.batch} x {gpt.TOKENS} tokens, "
-        f"{options.ranks} ranks, torch {torch.__version__}, one thread each"
+        f"{options.ranks} ranks on {options.hosts} host(s), torch {torch.__version__}, "
+        "one thread each"
     )
     print(
         f"{'':34}{'ms, median':>11}{'/ lone':>8}{'peak MiB: resident':>20}{'tensors':>9}"
