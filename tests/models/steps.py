@@ -40,10 +40,10 @@ def alone(name: str) -> dict[str, Any]:
     return step(model.eval(), inputs)
 
 
-def under(
+def laid_out(
     name: str, plan: Any, placement: Placement, part: bool, keep_bytes: int | None = None
-) -> tuple[Watched, dict[str, Any]]:
-    """(what was watched, step) under a plan; ``part``: each rank passes its part of the batch."""
+) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """(model, inputs) under a plan; ``part``: each rank passes its part of the batch."""
     model, inputs = MODELS[name]()
     model = consistent.parallelize(model.eval(), placement, plan, keep_bytes=keep_bytes)
     if part:
@@ -53,6 +53,14 @@ def under(
             else x
             for key, x in inputs.items()
         }
+    return model, inputs
+
+
+def under(
+    name: str, plan: Any, placement: Placement, part: bool, keep_bytes: int | None = None
+) -> tuple[Watched, dict[str, Any]]:
+    """(what was watched, the step of ``laid_out``)."""
+    model, inputs = laid_out(name, plan, placement, part, keep_bytes)
     watched = Watched()
     with consistent.plain_may_differ():  # comparing plain tensors is not part of a step
         found = step(model, inputs, watched)
