@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import platform
+import re
 import shutil
 import stat
 import subprocess
@@ -113,32 +114,21 @@ def _loads() -> Iterator[Finding]:
     except subprocess.TimeoutExpired:
         error = f"it has not ended after {_IMPORT_S:g} s"
     if not error:
-        names = ", ".join(Path(file).name for file in done.stdout.split()[:1])
-        yield Finding(f"`import consistent` works, and its native code loads ({names} and others)")
+        loaded = Path(done.stdout.split()[0]).parent
+        there = ", ".join(sorted(path.name for path in loaded.parent.glob("torch[0-9]*")))
+        yield Finding(
+            f"`import consistent` works; of its builds ({there}) that for this torch is loaded, "
+            f"{loaded.name}"
+        )
         return
-    others = sorted(
-        name for module in NATIVE for name in _builds(above, module) if _other_python(name)
-    )
-    why = f"; there is {others[0]}, which is for another Python than {_tag()}" if others else ""
+    lines = error.splitlines()
+    said = next((line for line in lines if re.match(r"\w+Error: ", line)), lines[-1])
     yield Finding(
-        f"`import consistent` fails: {error.splitlines()[-1]}{why}",
+        f"`import consistent` fails: {said}",
         "Install the package again beside this torch and Python: a wheel that was built for them, "
         "or `pip install --no-build-isolation .` in its source tree (`make build` in a clone), "
         "with a C++ compiler.",
     )
-
-
-def _builds(above: Path, module: str) -> list[str]:
-    folder = above.joinpath(*module.split(".")[:-1])
-    return [path.name for path in folder.glob("_C*") if path.suffix in (".so", ".pyd")]
-
-
-def _other_python(name: str) -> bool:
-    return ".cpython-" in name and f".{_tag()}-" not in name
-
-
-def _tag() -> str:
-    return sys.implementation.cache_tag
 
 
 def _compiler() -> Iterator[Finding]:
