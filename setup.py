@@ -130,7 +130,10 @@ FOLDER = "torch{}_{}".format(*torch.__version__.split(".")[:2])
 class BuildExt(cpp_extension.BuildExtension):
     def copy_extensions_to_source(self):
         for package in MODULES:
-            Path(*package.split("."), FOLDER).mkdir(exist_ok=True)
+            inside = Path(*package.split("."))
+            (inside / FOLDER).mkdir(exist_ok=True)
+            for old in inside.glob("_C.*.so"):  # where modules lay before there were folders
+                old.unlink()
         super().copy_extensions_to_source()
 
 

@@ -57,11 +57,9 @@ def another_system(patch: Patch) -> Iterable[Finding]:
 
 
 def native_that_does_not_load(patch: Patch) -> Iterable[Finding]:
-    done = SimpleNamespace(
-        returncode=1, stderr="...\nImportError: undefined symbol: _ZN2at", stdout=""
-    )
+    error = "Traceback ...\nImportError: undefined symbol: _ZN2at\n  And what to do.\n"
+    done = SimpleNamespace(returncode=1, stderr=error, stdout="")
     patch.setattr(installation.subprocess, "run", lambda *_, **__: done)
-    patch.setattr(installation, "_builds", lambda *_: ["_C.cpython-39-x86_64-linux-gnu.so"])
     return installation._loads()
 
 
@@ -191,10 +189,7 @@ TROUBLES = {
     no_torch: ("torch is not installed for", "pip install torch=="),
     two_packages: ("consistent 1.0 and torch-consistent 1.0 both", "Uninstall all of them"),
     another_system: ("this is Darwin", "Linux"),
-    native_that_does_not_load: (
-        "_ZN2at; there is _C.cpython-39-x86_64-linux-gnu.so, which is for another Python",
-        "Install the package again",
-    ),
+    native_that_does_not_load: ("ImportError: undefined symbol: _ZN2at", "Install the package"),
     no_compiler: ("no C++ compiler", "apt install g++"),
     no_safetensors: ("safetensors is not installed", "pip install safetensors"),
     mistyped_variable: ("CONSISTENT_SHARED_MEMROY", "Did you mean CONSISTENT_SHARED_MEMORY?"),
