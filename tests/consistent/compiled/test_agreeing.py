@@ -35,7 +35,10 @@ def test_each_op_raises_on_all_ranks_what_one_shard_makes_it_raise(rank: int, ba
         assert (step.programs[-1].why is None) == (case.name not in NO_PROGRAM), case.name
         mine = raised(lambda s=step, c=case: s(*laid(c, True)))
         expected = raised(lambda c=case: c.run(*c.given(True)))
-        assert mine and expected and mine[0] == expected[0], (case, mine, expected)
+        assert mine and expected, (case, mine, expected)
+        # What decides lies whole on every rank: Inductor's kernel checks, and has its own error.
+        by_kernel = backend == "inductor" and mine[1].startswith("kernel, ")
+        assert by_kernel or mine[0] == expected[0], (case, mine, expected)
         # A check that each rank makes by itself names the file of its kernel under Inductor.
         on_every_rank_alike((case.name, mine if backend == "ops" else mine[0]))
         assert raised(lambda s=step, c=case: s(*laid(c, False))) is None, case.name
