@@ -59,7 +59,7 @@ docs: .venv-docs/installed
 
 # One wheel for PYTHON that serves several releases of torch; each is installed and built for.
 wheels: .venv-wheels/installed
-	.venv-wheels/bin/python packaging/wheels.py $(RELEASES)
+	.venv-wheels/bin/python tools/wheels.py $(RELEASES)
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

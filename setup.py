@@ -2,7 +2,7 @@
 All else is in pyproject.toml.
 
 Each module lies in a folder named by the release of torch that it was built for, from which
-mirrored/native.py picks one; packaging/wheels.py joins the builds for several in one wheel.
+mirrored/native.py picks one; tools/wheels.py joins the builds for several in one wheel.
 
 CONSISTENT_CUDA=1 insists on CUDA kernels, CONSISTENT_CUDA=0 leaves them out; unset, they are built
 when torch has CUDA and nvcc is found."""

@@ -4,7 +4,7 @@ The native modules are built once for each release of torch, in a virtual enviro
 and what the wheels hold is joined. A build needs g++; where it runs decides for which glibc the
 wheel is, so publishers run this in the image that pyproject.toml names for cibuildwheel.
 
-    python packaging/wheels.py [RELEASE ...] [--into dist]      # torch_consistent-*.whl
+    python tools/wheels.py [RELEASE ...] [--into dist]      # torch_consistent-*.whl
 """
 
 from __future__ import annotations
