@@ -36,6 +36,7 @@ NAMES = """
     torch._C._log_api_usage_once
     torch._C._nn._parse_to
     torch._C._set_multithreading_enabled
+    torch._C._storage_Use_Count
     torch._C._swap_tensor_impl
     torch._C._will_engine_execute_node
     torch._amp_foreach_non_finite_check_and_unscale_
@@ -68,9 +69,13 @@ NAMES = """
 """.split()
 
 LATER = """
+    torch._C._distributed_c10d.PrefixStore
+    torch._C._distributed_c10d.ProcessGroup
+    torch._C._distributed_c10d.Store
     torch._C._distributed_c10d._SymmetricMemory.empty_strided_p2p
     torch._C._distributed_c10d._SymmetricMemory.rendezvous
     torch._C._distributed_c10d._SymmetricMemory.set_group_info
+    torch._C._distributed_c10d._register_process_group
     torch._dynamo.exc.SkipFrame
     torch._dynamo.exc.Unsupported
     torch._dynamo.source.LocalSource
@@ -79,12 +84,14 @@ LATER = """
     torch._guards.TracingContext
     torch._guards.tracing
     torch._higher_order_ops.effects._register_effectful_op
+    torch._inductor.compile_fx.compile_fx
+    torch._inductor.config.patch
+    torch._inductor.lowering.fallback_handler
+    torch._inductor.lowering.register_lowering
+    torch._inductor.virtualized.V
     torch._library.effects.EffectType.ORDERED
     torch._subclasses.FakeTensorMode
     torch.distributed._symmetric_memory
-    torch._inductor.compile_fx.compile_fx
-    torch._inductor.config.patch
-    torch._inductor.lowering.register_lowering
     torch.distributed.checkpoint._dedup_save_plans.dedup_save_plans
     torch.distributed.pipelining._utils.generate_stage_to_rank_mapping
 """.split()

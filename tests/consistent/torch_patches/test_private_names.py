@@ -47,6 +47,7 @@ def dotted(tree: ast.AST) -> Iterator[str]:
 def private(name: str) -> str | None:
     """The name without attributes that every object has, if it is one of torch's private ones."""
     name = re.sub(r"\.__.*", "", name)
+    name = re.sub(r"(virtualized\.V)\..*", r"\1", name)  # filled while a graph is compiled
     is_op = name.startswith("torch.ops.")
     return name if name.startswith("torch.") and "._" in name and not is_op else None
 
