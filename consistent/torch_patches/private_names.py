@@ -25,6 +25,7 @@ NAMES = """
     torch._C.TensorBase.new_tensor
     torch._C._FunctionBase
     torch._C._are_functorch_transforms_active
+    torch._C._create_module_with_type
     torch._C._current_graph_task_id
     torch._C._functorch.is_functorch_wrapped_tensor
     torch._C._group_tensors_by_device_and_dtype

@@ -126,7 +126,8 @@ def _scripting(original: Callable[..., Any], *args: Any) -> Any:
     traced = above is not None and above.f_locals.get("is_tracing")  # told when it is called
     if isinstance(module, torch.nn.Module) and not traced:
         for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
-            if type(getattr(hook, "__self__", None)).__module__.startswith("consistent."):
+            # A method of an object of ours, or the object itself.
+            if type(getattr(hook, "__self__", hook)).__module__.startswith("consistent."):
                 raise RuntimeError(
                     f"torch.jit.script: {type(module).__name__} has hooks that its plan has put "
                     "there, which gather global tensors and box what it is given, and TorchScript "
