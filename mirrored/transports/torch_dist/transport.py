@@ -261,10 +261,11 @@ class TorchDist(Described):
 
     def _gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]:
         own = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8)
-        size = torch.tensor([own.numel()])
+        size = torch.tensor([own.numel()], device="cpu")  # also where torch.device says "meta"
         sizes = [size if rank == self.rank else torch.empty_like(size) for rank in ranks]
         self._gather("gather_objects", size, sizes, ranks).wait()
-        out = [own if size is n else torch.empty(int(n), dtype=torch.uint8) for n in sizes]
+        kind: dict[str, Any] = {"dtype": torch.uint8, "device": "cpu"}
+        out = [own if size is n else torch.empty(int(n), **kind) for n in sizes]
         self._gather("gather_objects", own, out, ranks).wait()
         return [pickle.loads(bytes(piece.tolist())) for piece in out]
 
