@@ -95,7 +95,7 @@ $(VENV)/installed: requirements-dev.txt
 $(VENV)/built: $(VENV)/installed setup.py pyproject.toml $(NATIVE)
 	@command -v $(firstword $(CXX)) >/dev/null || { echo \
 	  "the C++ compiler \`$(CXX)\` was not found: install g++, or name one: make CXX=clang++" >&2; exit 1; }
-	@echo "building csrc/ (two minutes or so)"
+	@echo "building csrc/ (a minute or so)"
 	@CXX="$(CXX)" $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
 	@touch $@
 
