@@ -14,7 +14,9 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int64_t kMostBlocks = int64_t(1) << 16;  // beyond it, each takes several turns
-constexpr int64_t kSharedBytes = 160 << 10;        // for a row, beside what else the block needs
+constexpr int64_t kMostSharedBytes = 160 << 10;    // for a row, where the GPU has as much
+constexpr int64_t kOtherSharedBytes = 1 << 10;     // at least what else the block needs
+constexpr int64_t kUnaskedBytes = 48 << 10;        // a kernel may have these without asking
 
 template <class R>
 __device__ __forceinline__ R activated(Activation kind, R x) {
@@ -169,6 +171,15 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// The shared memory that a block of the current GPU may use for a row: 64 KB to 228 KB, by model.
+int64_t shared_bytes() {
+  int device = 0, most = 0;
+  CONSISTENT_CHECK_CUDA(cudaGetDevice(&device));
+  CONSISTENT_CHECK_CUDA(
+      cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  return std::min(kMostSharedBytes, int64_t(most) - kOtherSharedBytes);
+}
+
 bool multiple(const void* x, int64_t bytes) {
   return x == nullptr || reinterpret_cast<uintptr_t>(x) % uintptr_t(bytes) == 0;
 }
@@ -201,14 +212,16 @@ struct Launch {
   void rows() const {
     const int64_t bytes = slice.columns * int64_t(sizeof(Real<T>));
     const unsigned blocks = unsigned(std::min(slice.rows, kMostBlocks));
-    if (bytes > kSharedBytes) {
+    if (bytes > shared_bytes()) {
       reduce_rows<T, Out, kCount, false>
           <<<blocks, kThreads, 0, stream>>>(out, total, parts, epilogue, slice);
       return;
     }
     const auto kernel = reduce_rows<T, Out, kCount, true>;
-    CONSISTENT_CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                               int(kSharedBytes)));
+    if (bytes > kUnaskedBytes) {
+      CONSISTENT_CHECK_CUDA(
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)));
+    }
     kernel<<<blocks, kThreads, size_t(bytes), stream>>>(out, total, parts, epilogue, slice);
   }
 

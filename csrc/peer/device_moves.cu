@@ -1,5 +1,6 @@
 // The moves of device_moves.h as kernels, one launch each. A thread moves 16 bytes at a time where
-// all addresses allow it; the second dimension of a copy's grid is the peer.
+// all addresses allow it. The first dimension of a copy's grid is the peer: blocks start in the
+// order of it, so that all peers are read at once, and no rank's memory has to serve all others.
 //
 // The kernels synchronise nothing: each thread writes elements that no other thread reads or
 // writes. The caller orders them with the work of other GPUs, by a barrier before the launch (the
@@ -23,11 +24,11 @@ unsigned blocks_for(int64_t units) {
 template <int kBytes>
 __global__ void __launch_bounds__(kThreads)
     copy_kernel(const __grid_constant__ Boxes to, const __grid_constant__ Boxes from) {
-  const Rows& source = from.rows[blockIdx.y];
-  const Rows& target = to.rows[blockIdx.y];
+  const Rows& source = from.rows[blockIdx.x];
+  const Rows& target = to.rows[blockIdx.x];
   const uint32_t units = uint32_t(source.row * source.count / kBytes);
-  const uint32_t step = gridDim.x * kThreads;
-  for (uint64_t i = blockIdx.x * kThreads + threadIdx.x; i < units; i += step) {
+  const uint32_t step = gridDim.y * kThreads;
+  for (uint64_t i = blockIdx.y * kThreads + threadIdx.x; i < units; i += step) {
     copy_unit<kBytes>(target, source, uint32_t(i));
   }
 }
@@ -48,7 +49,7 @@ void copy_boxes_cuda(const Boxes& to, const Boxes& from, void* stream) {
   for (int k = 0; k < from.count; ++k) most = std::max(most, from.rows[k].bytes());
   if (most == 0) return;
   visit_unit(unit_of(to, from), [&](auto bytes) {
-    const dim3 grid(blocks_for(most / bytes), unsigned(from.count));
+    const dim3 grid(unsigned(from.count), blocks_for(most / bytes));
     copy_kernel<decltype(bytes)::value>
         <<<grid, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(to, from);
   });
