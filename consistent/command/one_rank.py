@@ -36,7 +36,7 @@ def main(folder: Path) -> None:
 
 
 def _all():
-    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    kind = "cuda" if torch.cuda.device_count() >= dist.get_world_size() else "cpu"
     return place(kind, range(dist.get_world_size()))
 
 

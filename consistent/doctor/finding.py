@@ -7,10 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. It is well if there is no cure."""
+    """One line of the report. It is well if there is no cure; what is ``optional`` has one, and
+    does not count in the exit status."""
 
     said: str
     cure: str = ""
+    optional: bool = False
+
+    @property
+    def is_to_do(self) -> bool:
+        return bool(self.cure) and not self.optional
 
 
 def bytes_text(n: float) -> str:

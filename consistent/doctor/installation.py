@@ -38,16 +38,6 @@ OPTIONAL = {
 }
 
 
-def check() -> Iterator[Finding]:
-    yield from _versions()
-    yield from _package()
-    yield from _loads()
-    yield from _compiler()
-    yield from _packages()
-    yield from _variables(os.environ)
-    yield from _cache()
-
-
 def version(package: str) -> str | None:
     """The installed version of a distribution; None if there is none."""
     try:
@@ -67,7 +57,7 @@ def _versions() -> Iterator[Finding]:
             "this package.",
         )
         return
-    if tuple(int(part) for part in torch.split("+")[0].split(".")[:2]) < OLDEST_TORCH:
+    if tuple(int(part) for part in re.findall(r"\d+", torch)[:2]) < OLDEST_TORCH:
         yield Finding(
             f"torch {torch}; this package needs 2.11 or newer",
             "Install a newer one, for example `pip install torch==2.13.0`, and then this package "
@@ -110,7 +100,8 @@ def _loads() -> Iterator[Finding]:
             [sys.executable, "-c", program, *NATIVE], capture_output=True, text=True,
             timeout=_IMPORT_S, check=False, env={**os.environ, "PYTHONPATH": path},
         )  # fmt: skip
-        error = done.stderr.strip() if done.returncode else ""
+        ended = f"it ended with status {done.returncode}"
+        error = (done.stderr.strip() or ended) if done.returncode else ""
     except subprocess.TimeoutExpired:
         error = f"it has not ended after {_IMPORT_S:g} s"
     if not error:
@@ -151,12 +142,14 @@ def _packages() -> Iterator[Finding]:
     missing = {name: use for name, use in OPTIONAL.items() if util.find_spec(name) is None}
     for name, use in missing.items():
         package = {"yaml": "pyyaml"}.get(name, name)
-        yield Finding(f"{name} is not installed; {use} need it", f"`pip install {package}`.")
+        yield Finding(
+            f"{name} is not installed; {use} need it", f"`pip install {package}`.", optional=True
+        )
     if not missing:
         yield Finding(f"optional packages are there: {', '.join(OPTIONAL)}")
 
 
-def _variables(environ: Mapping[str, str]) -> Iterator[Finding]:
+def _variables(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     given = sorted(name for name in environ if name.startswith("CONSISTENT"))
     for name in given:
         if name in VARIABLES:
@@ -172,10 +165,11 @@ def _cache() -> Iterator[Finding]:
     root = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     folder = root / "consistent"
     place = folder
-    while not place.exists() and place != place.parent:
+    while not os.path.exists(place) and place != place.parent:
         place = place.parent
     mine = place.stat()
-    if mine.st_uid not in (os.geteuid(), 0) or (folder.exists() and mine.st_mode & stat.S_IWOTH):
+    user = os.geteuid() if hasattr(os, "geteuid") else mine.st_uid
+    if mine.st_uid not in (user, 0) or (folder.exists() and mine.st_mode & stat.S_IWOTH):
         yield Finding(
             f"{place} is another user's, or others may write in it; nothing is kept or read there",
             "Set XDG_CACHE_HOME to a folder of your own, or `chmod o-w` it.",
@@ -187,3 +181,6 @@ def _cache() -> Iterator[Finding]:
         )
     else:
         yield Finding(f"timings and compiled steps are kept in {folder}")
+
+
+CHECKS = (_versions, _package, _loads, _compiler, _packages, _variables, _cache)

@@ -21,25 +21,21 @@ _LITTLE_MEMORY = 2 << 30
 _SKEW_S = 2.0
 
 
-def check() -> Iterator[Finding]:
-    yield from _cores()
-    yield from _memory()
-    yield from _limits()
-    yield from _shared_memory()
-    yield from _left_behind()
-    yield from _clock()
-
-
 def cores() -> int:
-    """The cores that this process may use."""
+    """The cores that this process may use, by its affinity and its container."""
+    count = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        count = len(os.sched_getaffinity(0))
+    given, _, period = (_read(CGROUP / "cpu.max") or "").partition(" ")
+    if given.isdigit() and period.isdigit():
+        count = min(count, max(1, int(given) // int(period)))
+    return count
 
 
 def _cores() -> Iterator[Finding]:
     count = cores()
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    started = os.environ.get("LOCAL_WORLD_SIZE", "")
+    ranks = int(started) if started.isdigit() else 1
     given = os.environ.get("OMP_NUM_THREADS", "")
     threads = int(given) if given.isdigit() else count
     if count < ranks:
@@ -62,6 +58,8 @@ def _memory() -> Iterator[Finding]:
         text = _read(CGROUP / name)
         if text and text.isdigit():
             found[name] = int(text)
+    if not hasattr(os, "sysconf"):
+        return
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     least = min([total, *found.values()])
     said = f"{bytes_text(total)} of memory"
@@ -164,3 +162,6 @@ def _read(path: Path) -> str | None:
         return path.read_text(errors="replace").strip()
     except OSError:
         return None
+
+
+CHECKS = (_cores, _memory, _limits, _shared_memory, _left_behind, _clock)

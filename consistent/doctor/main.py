@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from . import installation, machine, network, self_test
 from .finding import Finding
@@ -18,10 +18,10 @@ Exit status: 0 all is well, 1 something is to be done, 2 the ranks failed.
 """
 
 CHECKS: dict[str, Callable[[], Iterable[Finding]]] = {
-    "installation": installation.check,
-    "machine": machine.check,
-    "network": network.check,
-    "two ranks": self_test.check,
+    "installation": lambda: _each(installation.CHECKS),
+    "machine": lambda: _each(machine.CHECKS),
+    "network": lambda: _each(network.CHECKS),
+    "two ranks": lambda: _each((self_test.check,)),
 }
 
 
@@ -43,15 +43,28 @@ def main(words: Sequence[str]) -> int:
 
 def status(found: dict[str, list[Finding]]) -> int:
     """The exit status for what was found."""
-    if any(finding.cure for finding in found["two ranks"]):
+    if any(finding.is_to_do for finding in found["two ranks"]):
         return 2
-    return int(any(finding.cure for each in found.values() for finding in each))
+    return int(any(finding.is_to_do for each in found.values() for finding in each))
+
+
+def _each(checks: Iterable[Callable[[], Iterable[Finding]]]) -> Iterator[Finding]:
+    """What they find; one that fails does not keep the others from running."""
+    for check in checks:
+        try:
+            yield from check()
+        except Exception as error:
+            yield Finding(
+                f"{check.__name__} of the doctor itself failed: {type(error).__name__}: {error}",
+                "Report it, with this output: it is a fault of this program.",
+            )
 
 
 def _print(title: str, findings: list[Finding]) -> None:
     print(title)
     for finding in findings:
-        print(f"  {'TO DO' if finding.cure else 'well '}  {finding.said}")
+        mark = "TO DO" if finding.is_to_do else "maybe" if finding.cure else "well "
+        print(f"  {mark}  {finding.said}")
         if finding.cure:
             print(f"         -> {finding.cure}")
     print(flush=True)

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TooLate
-from typing import TypeVar
 
 from .finding import Finding
 
 _LOOKUP_S = 5.0
-T = TypeVar("T")
-
-
-def check() -> Iterator[Finding]:
-    yield from _name()
-    yield from _interfaces(os.environ)
-    yield from _meeting(os.environ)
 
 
 def _name() -> Iterator[Finding]:
@@ -53,11 +46,17 @@ def _name() -> Iterator[Finding]:
 
 def _addresses(name: str) -> list:
     """Of the name; raises TimeoutError instead of waiting for a server that does not answer."""
-    pool = ThreadPoolExecutor(1)
-    try:
-        return pool.submit(socket.getaddrinfo, name, None).result(_LOOKUP_S)
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    found: Future[list] = Future()
+
+    def look_up() -> None:
+        try:
+            found.set_result(socket.getaddrinfo(name, None))
+        except OSError as error:
+            found.set_exception(error)
+
+    # A thread of a pool would be waited for when this process ends.
+    threading.Thread(target=look_up, daemon=True).start()
+    return found.result(_LOOKUP_S)
 
 
 def _several() -> bool:
@@ -65,7 +64,7 @@ def _several() -> bool:
     return size != here
 
 
-def _interfaces(environ: Mapping[str, str]) -> Iterator[Finding]:
+def _interfaces(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     there = [name for _, name in socket.if_nameindex()] if hasattr(socket, "if_nameindex") else []
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
         given = environ.get(variable)
@@ -83,7 +82,7 @@ def _interfaces(environ: Mapping[str, str]) -> Iterator[Finding]:
         )
 
 
-def _meeting(environ: Mapping[str, str]) -> Iterator[Finding]:
+def _meeting(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     """The first rank listens at MASTER_ADDR:MASTER_PORT; it must be free before the job starts."""
     port = environ.get("MASTER_PORT")
     if port is None:
@@ -99,8 +98,16 @@ def _meeting(environ: Mapping[str, str]) -> Iterator[Finding]:
     if not port.isdigit() or not 0 < int(port) < 65536:
         yield Finding(f"MASTER_PORT={port} is not a port", cure)
         return
-    if environ.get("RANK", "0") != "0":
+    try:
+        _addresses(host)
+    except (OSError, TooLate) as error:
+        yield Finding(
+            f"MASTER_ADDR={host} has no address ({error or 'no answer'})",
+            "Set it to the name or address of the first rank's host.",
+        )
         return
+    if environ.get("RANK", "0") != "0" or "TORCHELASTIC_RUN_ID" in environ:
+        return  # another process listens, or will
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -113,3 +120,6 @@ def _meeting(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 def _port(listener: socket.socket) -> int:
     return listener.getsockname()[1]
+
+
+CHECKS = (_name, _interfaces, _meeting)

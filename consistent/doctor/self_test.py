@@ -17,6 +17,7 @@ from .finding import Finding
 
 RANKS = 2
 LIMIT_S = 60.0  # it takes about 5 s where nothing else runs
+_LAUNCHERS = ("TORCHELASTIC_", "GROUP_", "ROLE_", "LOCAL_", "MASTER_", "SLURM_")
 RANK = "consistent.command.one_rank"
 
 
@@ -28,26 +29,36 @@ def check() -> Iterator[Finding]:
             yield error
             return
         said = json.loads(Path(folder, "said").read_text())
+        errors = Path(folder, "errors0").read_text(errors="replace").splitlines()
     took = time.monotonic() - began
     yield Finding(f"{RANKS} ranks did {', '.join(said['done'])}, in {took:.1f} s")
-    for line in said["ways"]:
+    warned = [line.partition("Warning: ")[2] for line in errors if "Warning: " in line]
+    for line in (*said["ways"], *warned):
         yield Finding(line)
 
 
 def _run(folder: str) -> Finding | None:
     """What went wrong, if anything."""
-    ranks = [_start(rank, folder, port) for port in [_free_port()] for rank in range(RANKS)]
+    port, ranks = _free_port(), []
     end = time.monotonic() + LIMIT_S
-    late = False
+    late, told = False, []  # told: to end, by a signal, which may come while a rank is started
+    before = signal.signal(signal.SIGTERM, lambda *given: told.append(given))
     try:
+        for rank in range(RANKS):
+            ranks.append(_start(rank, folder, port))
         # The first rank that fails ends the test: the others would wait for it.
-        while any(r.poll() is None for r in ranks) and not any(r.poll() for r in ranks):
+        while (
+            not told and any(r.poll() is None for r in ranks) and not any(r.poll() for r in ranks)
+        ):
             if late := time.monotonic() > end:
                 break
             time.sleep(0.05)
         failed = next((k for k, r in enumerate(ranks) if r.poll()), None)
     finally:
         _end(ranks)
+        signal.signal(signal.SIGTERM, before)
+    if told:
+        sys.exit(128 + signal.SIGTERM)
     at = Path(folder, "at")
     stage = at.read_text() if at.exists() else "starting"
     if late:
@@ -69,8 +80,10 @@ def _run(folder: str) -> Finding | None:
 def _start(rank: int, folder: str, port: int) -> subprocess.Popen:
     above = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [above, os.environ.get("PYTHONPATH")]))
+    # What a launcher has set for another job would let the ranks look for its store.
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHERS)}
     environ = {
-        **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS),
+        **kept, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS),
         "LOCAL_WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
         "PYTHONPATH": path, "OMP_NUM_THREADS": "1",
     }  # fmt: skip

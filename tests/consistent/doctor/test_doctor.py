@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ import pytest
 
 from consistent.command import main
 from consistent.doctor import installation, machine, network, self_test
+from consistent.doctor import main as doctor
 from consistent.doctor.finding import Finding
 from consistent.doctor.main import status
 
@@ -63,6 +65,12 @@ def native_that_does_not_load(patch: Patch) -> Iterable[Finding]:
     return installation._loads()
 
 
+def native_that_crashes(patch: Patch) -> Iterable[Finding]:
+    done = SimpleNamespace(returncode=-11, stderr="", stdout="")
+    patch.setattr(installation.subprocess, "run", lambda *_, **__: done)
+    return installation._loads()
+
+
 def no_compiler(patch: Patch) -> Iterable[Finding]:
     patch.setattr(installation.shutil, "which", lambda name: None)
     patch.setattr(installation, "version", lambda name: None)
@@ -96,6 +104,13 @@ def cache_that_cannot_be_written(patch: Patch) -> Iterable[Finding]:
 def more_ranks_than_cores(patch: Patch) -> Iterable[Finding]:
     patch.setattr(machine, "cores", lambda: 2)
     patch.setenv("LOCAL_WORLD_SIZE", "3")
+    return machine._cores()
+
+
+def container_of_one_core(patch: Patch) -> Iterable[Finding]:
+    patch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    patch.setattr(machine, "_read", lambda path: "100000 100000")
+    patch.setenv("OMP_NUM_THREADS", "8")
     return machine._cores()
 
 
@@ -162,15 +177,17 @@ def name_that_other_hosts_cannot_reach(patch: Patch) -> Iterable[Finding]:
 
 
 def server_that_does_not_answer(patch: Patch) -> Iterable[Finding]:
-    def late(name: str) -> Any:
-        raise network.TooLate
-
-    patch.setattr(network, "_addresses", late)
+    patch.setattr(network.socket, "getaddrinfo", lambda *_: time.sleep(60))
+    patch.setattr(network, "_LOOKUP_S", 0.1)
     return network._name()
 
 
 def no_such_interface(patch: Patch) -> Iterable[Finding]:
     return network._interfaces({"GLOO_SOCKET_IFNAME": "eth7", "NCCL_SOCKET_IFNAME": "=l"})
+
+
+def first_host_without_address(patch: Patch) -> Iterable[Finding]:
+    return network._meeting({"MASTER_PORT": "29500", "MASTER_ADDR": "no-such-host.invalid"})
 
 
 def port_taken(patch: Patch) -> Iterable[Finding]:
@@ -190,12 +207,14 @@ TROUBLES = {
     two_packages: ("consistent 1.0 and torch-consistent 1.0 both", "Uninstall all of them"),
     another_system: ("this is Darwin", "Linux"),
     native_that_does_not_load: ("ImportError: undefined symbol: _ZN2at", "Install the package"),
+    native_that_crashes: ("fails: it ended with status -11", "Install the package"),
     no_compiler: ("no C++ compiler", "apt install g++"),
     no_safetensors: ("safetensors is not installed", "pip install safetensors"),
     mistyped_variable: ("CONSISTENT_SHARED_MEMROY", "Did you mean CONSISTENT_SHARED_MEMORY?"),
     cache_that_others_write: ("others may write in it", "XDG_CACHE_HOME"),
     cache_that_cannot_be_written: ("cannot be written", "XDG_CACHE_HOME"),
     more_ranks_than_cores: ("3 ranks share 2 cores", "at most 2 ranks"),
+    container_of_one_core: ("1 rank of 8 threads share 1 cores", "OMP_NUM_THREADS=1"),
     more_threads_than_cores: ("2 ranks of 8 threads share 8 cores", "OMP_NUM_THREADS=4"),
     small_container: ("this container may use 1 GiB", "Give it more"),
     few_files: ("may open 256 files", "ulimit -n"),
@@ -205,8 +224,9 @@ TROUBLES = {
     wrong_clock: ("the clock says", "timedatectl"),
     name_without_address: ("has no address", "/etc/hosts"),
     name_that_other_hosts_cannot_reach: ("127.0.1.1, which other hosts cannot reach", "/etc/hosts"),
-    server_that_does_not_answer: ("takes more than 5 s", "/etc/hosts"),
+    server_that_does_not_answer: ("takes more than 0.1 s", "/etc/hosts"),
     no_such_interface: ("GLOO_SOCKET_IFNAME=eth7", "Name one of "),
+    first_host_without_address: ("no-such-host.invalid has no address", "first rank's host"),
     port_taken: ("where the first rank would listen: ", "Set MASTER_PORT to a free one"),
     port_that_is_none: ("29500x is not a port", "Set MASTER_PORT"),
 }  # fmt: skip
@@ -224,7 +244,33 @@ def test_a_planted_trouble_is_found_with_its_cure(
     assert said in bad.said and cure in bad.cure
 
 
-def test_two_ranks_do_all_that_the_self_test_has() -> None:
+@pytest.mark.parametrize("name", ["LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "XDG_CACHE_HOME"])
+def test_variables_that_are_empty_are_as_if_not_set(name: str, monkeypatch: Patch) -> None:
+    monkeypatch.setenv(name, "")
+    assert list(machine._cores()) and list(installation._cache())
+
+
+def test_systems_without_unix_calls_are_looked_at(monkeypatch: Patch) -> None:
+    for name in ("sysconf", "geteuid", "sched_getaffinity"):
+        monkeypatch.delattr(os, name)
+    monkeypatch.setattr(installation, "version", lambda name: "2.16a0")
+    found = [*machine._cores(), *machine._memory(), *installation._cache()]
+    assert found and not any(f.is_to_do for f in (*found, *installation._versions()))
+
+
+def test_a_check_that_fails_does_not_keep_the_others_from_running(capsys: Any) -> None:
+    def broken() -> Iterable[Finding]:
+        raise ZeroDivisionError("as planted")
+
+    first, last = doctor._each((broken, lambda: [Finding("the other one")]))
+    assert "broken of the doctor itself failed: ZeroDivisionError: as planted" in first.said
+    assert first.is_to_do and last.said == "the other one"
+
+
+def test_two_ranks_do_all_that_the_self_test_has(monkeypatch: Patch) -> None:
+    """In a shell that a launcher has left variables in."""
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("MASTER_ADDR", "no-such-host.invalid")
     found = list(self_test.check())
     assert not any(f.cure for f in found), found
     assert "did a gather, a reduction, a gradient, a checkpoint" in found[0].said
@@ -260,6 +306,8 @@ def test_the_exit_status_tells_ranks_that_fail_from_what_is_to_be_done() -> None
     assert status({"machine": [well], "two ranks": [well]}) == 0
     assert status({"machine": [bad], "two ranks": [well]}) == 1
     assert status({"machine": [bad], "two ranks": [bad]}) == 2
+    maybe = Finding("scipy is not installed", "pip install scipy", optional=True)
+    assert status({"installation": [maybe], "two ranks": [well]}) == 0
 
 
 def test_it_is_a_command_and_refuses_other_words(capsys: Any) -> None:
@@ -297,3 +345,20 @@ def test_all_variables_that_the_library_reads_are_known() -> None:
 def test_looking_at_the_cache_makes_nothing(monkeypatch: Patch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert not any(f.cure for f in installation._cache()) and not list(tmp_path.iterdir())
+
+
+def test_a_doctor_that_is_terminated_ends_its_ranks() -> None:
+    program = (
+        "import os, sys; from consistent.doctor import self_test\n"
+        "start = self_test._start\n"
+        "def told(*given):\n"
+        "    rank = start(*given); print(rank.pid, flush=True); return rank\n"
+        "self_test._start = told\n"
+        "list(self_test.check())\n"
+    )
+    doctor = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert doctor.stdout is not None
+    pids = [int(doctor.stdout.readline()) for _ in range(self_test.RANKS)]
+    doctor.terminate()
+    assert doctor.wait(30) == 143 and not any(machine._started(pid) for pid in pids)
+    doctor.stdout.close()
