@@ -8,12 +8,12 @@ import mirrored as _mirrored
 from mirrored.transports.faults.turns import in_this_thread
 
 from . import data, nn, step
-from . import installation as _installation
 from . import pipeline as pipelines
 from .autograd.leaves import no_sync
 from .compiled import CannotRecord
 from .compiled import compile_step as compile
 from .compiled.together import use_chooser
+from .doctor import owners as _owners
 from .movement.check_mode import check_mode
 from .movement.plain_values import plain_may_differ
 from .nn.master_weights import master_weights
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 placement = Placement
 """``placement(type, ranks, axes=None)``: ``Placement``, under the name with which it prints."""
 
-_installation.check(*(_Path(path).resolve().parent for path in (__file__, _mirrored.__file__)))
+_owners.check(*(_Path(path).resolve().parent for path in (__file__, _mirrored.__file__)))
 install_with_first_tensor()
 use_chooser(lambda chain: import_module(".auto.together", __name__).chosen(chain))
 use_search(lambda *given: import_module(".auto.layouts.search", __name__).best_plan(*given))

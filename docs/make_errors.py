@@ -46,7 +46,6 @@ AREAS = {
     "consistent/visualize": "Reports",
     "consistent/command": "The command line",
     "consistent/doctor": "The command line",
-    "consistent/installation": "Names of the package",
     "consistent/__main__": "The command line",
     "consistent/auto": "Planning",
     "consistent/integrations": "Other libraries",

@@ -42,7 +42,6 @@ FLOORS = {
     "consistent.integrations": 9,
     "consistent.command": 9,
     "consistent.doctor": 0,
-    "consistent.installation": 10,
     "consistent.__main__": 10,
     "consistent": 10,  # public names
 }

@@ -2,6 +2,7 @@
 
 ```
 main          prints what each check found, and gives the exit status
+owners        whether one installation alone owns the package's files; `import consistent` asks, too
 installation  versions, native code, compiler, packages, variables, caches
 machine       cores, memory, limits, /dev/shm, the clock
 network       the host's name, interfaces, the port where ranks meet

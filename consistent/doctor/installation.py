@@ -15,6 +15,7 @@ from importlib import metadata, util
 from pathlib import Path
 
 from .finding import Finding
+from .owners import troubles
 
 NATIVE = ("consistent.dispatch._C", "consistent.forms.native._C", "mirrored.transports._C")
 OLDEST_TORCH = (2, 11)
@@ -69,18 +70,8 @@ def _versions() -> Iterator[Finding]:
 
 def _package() -> Iterator[Finding]:
     here = Path(__file__).resolve().parents[1]
-    owners = sorted(
-        f"{dist.metadata['Name']} {dist.version}"
-        for dist in metadata.distributions()
-        if any(str(file) == "consistent/__init__.py" for file in dist.files or ())
-    )
-    if len(owners) > 1:
-        yield Finding(
-            f"{' and '.join(owners)} both bring a package named consistent",
-            "Uninstall all of them (`pip uninstall ...`) and install this one again: files of one "
-            "lie over those of the other.",
-        )
-    elif platform.system() != "Linux":
+    yield from troubles(here)
+    if platform.system() != "Linux":
         yield Finding(
             f"this is {platform.system()}; ranks share memory and watch each other on Linux only",
             "Run it under Linux (on Windows in WSL 2). Elsewhere ranks send messages, and nothing "

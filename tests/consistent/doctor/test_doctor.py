@@ -44,12 +44,7 @@ def no_torch(patch: Patch) -> Iterable[Finding]:
 
 
 def two_packages(patch: Patch) -> Iterable[Finding]:
-    files = [Path("consistent/__init__.py")]
-    both = [
-        SimpleNamespace(metadata={"Name": name}, version="1.0", files=files)
-        for name in ("consistent", "torch-consistent")
-    ]
-    patch.setattr(installation.metadata, "distributions", lambda: both)
+    patch.setattr(installation, "troubles", lambda _: iter([Finding("two", "Uninstall one")]))
     return installation._package()
 
 
@@ -204,7 +199,7 @@ def port_that_is_none(patch: Patch) -> Iterable[Finding]:
 TROUBLES = {
     old_torch: ("torch 2.9.1+cu128; this package needs 2.11", "pip install torch=="),
     no_torch: ("torch is not installed for", "pip install torch=="),
-    two_packages: ("consistent 1.0 and torch-consistent 1.0 both", "Uninstall all of them"),
+    two_packages: ("two", "Uninstall one"),
     another_system: ("this is Darwin", "Linux"),
     native_that_does_not_load: ("ImportError: undefined symbol: _ZN2at", "Install the package"),
     native_that_crashes: ("fails: it ended with status -11", "Install the package"),

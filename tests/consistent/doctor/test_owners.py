@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from consistent import installation
+from consistent.doctor import owners
 
 
 def installed(site: Path, name: str, files: str) -> None:
@@ -27,29 +27,30 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_one_installation_has_no_trouble(site: Path) -> None:
     installed(site, "torch-consistent", "consistent/__init__.py,,\n")
-    assert list(installation.troubles(site / "consistent")) == []
+    assert list(owners.troubles(site / "consistent")) == []
 
 
 def test_another_distribution_of_this_name_is_named(site: Path) -> None:
     installed(site, "torch-consistent", "consistent/__init__.py,,\n")
     installed(site, "consistent", "consistent/__init__.py,,\n")
-    (trouble,) = installation.troubles(site / "consistent")
-    assert "`consistent` 0.3" in trouble and "pip uninstall consistent torch-consistent" in trouble
+    (trouble,) = owners.troubles(site / "consistent")
+    assert "`consistent` 0.3" in trouble.said
+    assert "pip uninstall consistent torch-consistent" in trouble.cure
     with pytest.warns(RuntimeWarning, match="has overwritten files"):
-        installation.check(site / "consistent", site / "mirrored")
+        owners.check(site / "consistent", site / "mirrored")
 
 
 def test_an_editable_one_of_the_earlier_name_has_no_files_there(site: Path) -> None:
     installed(site, "consistent", "__editable__.consistent-0.3.pth,,\n")
-    assert list(installation.troubles(site / "consistent")) == []
+    assert list(owners.troubles(site / "consistent")) == []
 
 
 def test_two_installations_are_both_named(site: Path, tmp_path: Path) -> None:
     installed(site, "torch-consistent", "consistent/__init__.py,,\n")
-    (trouble,) = installation.troubles(tmp_path / "clone" / "consistent")
-    assert str(site) in trouble and str(tmp_path / "clone") in trouble
+    (trouble,) = owners.troubles(tmp_path / "clone" / "consistent")
+    assert str(site) in trouble.said and str(tmp_path / "clone") in trouble.said
 
 
 def test_packages_of_two_installations_do_not_run_together(tmp_path: Path) -> None:
     with pytest.raises(ImportError, match="they belong together"):
-        installation.check(tmp_path / "a" / "consistent", tmp_path / "b" / "mirrored")
+        owners.check(tmp_path / "a" / "consistent", tmp_path / "b" / "mirrored")

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
+from .finding import Finding
+
 NAME = "torch-consistent"
 _AGAIN = f"`pip uninstall consistent {NAME}`, then install {NAME} again."
 
@@ -20,23 +22,25 @@ def check(consistent: Path, mirrored: Path) -> None:
             f"or {_AGAIN}"
         )
     for trouble in troubles(consistent):
-        warnings.warn(trouble, RuntimeWarning, stacklevel=3)
+        warnings.warn(f"{trouble.said}. {trouble.cure}", RuntimeWarning, stacklevel=3)
 
 
-def troubles(consistent: Path) -> Iterator[str]:
-    """Sentences on other distributions that own this folder or another one of this name."""
+def troubles(consistent: Path) -> Iterator[Finding]:
+    """Other distributions that own this folder, or another one of this name."""
     for other in distributions(name="consistent"):
         if _folder(other) == consistent and _installs(other):
-            yield (
+            yield Finding(
                 f"the distribution `consistent` {other.version} is installed into {consistent}, "
-                f"and so is {NAME}: one has overwritten files of the other. {_AGAIN}"
+                f"and so is {NAME}: one has overwritten files of the other",
+                _AGAIN,
             )
     for ours in distributions(name=NAME):
         folder = _folder(ours)
         if folder != consistent and folder.is_dir():
-            yield (
-                f"{NAME} {ours.version} is installed in {folder.parent}, but what is imported "
-                f"lies in {consistent.parent}. Uninstall one of them, or start Python elsewhere."
+            yield Finding(
+                f"{NAME} {ours.version} is installed in {folder.parent}, but what is imported lies "
+                f"in {consistent.parent}",
+                "Uninstall one of them, or start Python elsewhere.",
             )
 
 
