@@ -10,6 +10,7 @@ from mirrored.transports.default import current
 from mirrored.transports.shared_memory.segments import SWITCH
 from mirrored.transports.tuning import table
 
+from ..doctor.machine import cores, crowded
 from ..movement import check_mode
 
 SLOW_MESSAGE_S = 200e-6  # ranks that share processors with nobody else take 4 to 20 us
@@ -27,23 +28,9 @@ def findings() -> list[str]:
 
 
 def _threads() -> list[str]:
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
     here = int(os.environ.get("LOCAL_WORLD_SIZE") or current().size)
-    threads = torch.get_num_threads()
-    if here > cores:
-        return [
-            f"{here} ranks share {cores} cores, and wait for each other's turns. Start at most "
-            f"{cores} ranks on this host."
-        ]
-    if here * threads > cores:
-        each = max(1, cores // here)
-        return [
-            f"{here} rank{'s' if here > 1 else ''} of {threads} threads share {cores} cores. Set "
-            f"OMP_NUM_THREADS={each}, or call torch.set_num_threads({each})."
-        ]
-    return []
+    found = crowded(here, torch.get_num_threads(), cores())
+    return [] if found is None else [f"{found.said}. {found.cure}"]
 
 
 def _table() -> list[str]:

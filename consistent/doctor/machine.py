@@ -38,18 +38,24 @@ def _cores() -> Iterator[Finding]:
     ranks = int(started) if started.isdigit() else 1
     given = os.environ.get("OMP_NUM_THREADS", "")
     threads = int(given) if given.isdigit() else count
-    if count < ranks:
-        yield Finding(
+    limit = f"OMP_NUM_THREADS={given}" if given else "no limit set"
+    yield crowded(ranks, threads, count) or Finding(f"{count} cores, {limit}")
+
+
+def crowded(ranks: int, threads: int, count: int) -> Finding | None:
+    """What is said of more ranks, or threads of them, on this host than ``count`` cores."""
+    if ranks > count:
+        return Finding(
             f"{ranks} ranks share {count} cores, and wait for each other's turns",
             f"Start at most {count} ranks on this host.",
         )
-    elif ranks * threads > count:
-        yield Finding(
+    if ranks * threads > count:
+        each = max(1, count // ranks)
+        return Finding(
             f"{ranks} rank{'s' if ranks > 1 else ''} of {threads} threads share {count} cores",
-            f"Set OMP_NUM_THREADS={max(1, count // ranks)}.",
+            f"Set OMP_NUM_THREADS={each}, or call torch.set_num_threads({each}).",
         )
-    else:
-        yield Finding(f"{count} cores, {f'OMP_NUM_THREADS={given}' if given else 'no limit set'}")
+    return None
 
 
 def _memory() -> Iterator[Finding]:

@@ -17,11 +17,13 @@ reduction, a gradient and a checkpoint. Below each line that is not well it says
 Exit status: 0 all is well, 1 something is to be done, 2 the ranks failed.
 """
 
-CHECKS: dict[str, Callable[[], Iterable[Finding]]] = {
-    "installation": lambda: _each(installation.CHECKS),
-    "machine": lambda: _each(machine.CHECKS),
-    "network": lambda: _each(network.CHECKS),
-    "two ranks": lambda: _each((self_test.check,)),
+Check = Callable[[], Iterable[Finding]]
+
+CHECKS: dict[str, Sequence[Check]] = {
+    "installation": installation.CHECKS,
+    "machine": machine.CHECKS,
+    "network": network.CHECKS,
+    "two ranks": (self_test.check,),
 }
 
 
@@ -32,8 +34,8 @@ def main(words: Sequence[str]) -> int:
         print(USAGE, end="", file=sys.stdout if asked else sys.stderr)
         return 0 if asked else 2
     found: dict[str, list[Finding]] = {}
-    for title, check in CHECKS.items():
-        found[title] = list(check())
+    for title, checks in CHECKS.items():
+        found[title] = list(_each(checks))
         if not words:
             _print(title, found[title])
     if words:
@@ -48,7 +50,7 @@ def status(found: dict[str, list[Finding]]) -> int:
     return int(any(finding.is_to_do for each in found.values() for finding in each))
 
 
-def _each(checks: Iterable[Callable[[], Iterable[Finding]]]) -> Iterator[Finding]:
+def _each(checks: Iterable[Check]) -> Iterator[Finding]:
     """What they find; one that fails does not keep the others from running."""
     for check in checks:
         try:

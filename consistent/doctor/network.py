@@ -86,9 +86,7 @@ def _meeting(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     """The first rank listens at MASTER_ADDR:MASTER_PORT; it must be free before the job starts."""
     port = environ.get("MASTER_PORT")
     if port is None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            yield Finding(f"ports of 127.0.0.1 can be listened at (for example {_port(free)})")
+        yield Finding(f"ports of 127.0.0.1 can be listened at (for example {free_port()})")
         return
     host = environ.get("MASTER_ADDR", "127.0.0.1")
     cure = (
@@ -118,8 +116,11 @@ def _meeting(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     yield Finding(f"MASTER_ADDR={host}, MASTER_PORT={port}, which is free")
 
 
-def _port(listener: socket.socket) -> int:
-    return listener.getsockname()[1]
+def free_port() -> int:
+    """One of this host's own, which nobody listens at."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 CHECKS = (_name, _interfaces, _meeting)

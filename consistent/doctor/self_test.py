@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .finding import Finding
+from .network import free_port
 
 RANKS = 2
 LIMIT_S = 60.0  # it takes about 5 s where nothing else runs
@@ -39,7 +39,7 @@ def check() -> Iterator[Finding]:
 
 def _run(folder: str) -> Finding | None:
     """What went wrong, if anything."""
-    port, ranks = _free_port(), []
+    port, ranks = free_port(), []
     end = time.monotonic() + LIMIT_S
     late, told = False, []  # told: to end, by a signal, which may come while a rank is started
     before = signal.signal(signal.SIGTERM, lambda *given: told.append(given))
@@ -99,9 +99,3 @@ def _end(ranks: list[subprocess.Popen]) -> None:
         if each.poll() is None:
             os.killpg(each.pid, signal.SIGKILL)  # its group: what it has started, too
         each.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
