@@ -9,10 +9,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from ..movement import differentiable
-from ..movement.grad_mode import records
 from ..spec import B, S, Sbp, Split, TensorSpec
 from .registry import Shards
 
@@ -66,11 +64,6 @@ def own_part(shard: Shards, x: Tensor, dims: Sequence[int] = ()) -> Tensor:
 
 def _kept(x: Tensor, dims: Sequence[int]) -> list[int]:
     return [d for d in range(x.ndim) if d not in dims]
-
-
-def tracked(x: Tensor) -> bool:
-    """Whether autograd, reverse or forward mode, follows ``x``: the same on every rank."""
-    return records((x,)) or forward_ad._current_level >= 0
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -21,7 +21,7 @@ from torch.autograd import forward_ad
 from mirrored.transports.default import current
 
 from ..spec import B, NdSbp, Placement, TensorSpec
-from .grad_mode import records
+from .grad_mode import tracks
 from .run import run
 from .world import my_coordinate
 
@@ -47,7 +47,7 @@ def box(
     if src is dst and grad_sbp is None:
         return local
     with _HookOff():
-        if _tracks(local) and not _is_forward_only(local, src, dst):
+        if tracks((local,)) and not _is_forward_only(local, src, dst):
             # Not as an argument of its own, or autograd would take the result for a view of it.
             return _apply(_Box, local, src, dst, grad_sbp, None if arrived is None else (arrived,))
         return run(torch.Tensor.detach(local), src, dst) if arrived is None else arrived
@@ -78,7 +78,7 @@ def spread(whole: Tensor, dst: TensorSpec, alias: bool = False) -> Tensor:
     Ranks outside the placement get a ``meta`` shard, and no gradient. With ``alias`` a shard that
     is the whole shares its storage.
     """
-    if _tracks(whole):
+    if tracks((whole,)):
         return _apply(_Spread, whole, dst, alias)
     if alias and dst is _everywhere(dst) and my_coordinate(dst.placement) is not None:
         return whole
@@ -104,7 +104,7 @@ def gather(local: Tensor, src: TensorSpec) -> Tensor:
     ```
     """
     with _HookOff():
-        if _tracks(local):
+        if tracks((local,)):
             return _apply(_Gather, local, src)
         if local.__class__ is Tensor and src is _everywhere(src):
             return local
@@ -126,7 +126,7 @@ def land(local: Tensor, whole: Tensor, dst: TensorSpec) -> None:
     ```
     """
     with _HookOff():
-        if _tracks(local) or _tracks(whole):
+        if tracks((local, whole)):
             _apply(_Land, local, whole, dst)
         else:
             _land(local, whole, dst)
@@ -154,7 +154,7 @@ def sum_over(local: Tensor, placement: Placement, axes: Sequence[int]) -> Tensor
     if my_coordinate(placement) is None:
         return local
     with _HookOff():
-        if _tracks(local):
+        if tracks((local,)):
             return _apply(_SumOver, local, placement, tuple(axes))
         return _reduce(local, placement, axes, "sum")
 
@@ -181,7 +181,7 @@ def swap(x: Tensor, counts: Tensor, me: int, ranks: Sequence[int]) -> Tensor:
     A step that is recorded may have other counts in each run, if as many rows come to each rank.
     """
     with _HookOff():
-        if _tracks(x):
+        if tracks((x,)):
             return _apply(_Swap, x, counts, me, tuple(ranks))
         return _swapped(x, counts, me, tuple(ranks))
 
@@ -338,11 +338,6 @@ def _reduce(local: Tensor, placement: Placement, axes: Sequence[int], op: str) -
         for axis in wide:
             x = current().all_reduce(x, placement.axis_ranks(axis, at), op)
         return x
-
-
-def _tracks(x: Tensor) -> bool:
-    """Whether autograd, reverse or forward mode, follows ``x``."""
-    return records((x,)) or forward_ad._current_level >= 0
 
 
 def _apply(function: Any, *args: Any) -> Any:

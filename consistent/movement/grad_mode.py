@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 
 def is_recording() -> bool:
@@ -18,3 +19,9 @@ def is_recording() -> bool:
 def records(tensors: Iterable[Tensor]) -> bool:
     """Whether an op on ``tensors`` gets a graph: the same on every rank."""
     return is_recording() and any(x.requires_grad for x in tensors)
+
+
+def tracks(tensors: Iterable[Tensor]) -> bool:
+    """Whether autograd, reverse or forward mode, follows an op on ``tensors``: the same on every
+    rank."""
+    return records(tensors) or forward_ad._current_level >= 0

@@ -20,7 +20,8 @@ from mirrored.transports.default import current
 from ..boxing.plan import plan
 from ..boxing.steps import Move
 from ..spec import Coordinate, Split, TensorSpec, piece
-from .differentiable import _apply, _HookOff, _tracks
+from .differentiable import _apply, _HookOff
+from .grad_mode import tracks
 from .run import begin, finishers, run, run_within
 from .world import my_coordinate
 
@@ -196,7 +197,7 @@ def box_several(
             are left to be; not where backward is itself differentiated.
     """
     with _HookOff():
-        if any(_tracks(x) for x in locals_):
+        if tracks(locals_):
             given = None if arrived is None else tuple(arrived)
             return list(_apply(_BoxSeveral, tuple(routes), (given,), arriving, *locals_))
         return list(arrived) if arrived is not None else run_several(locals_, routes)

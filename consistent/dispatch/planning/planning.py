@@ -8,11 +8,10 @@ from dataclasses import replace as replace_fields
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from mirrored.transports.default import current
 
-from ...movement.grad_mode import records
+from ...movement.grad_mode import tracks
 from ...movement.world import my_coordinate
 from ...rules import table
 from ...rules.candidates import candidates
@@ -317,12 +316,6 @@ class _Planning:
             TensorSpec.of(self.placement, sbp, out.shape, out.dtype)
             for out, sbp in zip(self.call.outs, plan.choice.outs, strict=True)
         ]
-
-
-def tracks(tensors: Sequence[_Tensor]) -> bool:
-    """Whether autograd, reverse or forward mode, follows an op on ``tensors``; every rank gets the
-    same answer."""
-    return records(tensors) or forward_ad._current_level >= 0
 
 
 def _has_floats(value: Any) -> bool:

@@ -80,7 +80,7 @@ def on_meta(compute: Compute, tensors: Tensors) -> Any:
 def with_node(compute: Compute, tensors: Tensors) -> Any:
     """The op on meta tensors, under a node that replaces its own, whose backward asks for
     values."""
-    if not _tracked(tensors):
+    if not records(tensors):
         return on_meta(compute, tensors)
     with torch.no_grad():
         out = compute()
@@ -90,13 +90,13 @@ def with_node(compute: Compute, tensors: Tensors) -> Any:
 
 def in_place_with_node(compute: Compute, tensors: Tensors) -> Any:
     """The same for an op that writes to its first operand."""
-    return in_place(compute, tensors) if _tracked(tensors) else on_meta(compute, tensors)
+    return in_place(compute, tensors) if records(tensors) else on_meta(compute, tensors)
 
 
 def in_place(compute: Compute, tensors: Tensors) -> Any:
     """Only the node of an op that writes to its first operand; nothing is computed."""
     target = tensors[0]
-    wanted = TensorMeta(tuple(target.shape), target.dtype, _tracked(tensors))
+    wanted = TensorMeta(tuple(target.shape), target.dtype, records(tensors))
     (written,) = _stand_in((wanted,), tensors)
     return torch.Tensor.copy_(target, written)
 
@@ -145,10 +145,6 @@ def _meta_of(x: torch.Tensor, requires_grad: bool) -> TensorMeta:
 
 def _has_gradients(x: torch.Tensor) -> bool:
     return x.dtype.is_floating_point or x.dtype.is_complex
-
-
-def _tracked(tensors: Tensors) -> bool:
-    return records(tensors)
 
 
 def map_values(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:

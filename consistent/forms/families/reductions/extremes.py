@@ -14,8 +14,8 @@ from torch import Tensor
 
 from mirrored.reduction import identity
 
-from ....movement.grad_mode import records
-from ...join_results import dropped, own_part, parted, stack, tracked
+from ....movement.grad_mode import records, tracks
+from ...join_results import dropped, own_part, parted, stack
 from ...registry import Shards, form
 
 _LAST = torch.iinfo(torch.int64).max
@@ -88,7 +88,7 @@ def _amax_or_amin(shard: Shards) -> Tensor:
     x, dims = shard.tensors[0], shard.call.dims()
     is_max = shard.call.name.endswith("max")
     keepdim = shard.call.name.startswith("a") and bool(shard.get("keepdim"))
-    if tracked(x):
+    if tracks((x,)):
         value = own_part(shard, extreme_over(shard, x, dims, is_max), () if keepdim else dims)
     else:
         every = parted(shard, local_extreme(x, dims, is_max), () if keepdim else dims)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....movement.grad_mode import tracks
 from ....rules.families.reductions.reduce import norm_of, spread_of
 from ....spec import Split
 from ...join_results import (
@@ -23,7 +24,6 @@ from ...join_results import (
     slot,
     stack,
     summed,
-    tracked,
     wide,
     wide_dtype,
 )
@@ -86,7 +86,7 @@ def _logsumexp(shard: Shards) -> Tensor:
     x, dims = wide(shard.tensors[0]), shard.call.dims()
     x = x if x.is_floating_point() else x.to(shard.outs[0].dtype)
     gone = () if _keepdim(shard) else dims
-    if not tracked(x):
+    if not tracks((x,)):
         total = parted(shard, x.logsumexp(dims, keepdim=True), gone).logsumexp(0)
         return dropped(total, dims, _keepdim(shard)).to(shard.outs[0].dtype)
     top = shard.max(local_extreme(x.detach(), dims, True))
@@ -152,7 +152,7 @@ def _softmax(shard: Shards) -> Tensor:
     dim, dtype = shard.call.dim(), shard.outs[0].dtype
     x = wide(shard.tensors[0])
     x = x.to(dtype) if dtype.itemsize > x.dtype.itemsize else x
-    if not tracked(x) and slot(shard)[1] <= 4:
+    if not tracks((x,)) and slot(shard)[1] <= 4:
         # One number per row from every rank is no more than two reductions send.
         total = stack(shard, x.logsumexp(dim, keepdim=True)).logsumexp(0)
         shifted = x - torch.where(total == math.inf, math.nan, total)
