@@ -63,9 +63,13 @@ def simulate(fn: Callable[..., Any], n: int = 3, *args: Any, **kwargs: Any) -> l
     """Run `fn(rank, *args, **kwargs)` on `n` simulated ranks. Re-raises the first error."""
     from consistent.dispatch._C import PlanTable
     from consistent.dispatch.plans.plan import looked_up_in
+    from consistent.forms.random import generator
+
+    drawn_from = generator.get_state()  # the ranks share torch's generators
 
     def main(rank: int) -> Any:
-        with looked_up_in(_plans.setdefault((n, rank), PlanTable())):
+        plans = _plans.setdefault((n, rank), PlanTable())
+        with looked_up_in(plans), generator.separate(drawn_from):
             return fn(rank, *args, **kwargs)
 
     return run_ranks(main, n)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mirrored import use
+from mirrored.transports.default import replace_current
 from mirrored.transports.torch_dist import TorchDist
 from tests.ranks import pool, simulate
 
@@ -21,7 +21,7 @@ def over_gloo(rank: int, fn: Callable[..., Any], *args: Any) -> Any:
     """`fn(rank, *args)` on messages alone, as between hosts."""
     if not _gloo:
         _gloo.append(TorchDist())
-    with use(_gloo[0]):
+    with replace_current(_gloo[0]):  # in all threads, for all of a process make the same plans
         return fn(rank, *args)
 
 
