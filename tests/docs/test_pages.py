@@ -57,6 +57,21 @@ def test_pictures_are_what_their_program_draws() -> None:
     assert all(f"pictures/{name}.svg" in used for name in pictures.PICTURES)
 
 
+def test_the_drawing_of_the_folders_is_made_from_the_imports() -> None:
+    drawing = generator("make_folders")
+    assert (DOCS / "pictures/folders.svg").read_text() == drawing.folders(), (
+        "run python docs/make_folders.py"
+    )
+    drawn = drawing.imported()
+    folders = {path.parent.name for path in (DOCS.parent / "consistent").glob("*/__init__.py")}
+    assert set(drawn) == folders - {"doctor"} | {"mirrored"}
+
+
+def test_arrows_that_follow_from_others_are_left_out() -> None:
+    edges = {"a": {"b", "c"}, "b": {"c"}, "c": set()}
+    assert generator("make_folders").skeleton(edges) == [("a", "b"), ("b", "c")]
+
+
 def test_every_page_is_in_the_navigation() -> None:
     navigation = Path(DOCS.parent / "mkdocs.yml").read_text()
     pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
