@@ -5,6 +5,7 @@ finds for them.
     python benchmarks/published.py              all rows
     python benchmarks/published.py --rows 0 9   the first and the last
     python benchmarks/published.py --no-search
+    python benchmarks/published.py --zero3      table 2 of the paper, and a model on more and more ranks
 
 Each is an ordinary torch model of that size under tensor and data parallelism inside stages, 1F1B,
 recomputation of each block as a whole, bfloat16; of micro-batch sizes the best one counts. The
@@ -50,6 +51,19 @@ ROWS = (
     (105, 20480, 128, 8, 35, 2520, 2520, 163),
     (128, 25600, 160, 8, 64, 3072, 3072, 163),
 )
+
+# ZeRO-3 without model parallelism, table 2 of the same paper: layers, hidden, heads, GPUs, batch,
+# rows of a micro-batch, measured TFLOP/s a GPU
+ZERO3_ROWS = (
+    (96, 12288, 96, 384, 1536, 4, 144),
+    (96, 12288, 96, 768, 1536, 2, 88),
+    (96, 12288, 96, 1536, 1536, 1, 44),
+    (105, 20480, 128, 640, 2560, 4, 138),
+    (105, 20480, 128, 1120, 2240, 2, 98),
+    (105, 20480, 128, 2240, 2240, 1, 48),
+)
+# 100 billion parameters at a fixed batch
+ZERO3_RANKS = (256, 512, 1024, 2048)
 
 
 class Block(nn.Module):
@@ -144,6 +158,49 @@ def simulated(row: tuple, rows: int, machine: str = "a100-8"):
     return sim.report()
 
 
+def simulated_zero3(layers: int, width: int, heads: int, gpus: int, batch: int, rows: int):
+    """The report of a step under plan "zero3", with micro-batches of so many rows on each rank."""
+    with consistent.simulate(ranks=gpus, machine="a100-8") as sim:
+        with torch.device("meta"):
+            model = GPT(layers, width, heads).to(torch.bfloat16)
+        place = consistent.placement("cuda", range(gpus))
+        consistent.parallelize(model, place, "zero3")
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        tokens = consistent.zeros(
+            gpus * rows, LENGTH, dtype=torch.long, placement=place, sbp=consistent.S(0)
+        )
+        for _ in range(batch // (gpus * rows)):
+            loss(model(tokens), tokens).backward()
+        optimizer.step()
+    return sim.report()
+
+
+def operations(layers: int, width: int, batch: int) -> float:
+    """The paper's count for a step with recomputation, so that both are of the same step."""
+    factor = 1 + LENGTH / (6 * width) + VOCABULARY / (16 * layers * width)
+    return 96 * batch * LENGTH * layers * width**2 * factor
+
+
+def zero3() -> None:
+    """Table 2 of the paper, and 100 billion parameters on more and more ranks."""
+    print("layers/hidden  GPUs  rows  TFLOP/s  paper  seconds  paper  compute  gathers  reductions")
+    more = [(80, 10240, 80, gpus, 2048, 2048 // gpus, 0) for gpus in ZERO3_RANKS]
+    for layers, width, heads, gpus, batch, rows, measured in (*ZERO3_ROWS, *more):
+        made = simulated_zero3(layers, width, heads, gpus, batch, rows)
+        spent = {"all_gather": 0.0, "all_to_all": 0.0}
+        for span in made.slowest.spans:
+            if span.kind == "boxing" and span.name in spent:
+                spent[span.name] += span.end - span.begin
+        done = operations(layers, width, batch) / gpus / 1e12
+        print(
+            f"{layers:4} / {width:6} {gpus:6} {rows:5} {done / made.seconds:8.1f} {measured:6} "
+            f"{made.seconds:8.1f} {done / measured if measured else 0:6.1f} "
+            f"{made.slowest.compute / made.seconds:8.0%}"
+            + "".join(f" {seconds / made.seconds:8.0%}" for seconds in spent.values()),
+            flush=True,
+        )
+
+
 def searched(row: tuple, machine: str = "a100-8"):
     """(what the search finds for a row, processor seconds that it took)."""
     layers, width, heads, _, _, gpus, batch, _ = row
@@ -169,7 +226,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="*", default=list(range(len(ROWS))))
     parser.add_argument("--micro", type=int, nargs="*", default=[1, 2, 4, 8])
     parser.add_argument("--no-search", action="store_true")
+    parser.add_argument("--zero3", action="store_true")
     args = parser.parse_args()
+    if args.zero3:
+        return zero3()
     errors = []
     print("params  GPUs  tensor stages  rows  bubble  simulated  paper  error  simulating")
     print("        found TFLOP/s  / simulated  peak  search  strategy")
@@ -191,9 +251,7 @@ def main() -> None:
             continue
         rows, made = best
         params = 12 * layers * width**2 + (VOCABULARY + LENGTH) * width
-        # the paper's count of operations, so that both are of the same step
-        factor = 1 + LENGTH / (6 * width) + VOCABULARY / (16 * layers * width)
-        counted = 96 * batch * LENGTH * layers * width**2 * factor
+        counted = operations(layers, width, batch)
         tflops = counted / made.seconds / gpus / 1e12
         errors.append(tflops / measured - 1)
         print(
