@@ -5,7 +5,7 @@ finds for them.
     python benchmarks/published.py              all rows
     python benchmarks/published.py --rows 0 9   the first and the last
     python benchmarks/published.py --no-search
-    python benchmarks/published.py --zero3      table 2 of the paper, and a model on more and more ranks
+    python benchmarks/published.py --zero3      table 2 of the paper, and more and more ranks
 
 Each is an ordinary torch model of that size under tensor and data parallelism inside stages, 1F1B,
 recomputation of each block as a whole, bfloat16; of micro-batch sizes the best one counts. The
