@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "check.h"
+#include "launch.cuh"
 #include "masked_embedding.h"
 #include "vector.cuh"
 
@@ -12,7 +13,7 @@ namespace consistent {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int64_t kMostBlocks = int64_t(1) << 16;  // beyond it, a block takes several rows
+constexpr int64_t kMostBlocks = most_blocks(1 << 16);  // beyond it, a block takes several rows
 
 unsigned blocks_for(int64_t rows) { return unsigned(std::min(rows, kMostBlocks)); }
 
@@ -81,8 +82,8 @@ struct LaunchScale {
   cudaStream_t stream;
   template <class T>
   void operator()(T) const {
-    scale_rows<<<blocks_for(count), kThreads, 0, stream>>>(
-        static_cast<T*>(out), static_cast<const T*>(table), index, Real<T>(scale), window, count);
+    launch({blocks_for(count), kThreads, 0, stream}, scale_rows<T>, static_cast<T*>(out),
+           static_cast<const T*>(table), index, Real<T>(scale), window, count);
   }
 };
 
@@ -96,9 +97,8 @@ struct LaunchAdd {
   cudaStream_t stream;
   template <class T>
   void operator()(T) const {
-    add_rows<<<blocks_for(sorted.count), kThreads, 0, stream>>>(
-        static_cast<T*>(out), static_cast<const T*>(gradient), sorted, Real<T>(scale), by_count,
-        window);
+    launch({blocks_for(sorted.count), kThreads, 0, stream}, add_rows<T>, static_cast<T*>(out),
+           static_cast<const T*>(gradient), sorted, Real<T>(scale), by_count, window);
   }
 };
 
@@ -106,8 +106,8 @@ template <class Unit>
 void copy(void* out, const void* table, const int64_t* index, const RowWindow& window,
           int64_t bytes, int64_t count, cudaStream_t stream) {
   const RowWindow units{bytes / int64_t(sizeof(Unit)), window.start, window.held};
-  copy_rows<<<blocks_for(count), kThreads, 0, stream>>>(
-      static_cast<Unit*>(out), static_cast<const Unit*>(table), index, units, count);
+  launch({blocks_for(count), kThreads, 0, stream}, copy_rows<Unit>, static_cast<Unit*>(out),
+         static_cast<const Unit*>(table), index, units, count);
 }
 
 bool aligned(const void* x) { return reinterpret_cast<uintptr_t>(x) % 16 == 0; }

@@ -6,12 +6,13 @@
 
 #include "check.h"
 #include "distributions.h"
+#include "launch.cuh"
 
 namespace consistent {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kMostBlocks = int64_t(1) << 16;  // beyond it, a thread runs several Philox blocks
+constexpr int64_t kMostBlocks = most_blocks(1 << 16);  // beyond it, a thread takes several turns
 
 // Where a thread's Philox block lies: its element l has local index `at + l`; those in [first,
 // last) lie inside the run.
@@ -147,7 +148,7 @@ struct LaunchFill {
   template <class F, class T>
   void operator()(F f, T) const {
     const unsigned grid = grid_for(box, 16 / sizeof(typename F::Word));
-    fill_kernel<<<grid, kThreads, 0, stream>>>(static_cast<T*>(out), f, draw, box);
+    launch({grid, kThreads, 0, stream}, fill_kernel<F, T>, static_cast<T*>(out), f, draw, box);
   }
 };
 
@@ -159,7 +160,8 @@ struct LaunchBernoulli {
   cudaStream_t stream;
   template <class T>
   void operator()(T) const {
-    bernoulli_kernel<<<grid_for(box, 4), kThreads, 0, stream>>>(static_cast<T*>(out), p, draw, box);
+    launch({grid_for(box, 4), kThreads, 0, stream}, bernoulli_kernel<T>, static_cast<T*>(out), p,
+           draw, box);
   }
 };
 
@@ -172,8 +174,8 @@ struct LaunchDropout {
   cudaStream_t stream;
   template <class T>
   void operator()(T) const {
-    dropout_kernel<<<grid_for(box, 4), kThreads, 0, stream>>>(
-        static_cast<T*>(out), static_cast<const T*>(x), dropout, draw, box);
+    launch({grid_for(box, 4), kThreads, 0, stream}, dropout_kernel<T>, static_cast<T*>(out),
+           static_cast<const T*>(x), dropout, draw, box);
   }
 };
 

@@ -7,16 +7,17 @@
 #include "activation.h"
 #include "block.cuh"
 #include "check.h"
+#include "launch.cuh"
 #include "vector.cuh"
 
 namespace consistent {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kMostBlocks = int64_t(1) << 16;  // beyond it, each takes several turns
-constexpr int64_t kMostSharedBytes = 160 << 10;    // for a row, where the GPU has as much
-constexpr int64_t kOtherSharedBytes = 1 << 10;     // at least what else the block needs
-constexpr int64_t kUnaskedBytes = 48 << 10;        // a kernel may have these without asking
+constexpr int64_t kMostBlocks = most_blocks(1 << 16);  // beyond it, each takes several turns
+constexpr int64_t kMostSharedBytes = 160 << 10;        // for a row, where the GPU has as much
+constexpr int64_t kOtherSharedBytes = 1 << 10;         // at least what else the block needs
+constexpr int64_t kUnaskedBytes = 48 << 10;            // a kernel may have these without asking
 
 template <class R>
 __device__ __forceinline__ R activated(Activation kind, R x) {
@@ -115,7 +116,7 @@ template <class T, class Out, int kCount, bool kKept>
 __global__ void __launch_bounds__(kThreads)
     reduce_rows(Out* out, Out* total, Parts parts, Epilogue epilogue, RowsOfSlice slice) {
   using R = Real<T>;
-  extern __shared__ double memory[];
+  CONSISTENT_DYNAMIC_SHARED(double, memory);
   __shared__ Sum<R> shared[kThreads / kWarp];
   R* row = reinterpret_cast<R*>(memory);
   const R count = R(slice.columns);
@@ -204,8 +205,8 @@ struct Launch {
   void flat() const {
     const int64_t packs = slice.rows * slice.columns / kCount;
     const int64_t blocks = std::min((packs + kThreads - 1) / kThreads, kMostBlocks);
-    reduce_flat<T, Out, kCount>
-        <<<unsigned(blocks), kThreads, 0, stream>>>(out, total, parts, epilogue, slice);
+    launch({unsigned(blocks), kThreads, 0, stream}, reduce_flat<T, Out, kCount>, out, total, parts,
+           epilogue, slice);
   }
 
   template <int kCount>
@@ -213,8 +214,8 @@ struct Launch {
     const int64_t bytes = slice.columns * int64_t(sizeof(Real<T>));
     const unsigned blocks = unsigned(std::min(slice.rows, kMostBlocks));
     if (bytes > shared_bytes()) {
-      reduce_rows<T, Out, kCount, false>
-          <<<blocks, kThreads, 0, stream>>>(out, total, parts, epilogue, slice);
+      launch({blocks, kThreads, 0, stream}, reduce_rows<T, Out, kCount, false>, out, total, parts,
+             epilogue, slice);
       return;
     }
     const auto kernel = reduce_rows<T, Out, kCount, true>;
@@ -222,7 +223,7 @@ struct Launch {
       CONSISTENT_CHECK_CUDA(
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)));
     }
-    kernel<<<blocks, kThreads, size_t(bytes), stream>>>(out, total, parts, epilogue, slice);
+    launch({blocks, kThreads, size_t(bytes), stream}, kernel, out, total, parts, epilogue, slice);
   }
 
   void operator()() const {
@@ -243,12 +244,12 @@ struct ByOut {
 
   template <class T>
   void operator()(T) const {
-    if (dtype == parts.dtype) return launch<T, T>();
-    launch<T, Real<T>>();
+    if (dtype == parts.dtype) return to<T, T>();
+    to<T, Real<T>>();
   }
 
   template <class T, class Out>
-  void launch() const {
+  void to() const {
     Launch<T, Out>{
         static_cast<Out*>(out), static_cast<Out*>(total), parts, epilogue, slice, stream}();
   }

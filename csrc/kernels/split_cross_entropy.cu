@@ -7,6 +7,7 @@
 
 #include "block.cuh"
 #include "check.h"
+#include "launch.cuh"
 #include "split_cross_entropy.h"
 #include "vector.cuh"
 
@@ -15,7 +16,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kGroups = kThreads / kWarp;
-constexpr int64_t kMostBlocks = int64_t(1) << 16;  // beyond it, a block takes several rows
+constexpr int64_t kMostBlocks = most_blocks(1 << 16);  // beyond it, a block takes several rows
 
 template <class R>
 __device__ __forceinline__ R least() {
@@ -231,9 +232,8 @@ struct LaunchForward {
   void operator()(T) const {
     using R = Real<T>;
     const auto kernel = split.inner == 1 ? forward_rows<T> : forward_lanes<T>;
-    kernel<<<blocks_for(split), kThreads, 0, stream>>>(static_cast<R*>(statistics),
-                                                       static_cast<const T*>(logits), target,
-                                                       static_cast<const R*>(weight), split);
+    launch({blocks_for(split), kThreads, 0, stream}, kernel, static_cast<R*>(statistics),
+           static_cast<const T*>(logits), target, static_cast<const R*>(weight), split);
   }
 };
 
@@ -248,9 +248,9 @@ struct LaunchBackward {
   void operator()(T) const {
     using R = Real<T>;
     const auto kernel = split.inner == 1 ? backward_rows<T> : backward_lanes<T>;
-    kernel<<<blocks_for(split), kThreads, 0, stream>>>(
-        static_cast<T*>(gradient), static_cast<const T*>(logits), target,
-        static_cast<const R*>(rows), static_cast<const R*>(weight), split);
+    launch({blocks_for(split), kThreads, 0, stream}, kernel, static_cast<T*>(gradient),
+           static_cast<const T*>(logits), target, static_cast<const R*>(rows),
+           static_cast<const R*>(weight), split);
   }
 };
 

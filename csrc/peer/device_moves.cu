@@ -9,13 +9,14 @@
 #include <algorithm>
 
 #include "../kernels/check.h"
+#include "../kernels/launch.cuh"
 #include "device_walk.h"
 
 namespace consistent::peer {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kMostBlocks = 2048;  // per peer; beyond it, a thread moves several units
+constexpr int64_t kMostBlocks = most_blocks(2048);  // per peer; beyond it, several units a thread
 
 unsigned blocks_for(int64_t units) {
   return unsigned(std::min((units + kThreads - 1) / kThreads, kMostBlocks));
@@ -50,8 +51,8 @@ void copy_boxes_cuda(const Boxes& to, const Boxes& from, void* stream) {
   if (most == 0) return;
   visit_unit(unit_of(to, from), [&](auto bytes) {
     const dim3 grid(unsigned(from.count), blocks_for(most / bytes));
-    copy_kernel<decltype(bytes)::value>
-        <<<grid, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(to, from);
+    launch({grid, kThreads, 0, static_cast<cudaStream_t>(stream)},
+           copy_kernel<decltype(bytes)::value>, to, from);
   });
   CONSISTENT_CHECK_CUDA(cudaGetLastError());
 }
@@ -65,9 +66,8 @@ void reduce_boxes_cuda(void* out, const Boxes& boxes, Type type, Op op, void* st
     constexpr int kCount = decltype(count)::value;
     constexpr Op kOp = decltype(kind)::value;
     const int64_t units = all / int64_t(sizeof(T) * kCount);
-    reduce_kernel<T, kCount, kOp>
-        <<<blocks_for(units), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-            static_cast<char*>(out), boxes, uint32_t(units));
+    launch({blocks_for(units), kThreads, 0, static_cast<cudaStream_t>(stream)},
+           reduce_kernel<T, kCount, kOp>, static_cast<char*>(out), boxes, uint32_t(units));
   });
   CONSISTENT_CHECK_CUDA(cudaGetLastError());
 }
