@@ -57,6 +57,7 @@ CONSISTENT_CLONES void add_rows(Dtype dtype, const AddRows& rows) { visit_float_
 void masked_embedding_cpu(void* out, Dtype dtype, const void* table, const int64_t* index,
                           double scale, const RowWindow& window, int64_t begin, int64_t end) {
   const int64_t bytes = window.width * size_of(dtype);
+  if (bytes == 0) return;
   for (int64_t i = begin; i < end; ++i) {
     char* to = static_cast<char*>(out) + i * bytes;
     const int64_t row = index[i] - window.start;

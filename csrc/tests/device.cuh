@@ -9,15 +9,21 @@
 
 namespace consistent {
 
+// `data` begins `skew` bytes beyond the address that was allocated, which is aligned to all types.
 struct DeviceBytes {
-  void* data = nullptr;
-  explicit DeviceBytes(size_t size) { CONSISTENT_CHECK_CUDA(cudaMalloc(&data, size ? size : 1)); }
-  explicit DeviceBytes(const void* from, size_t size) : DeviceBytes(size) {
+  void *memory = nullptr, *data = nullptr;
+  explicit DeviceBytes(size_t size, size_t skew = 0) {
+    CONSISTENT_CHECK_CUDA(cudaMalloc(&memory, size + skew ? size + skew : 1));
+    data = static_cast<char*>(memory) + skew;
+  }
+  explicit DeviceBytes(const void* from, size_t size, size_t skew = 0) : DeviceBytes(size, skew) {
     CONSISTENT_CHECK_CUDA(cudaMemcpy(data, from, size, cudaMemcpyHostToDevice));
   }
   DeviceBytes(const DeviceBytes&) = delete;
-  DeviceBytes(DeviceBytes&& other) : data(other.data) { other.data = nullptr; }
-  ~DeviceBytes() { cudaFree(data); }
+  DeviceBytes(DeviceBytes&& other) : memory(other.memory), data(other.data) {
+    other.memory = nullptr;
+  }
+  ~DeviceBytes() { cudaFree(memory); }
 
   std::vector<char> back(size_t size) const {
     std::vector<char> here(size);

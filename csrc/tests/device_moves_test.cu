@@ -14,41 +14,60 @@ namespace {
 
 char* start_of(const DeviceBytes& memory) { return static_cast<char*>(memory.data); }
 
-int64_t compare(const MoveCase& it) {
+// The memory of all peers, on both.
+struct Peers {
   std::vector<Bytes> here;
   std::vector<DeviceBytes> there;
   std::vector<char*> on_host, on_device;
-  for (int k = 0; k < it.peers; ++k) {
-    here.push_back(memory_of(it, k, bytes_of(it)));
-    there.emplace_back(here.back().data(), here.back().size());
+
+  // With `type`, a floating one, there are infinities and NaN in it.
+  explicit Peers(const MoveCase& it, const Type* type = nullptr) {
+    for (int k = 0; k < it.peers; ++k) {
+      here.push_back(memory_of(it, k, bytes_of(it)));
+      if (type != nullptr && k != 1) plant_specials(here.back(), it.skew, *type);
+      there.emplace_back(here.back().data(), here.back().size());
+      on_host.push_back(here.back().data());
+      on_device.push_back(start_of(there.back()));
+    }
   }
-  for (int k = 0; k < it.peers; ++k) {
-    on_host.push_back(here[size_t(k)].data());
-    on_device.push_back(start_of(there[size_t(k)]));
-  }
+};
+
+int64_t compare_copies(const MoveCase& it) {
+  const Peers peers(it);
+  Bytes wanted(size_t(part_bytes(it) * it.peers + it.skew));
+  const DeviceBytes made(wanted.data(), wanted.size());
+  Boxes taking, placing, taking_there, placing_there;
+  boxes_of(it, peers.on_host, wanted.data(), taking, placing);
+  boxes_of(it, peers.on_device, start_of(made), taking_there, placing_there);
+  copy_boxes_cpu(placing, taking);
+  copy_boxes_cuda(placing_there, taking_there, nullptr);
+  return made.back(wanted.size()) != wanted;
+}
+
+// The sums, largest and smallest numbers, the result `skew` bytes beyond an aligned address.
+int64_t compare_reductions(const MoveCase& it, const Peers& peers, Type type, int64_t skew) {
   int64_t wrong = 0;
-  {
-    Bytes wanted(size_t(part_bytes(it) * it.peers + it.skew));
-    const DeviceBytes made(wanted.data(), wanted.size());
-    Boxes taking, placing, taking_there, placing_there;
-    boxes_of(it, on_host, wanted.data(), taking, placing);
-    boxes_of(it, on_device, start_of(made), taking_there, placing_there);
-    copy_boxes_cpu(placing, taking);
-    copy_boxes_cuda(placing_there, taking_there, nullptr);
-    wrong += made.back(wanted.size()) != wanted;
+  for (const Op op : {Op::sum, Op::max, Op::min}) {
+    Boxes boxes, boxes_there;
+    for (char* memory : peers.on_host) boxes.add(taken(it, memory));
+    for (char* memory : peers.on_device) boxes_there.add(taken(it, memory));
+    Bytes wanted(size_t(part_bytes(it)));
+    const DeviceBytes made(wanted.size(), size_t(skew));
+    reduce_boxes_cpu(wanted.data(), boxes, type, op);
+    reduce_boxes_cuda(made.data, boxes_there, type, op, nullptr);
+    wrong += !alike(made.back(wanted.size()), wanted, type);
   }
+  return wrong;
+}
+
+int64_t compare(const MoveCase& it) {
+  int64_t wrong = compare_copies(it);
+  const Peers plain(it);
   for (const Type type : kTypes) {
     if (it.inner % size_of(type) != 0 || it.skew % size_of(type) != 0) continue;
-    for (const Op op : {Op::sum, Op::max, Op::min}) {
-      Boxes boxes, boxes_there;
-      for (char* memory : on_host) boxes.add(taken(it, memory));
-      for (char* memory : on_device) boxes_there.add(taken(it, memory));
-      Bytes wanted(size_t(part_bytes(it)));
-      const DeviceBytes made(wanted.size());
-      reduce_boxes_cpu(wanted.data(), boxes, type, op);
-      reduce_boxes_cuda(made.data, boxes_there, type, op, nullptr);
-      wrong += made.back(wanted.size()) != wanted;
-    }
+    wrong += compare_reductions(it, plain, type, 0);
+    if (infinity_of(type) == 0) continue;
+    wrong += compare_reductions(it, Peers(it, &type), type, size_of(type));
   }
   return wrong;
 }

@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -50,6 +51,20 @@ inline Bytes numbers(int64_t count, Dtype dtype, uint64_t seed) {
   return made;
 }
 
+// Puts infinities, NaN, -0 and the smallest number in some places.
+struct StoreSpecials {
+  Bytes& out;
+  template <class T>
+  void operator()(T) const {
+    constexpr double kSpecials[] = {INFINITY, NAN, -0.0, 1e-7, -INFINITY};
+    const size_t count = out.size() / sizeof(T);
+    for (size_t i = 0; i < std::min<size_t>(count / 3, 20); ++i) {
+      const T value = Storage<T>::store(Real<T>(kSpecials[i % 5]));
+      memcpy(out.data() + (i * 7919 + 2) % count * sizeof(T), &value, sizeof(T));
+    }
+  }
+};
+
 struct LoadNumber {
   const char* data;
   int64_t at;
@@ -77,12 +92,13 @@ inline double tolerance_of(Dtype dtype) {
                                : 3e-2;
 }
 
-// How many of `count` numbers are further apart than the dtype's rounding allows.
+// How many numbers are further apart than the dtype's rounding allows. A NaN is only like a NaN.
 inline int64_t apart(const Bytes& a, const Bytes& b, Dtype dtype, double tolerance) {
   int64_t wrong = 0;
   for (int64_t i = 0; i < int64_t(a.size()) / size_of(dtype); ++i) {
     const double x = number(a, dtype, i), y = number(b, dtype, i);
-    if (!(std::fabs(x - y) <= tolerance * (1 + std::fabs(y))) && x != y) ++wrong;
+    const bool close = x == y || std::fabs(x - y) <= tolerance * (1 + std::fabs(y));
+    if (!close && !(std::isnan(x) && std::isnan(y))) ++wrong;
   }
   return wrong;
 }
@@ -92,7 +108,8 @@ constexpr Dtype kFloats[] = {Dtype::f32, Dtype::f64, Dtype::f16, Dtype::bf16};
 inline std::vector<ClassSplit> class_splits() {
   return {{3, 5, 1, 2, false},    {2, 64, 1, 0, true},  {2, 2049, 1, 100, true},
           {1, 300, 17, 0, false}, {2, 257, 5, 3, true}, {2, 7, 33, 0, true},
-          {4, 0, 1, 0, true},     {0, 5, 1, 0, false}};
+          {4, 0, 1, 0, true},     {0, 5, 1, 0, false},  {7, 33, 1, 30, true},
+          {3, 19, 65, 4, true},   {5, 4, 40, 0, false}, {2, 0, 3, 0, true}};
 }
 
 inline std::vector<int64_t> targets(const ClassSplit& split) {
@@ -109,7 +126,8 @@ struct Look {
 };
 
 inline std::vector<Look> looks() {
-  return {{{1, 0, 3}, 7}, {{513, 2, 5}, 40}, {{8, 4, 0}, 5}, {{16, 0, 9}, 0}, {{1030, 1, 2}, 3}};
+  return {{{1, 0, 3}, 7},    {{513, 2, 5}, 40}, {{8, 4, 0}, 5}, {{16, 0, 9}, 0},
+          {{1030, 1, 2}, 3}, {{64, 1, 5}, 9},   {{0, 0, 4}, 6}, {{24, 3, 2}, 300}};
 }
 
 inline std::vector<int64_t> indices(const Look& look) {
@@ -152,7 +170,13 @@ inline std::vector<Fused> fused_cases() {
           {whole(5, 64), 320, 2, Activation::none, Norm::layer, true},
           {whole(2, 3000), 6000, 8, Activation::relu, Norm::rms, false},
           {{4, 16, 2, 80, 32}, 2 * 80, 3, Activation::silu, Norm::layer, true},
-          {whole(1, 60000), 60000, 2, Activation::relu, Norm::layer, true}};
+          {whole(1, 60000), 60000, 2, Activation::relu, Norm::layer, true},
+          {whole(3, 41601), 3 * 41601, 1, Activation::none, Norm::rms, true},
+          {whole(9, 24), 9 * 24, 7, Activation::gelu, Norm::layer, false},
+          {whole(4, 9), 4 * 9, 6, Activation::gelu_tanh, Norm::rms, true},
+          {whole(1, 16), 16, 5, Activation::relu, Norm::none, true},
+          {whole(0, 8), 0, 2, Activation::none, Norm::none, false},
+          {whole(3, 0), 0, 2, Activation::none, Norm::layer, false}};
 }
 
 // The inputs of a fused case, in host memory.

@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -29,9 +30,13 @@ inline std::vector<MoveCase> move_cases() {
         cases.push_back({peers, 1, 40, inner, 0, 40, skew});
         cases.push_back({peers, 7, 33, inner, 5, 9, skew});
         cases.push_back({peers, 3, 16, inner, 16, 0, skew});
-        cases.push_back({peers, 64, 256, inner, 128, 128, skew});
+        cases.push_back({peers, 16, 96, inner, 30, 40, skew});
       }
     }
+  }
+  for (const int peers : {3, 4, 6, 7, 8, 32}) {
+    cases.push_back({peers, 5, 33, 16, 7, 9, 0});
+    cases.push_back({peers, 5, 33, 8, 7, 9, 8});
   }
   return cases;
 }
@@ -40,6 +45,50 @@ inline Bytes memory_of(const MoveCase& it, int peer, int64_t bytes) {
   Bytes memory(size_t(bytes + it.skew));
   for (size_t i = 0; i < memory.size(); ++i) memory[i] = char((i * 7 + size_t(peer) * 31) % 61);
   return memory;
+}
+
+// The upper 16 bits of a floating type's infinity; 0 for other types.
+inline unsigned infinity_of(Type type) {
+  switch (type) {
+    case Type::float64:
+      return 0x7FF0;
+    case Type::float16:
+      return 0x7C00;
+    case Type::float32:
+    case Type::bfloat16:
+      return 0x7F80;
+    default:
+      return 0;
+  }
+}
+
+// Puts infinities and NaN of a floating type in some places, beyond the first `skew` bytes.
+inline void plant_specials(Bytes& memory, int64_t skew, Type type) {
+  const size_t size = size_t(size_of(type)), count = (memory.size() - size_t(skew)) / size;
+  for (size_t i = 0; i < std::min<size_t>(count / 3, 20); ++i) {
+    char* const to = memory.data() + skew + (i * 7919 + 2) % count * size;
+    const uint16_t upper = uint16_t(infinity_of(type) | i % 2 << 15 | unsigned(i % 3 == 0));
+    memset(to, 0, size);
+    memcpy(to + size - 2, &upper, 2);
+  }
+}
+
+inline bool is_nan(const char* element, Type type) {
+  const int size = size_of(type);
+  uint64_t bits = 0;
+  memcpy(&bits, element, size_t(size));
+  const uint64_t sign = uint64_t(1) << (8 * size - 1);
+  return infinity_of(type) != 0 && (bits & ~sign) > uint64_t(infinity_of(type)) << (8 * size - 16);
+}
+
+// The same bytes, but for the bits of NaN, which are others on CUDA.
+inline bool alike(const Bytes& a, const Bytes& b, Type type) {
+  const size_t size = size_t(size_of(type));
+  for (size_t at = 0; at + size <= a.size(); at += size) {
+    const bool same = memcmp(a.data() + at, b.data() + at, size) == 0;
+    if (!same && !(is_nan(a.data() + at, type) && is_nan(b.data() + at, type))) return false;
+  }
+  return a.size() == b.size();
 }
 
 inline int64_t bytes_of(const MoveCase& it) { return it.outer * it.whole * it.inner; }

@@ -11,12 +11,21 @@
 namespace consistent {
 namespace {
 
-int64_t compare(Dtype dtype, const Fused& it) {
-  const FusedInputs given(it, dtype);
+// How the memory lies and what is in it.
+struct Memory {
+  bool skewed;   // parts, residual and results begin an element beyond an aligned address
+  bool special;  // the first part has infinities and NaN
+  bool total;    // the total is wanted too
+};
+
+int64_t compare(Dtype dtype, Dtype made_as, const Fused& it, const Memory& memory) {
+  FusedInputs given(it, dtype);
+  if (memory.special) visit_float_type(dtype, StoreSpecials{given.parts[0]});
   const Epilogue here = epilogue_of(it, given, [](const Bytes& x) { return x.data(); });
   std::vector<DeviceBytes> kept;
   const auto there = [&](const Bytes& x) {
-    kept.emplace_back(x.data(), x.size());
+    const bool vector = x.size() == size_t(it.slice.columns * size_of(real_of(dtype)));
+    kept.emplace_back(x.data(), x.size(), memory.skewed && !vector ? size_of(dtype) : 0);
     return static_cast<const void*>(kept.back().data);
   };
   Parts parts, copies;
@@ -27,13 +36,27 @@ int64_t compare(Dtype dtype, const Fused& it) {
     copies.data[p] = there(given.parts[size_t(p)]);
   }
   const Epilogue on_device = epilogue_of(it, given, there);
-  const size_t bytes = size_t(it.slice.rows * it.slice.columns * size_of(dtype));
-  Bytes out(bytes), total(bytes);
-  reduce_shards_cpu(out.data(), total.data(), dtype, parts, here, it.slice, 0, it.slice.rows);
-  const DeviceBytes made(bytes), sum(bytes);
-  reduce_shards_cuda(made.data, sum.data, dtype, copies, on_device, it.slice, nullptr);
-  const double close = 2 * tolerance_of(dtype);
-  return apart(made.back(bytes), out, dtype, close) + apart(sum.back(bytes), total, dtype, close);
+  const size_t bytes = size_t(it.slice.rows * it.slice.columns * size_of(made_as));
+  Bytes out(bytes), total(memory.total ? bytes : 0);
+  reduce_shards_cpu(out.data(), memory.total ? total.data() : nullptr, made_as, parts, here,
+                    it.slice, 0, it.slice.rows);
+  const size_t skew = memory.skewed ? size_t(size_of(made_as)) : 0;
+  const DeviceBytes made(bytes, skew), sum(total.size(), skew);
+  reduce_shards_cuda(made.data, memory.total ? sum.data : nullptr, made_as, copies, on_device,
+                     it.slice, nullptr);
+  const double close = 2 * tolerance_of(made_as);
+  return apart(made.back(bytes), out, made_as, close) +
+         apart(sum.back(total.size()), total, made_as, close);
+}
+
+int64_t compare_all(Dtype dtype, const Fused& it) {
+  int64_t wrong = 0;
+  for (const Memory memory :
+       {Memory{false, false, true}, {true, false, false}, {true, true, true}}) {
+    wrong += compare(dtype, dtype, it, memory);
+    if (size_of(dtype) == 2) wrong += compare(dtype, Dtype::f32, it, memory);
+  }
+  return wrong + compare(dtype, dtype, it, {false, true, false});
 }
 
 void timing() {
@@ -77,7 +100,7 @@ int main(int words, char**) {
   using namespace consistent;
   int64_t wrong = 0;
   for (Dtype dtype : kFloats) {
-    for (const Fused& it : fused_cases()) wrong += compare(dtype, it);
+    for (const Fused& it : fused_cases()) wrong += compare_all(dtype, it);
   }
   printf(wrong ? "CUDA and CPU differ\n" : "CUDA and CPU agree\n");
   if (words < 2) timing();
