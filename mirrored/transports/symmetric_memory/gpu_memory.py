@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import (
 )
 
 from ...comm import Ranks
+from .. import side_stream
 
 
 class GpuMemory:
@@ -42,13 +43,13 @@ class GpuMemory:
         # next barrier would tell the other GPUs that they have finished.
         if self._last is not None:
             stream, event = self._last
-            now = torch.cuda.current_stream(self._device)
+            now = side_stream.cuda.current_stream(self._device)
             if now != stream:
                 now.wait_event(event)
 
     def end(self) -> None:
         """Note the end of a step on the current stream, before other work is queued there."""
-        stream = torch.cuda.current_stream(self._device)
+        stream = side_stream.cuda.current_stream(self._device)
         self._last = stream, stream.record_event()
 
     def barrier(self, timeout_s: float) -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _resolve_process_group
 
-from mirrored.transports.symmetric_memory import gpu_memory
+from mirrored.transports import side_stream
 from mirrored.transports.symmetric_memory.gpu_memory import GpuMemory, Renumbered, registered
 
 
@@ -59,7 +59,7 @@ def test_a_step_on_another_stream_waits_for_the_last_step_and_not_for_later_work
     memory._device, memory._last = torch.device("cuda", 0), None
     for stream, kernels in ((program, 2), (program, 3), (side, 1), (side, 1), (program, 1)):
         cuda = SimpleNamespace(current_stream=lambda device, stream=stream: stream)
-        monkeypatch.setattr(gpu_memory.torch, "cuda", cuda)
+        monkeypatch.setattr(side_stream, "cuda", cuda)
         memory.begin()
         stream.done += kernels
         memory.end()
