@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -109,7 +110,7 @@ class Transport(ABC):
 
     def device(self, kind: str) -> torch.device:
         """Where this process keeps its tensors of a placement on devices of this kind."""
-        return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else _CPU
+        return _gpu(torch.cuda.current_device()) if kind == "cuda" else _CPU
 
     @abstractmethod
     def all_reduce_async(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Handle:
@@ -356,6 +357,13 @@ class Transport(ABC):
         `peers`.
         """
         return nullcontext(([self.reduce_scatter(x, dim, sizes, ranks)], 0))
+
+
+@lru_cache
+def _gpu(index: int) -> torch.device:
+    # Modes see `torch.device(...)`: one that records a program would give another.
+    with torch._C.DisableTorchFunction():
+        return torch.device("cuda", index)
 
 
 def check_member(what: str, rank: int, ranks: Ranks, *tensors: Tensor) -> int:

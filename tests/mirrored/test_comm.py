@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 import mirrored
 from mirrored.transports.counting import counting
@@ -179,3 +180,20 @@ def test_use_holds_for_one_thread_and_nests() -> None:
         assert current() is outer
         assert simulate(lambda rank: current().rank, 2) == [0, 1]
     assert current().size == 1
+
+
+class Elsewhere(TorchFunctionMode):
+    """Makes what a program asks for on another device, as one that records stages does."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: Any = None
+    ) -> Any:
+        return torch.device("meta") if func is torch.device else func(*args, **(kwargs or {}))
+
+
+def test_no_mode_of_the_program_changes_where_tensors_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    with Elsewhere():
+        assert torch.device("cuda", 3).type == "meta"
+        kinds = [current().device(kind) for kind in ("cpu", "cuda")]
+    assert [str(kind) for kind in kinds] == ["cpu", "cuda:3"]
