@@ -48,7 +48,7 @@ def ordered_reduce(pieces: Sequence[Tensor], op: str = "sum", out: Tensor | None
         op = "min" if op == "min" else "max"
     if dtype == torch.uint64:  # torch has no arithmetic of its own for it
         return _unsigned(ordered_reduce([_signed(piece, op) for piece in pieces], op), op)
-    wide = _ACCUMULATE.get(dtype, dtype)
+    wide = accumulated_in(dtype)
     each = (piece.detach().to(wide) for piece in pieces)
     first, second = next(each), next(each, None)
     if second is None:
@@ -62,6 +62,11 @@ def ordered_reduce(pieces: Sequence[Tensor], op: str = "sum", out: Tensor | None
         fold = torch.maximum if op == "max" else torch.minimum
         total = reduce(fold, each, fold(first, second))
     return total.to(dtype)
+
+
+def accumulated_in(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of sums of numbers of `dtype` before they are rounded to it."""
+    return _ACCUMULATE.get(dtype, dtype)
 
 
 def _signed(x: Tensor, op: str) -> Tensor:

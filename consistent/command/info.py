@@ -13,10 +13,9 @@ from pathlib import Path
 import torch
 
 from mirrored.comm import Transport
-from mirrored.transports import _C  # pyright: ignore[reportAttributeAccessIssue]
 from mirrored.transports.base.wrapper import Wrapper
 from mirrored.transports.default import current
-from mirrored.transports.shared_memory.segments import MOST_RANKS, SWITCH, is_wanted
+from mirrored.transports.shared_memory.segments import MOST_RANKS, SWITCH, host, is_wanted
 from mirrored.transports.tuning import table
 
 from ..doctor.installation import NATIVE, version
@@ -84,10 +83,12 @@ def ranks_report() -> list[str]:
             "to see how ranks reach each other: torchrun --nproc_per_node 2 -m consistent info",
         ]
     world = tuple(range(transport.size))
-    wanted, hosts = zip(*transport.gather_objects((is_wanted(world), _C.host_identity()), world))
+    wanted, hosts = zip(*transport.gather_objects((is_wanted(world), host()), world))
     lines = [f"{transport.size} ranks on {_count(len(set(hosts)), 'host')}"]
     if transport.shares(world, "cpu"):  # a collective, as is the gathering of notes
         way = f"shared memory, for all ranks are on this host ({_shared_memory()})"
+    elif 1 < len(set(hosts)) < len(world) and all(wanted):
+        way = "shared memory inside each host, messages by gloo between hosts"
     else:
         way = f"messages by gloo, for {_why_messages(world, all(wanted), len(set(hosts)))}"
     lines.append(f"CPU tensors: {way}")

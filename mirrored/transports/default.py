@@ -15,9 +15,9 @@ from contextlib import contextmanager
 import torch
 
 from ..comm import Transport
+from .several_hosts import SeveralHosts
 from .shared_memory import SharedMemory
 from .symmetric_memory import SymmetricMemory
-from .torch_dist import TorchDist
 
 
 class _Thread(threading.local):
@@ -35,7 +35,7 @@ def current() -> Transport:
 
 def _make_default() -> Transport:
     global _default
-    shared = SharedMemory(TorchDist())
+    shared = SharedMemory(SeveralHosts())
     _default = SymmetricMemory(shared) if torch.cuda.is_available() else shared
     return _default
 

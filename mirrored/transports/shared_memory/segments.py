@@ -7,7 +7,7 @@ import pickle
 import warnings
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...comm import Ranks, Transport
 from .. import _C  # pyright: ignore[reportAttributeAccessIssue]
@@ -16,14 +16,23 @@ from ..faults.place import place_of
 from ..torch_dist import TorchDist
 
 SWITCH = "CONSISTENT_SHARED_MEMORY"
+HOST = "CONSISTENT_HOST"
 MOST_RANKS = 64
 
 
-def make(messages: TorchDist, ranks: Ranks, slot_bytes: int, timeout_s: float) -> Any:
-    """The members' meeting place (`_C.Group`), made by the first member and mapped by the others.
+class Made(NamedTuple):
+    """The members' meeting place (`_C.Group`); None if they share no memory. Then `hosts` says
+    where each is, if it is because they are on several."""
 
-    None if they share no memory: without a warning if that was switched off or they are on several
-    hosts, with a warning if it failed. They agree by `messages`.
+    group: Any = None
+    hosts: Sequence[str] | None = None
+
+
+def make(messages: TorchDist, ranks: Ranks, slot_bytes: int, timeout_s: float) -> Made:
+    """A meeting place, made by the first member and mapped by the others.
+
+    There is a warning if that failed, and none if it was switched off or they are on several hosts.
+    They agree by `messages`.
     """
     me, group, fault = ranks.index(messages.rank), None, ""
     watch = messages.watch
@@ -34,9 +43,14 @@ def make(messages: TorchDist, ranks: Ranks, slot_bytes: int, timeout_s: float) -
     if wanted and me == 0:
         group, fault = _attempt(None, me, ranks, slot, *rest)
         name = group.name if group else None
-    told = messages.gather_objects((wanted, _C.host_identity(), name, fault), ranks)
-    if not all(note[0] for note in told) or len({note[1] for note in told}) > 1:
-        return None  # switched off, or on several hosts
+    told = messages.gather_objects((is_switched_on(), host(), name, fault), ranks)
+    hosts = [note[1] for note in told]
+    if not all(note[0] for note in told):
+        return Made()
+    if len(set(hosts)) > 1:
+        return Made(hosts=hosts)
+    if not wanted:
+        return Made()
     name, fault = told[0][2:]
     if name is not None and me > 0:
         group, fault = _attempt(name, me, ranks, slot, *rest)
@@ -44,10 +58,10 @@ def make(messages: TorchDist, ranks: Ranks, slot_bytes: int, timeout_s: float) -
     faults = messages.gather_objects(fault, ranks)
     if group is None or any(faults):
         warn(ranks, "memory", next(filter(None, faults)), "Make room in /dev/shm")
-        return None
+        return Made()
     if me == 0:
         group.unlink()
-    return group
+    return Made(group)
 
 
 def _with_places(ranks: Ranks, group: Any, text: str) -> str:
@@ -75,9 +89,20 @@ def grow(group: Any, nbytes: int, ranks: Ranks, messages: Transport) -> bool:
     return True
 
 
+def is_switched_on() -> bool:
+    """Whether this rank may share memory."""
+    return os.environ.get(SWITCH, "1") != "0"
+
+
 def is_wanted(ranks: Sequence[int]) -> bool:
     """Whether these ranks should share memory where they can."""
-    return os.environ.get(SWITCH, "1") != "0" and len(ranks) <= MOST_RANKS
+    return is_switched_on() and len(ranks) <= MOST_RANKS
+
+
+def host() -> str:
+    """What is equal for ranks that can share memory. CONSISTENT_HOST in the environment of some
+    tells them apart from others on the same machine."""
+    return f"{_C.host_identity()} {os.environ.get(HOST, '')}"
 
 
 def warn(ranks: Ranks, what: str, fault: str, instead: str) -> None:

@@ -13,7 +13,8 @@ float32: they give the bits of `ordered_reduce`, on every rank and in every run.
 
 A move that the transport below does faster goes there, after the headers were found to fit.
 CONSISTENT_SHARED_MEMORY=0 in the environment of one member switches shared memory off for the
-group.
+group. The transport below is told of a group on several hosts: its members of one host are a group
+that shares memory.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class SharedMemory(Wrapper):
                 return None
             if world is not self._world():
                 self._groups, self._messages, self._world = {}, {}, weakref.ref(world)
+                self.inner.forget_hosts()
         try:
             return self._groups[ranks]
         except KeyError:
@@ -85,8 +87,10 @@ class SharedMemory(Wrapper):
         with self._making, unseen():
             if ranks not in self._groups:
                 made = segments.make(self.inner, ranks, self.slot_bytes, self.inner.timeout_s())
-                self._groups[ranks] = made
-                if made is not None:
+                if made.hosts is not None:
+                    self.inner.split(ranks, made.hosts, self)
+                self._groups[ranks] = made.group
+                if made.group is not None:
                     self.inner.watch.waiters.add(self)
                     self._use(kept_or_measured(self._ways(ranks)), ranks)
         return self._groups[ranks]

@@ -7,14 +7,13 @@ messages are started before any is waited for, so that their latencies do not ad
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ...comm import Later, Ranks, Waitable, joinable, resized
-from ...reduction import ordered_reduce
+from ...comm import Handle, Later, Ranks, Waitable, joinable, resized
 
 # A tensor of at most so many bytes is packed: two copies of it take less time than a message of its
 # own takes to be started and received (0.4 ms on two cores that also compute).
@@ -29,9 +28,7 @@ class Sender(Protocol):
 
     def _gather(self, name: str, x: Tensor, out: Sequence[Tensor], ranks: Ranks) -> Waitable: ...
 
-    def _trade(
-        self, name: str, pieces: Sequence[Tensor], out: Sequence[Tensor], ranks: Ranks
-    ) -> Waitable: ...
+    def _scatter(self, parts: Sequence[Tensor], ranks: Ranks, op: str, at_once: bool) -> Handle: ...
 
 
 class _All:
@@ -93,41 +90,33 @@ def reduce_scatter(
     dims: Sequence[int],
     sizes: Sequence[Sequence[int]],
     ranks: Ranks,
+    *,
     op: str,
+    at_once: bool,
 ) -> Later:
-    """Start `Transport.reduce_scatter_several`, of which `wait()` gives the results."""
+    """Start `Transport.reduce_scatter_several`, of which `wait()` gives the results. With `at_once`
+    that needs no other rank to go on: all messages have been started by then."""
     me, n = ranks.index(sent.rank), len(ranks)
     cut = [x.split(list(own), dim) for x, dim, own in zip(xs, dims, sizes, strict=True)]
     packed, alone = _sorted_out(xs, dims, sizes)
-    waits: list[Waitable] = []
-    sums: list[Callable[[], Tensor]] = [lambda: xs[0]] * len(xs)
-
-    def trade(going: list[Tensor]) -> list[Tensor]:
-        coming = [going[me] if k == me else torch.empty_like(going[me]) for k in range(n)]
-        waits.append(sent._trade("all_to_all", going, coming, ranks))
-        return coming
-
+    handles: list[Handle] = []
     if packed:
-        coming = trade([torch.cat([cut[i][k].reshape(-1) for i in packed]) for k in range(n)])
-        counts, total = [cut[i][me].numel() for i in packed], _Once(coming, op)
-        for position, i in enumerate(packed):
-            sums[i] = lambda p=position, s=cut[i][me].shape: total().split(counts)[p].view(s)
+        going = [torch.cat([cut[i][k].reshape(-1) for i in packed]) for k in range(n)]
+        handles.append(sent._scatter(going, ranks, op, at_once))
     for i in alone:
-        sums[i] = _Once(trade([part.contiguous() for part in cut[i]]), op)
-    return Later(_All(waits), lambda: [each() for each in sums])
+        parts = [part.contiguous() for part in cut[i]]
+        handles.append(sent._scatter(parts, ranks, op, at_once))
 
+    def results() -> list[Tensor]:
+        sums = [handle.wait() for handle in handles]
+        if packed:
+            shapes = [cut[i][me].shape for i in packed]
+            parts = sums.pop(0).split([math.prod(shape) for shape in shapes])
+            sums = [part.view(shape) for part, shape in zip(parts, shapes)] + sums
+        found = dict(zip([*packed, *alone], sums, strict=True))
+        return [found[i] for i in range(len(xs))]
 
-class _Once:
-    """The sum of what has arrived, made when it is first asked for."""
-
-    def __init__(self, pieces: list[Tensor], op: str) -> None:
-        self._pieces, self._op = pieces, op
-        self._made: Tensor | None = None
-
-    def __call__(self) -> Tensor:
-        if self._made is None:
-            self._made, self._pieces = ordered_reduce(self._pieces, self._op), []
-        return self._made
+    return Later(_All([]), results)
 
 
 def _sorted_out(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import pickle
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
-from ...comm import Done, Handle, Later, Ranks, Waitable
+from ...comm import Done, Handle, Later, Ranks, Transport, Waitable
 from ...reduction import WIDER, ordered_reduce
 from ..faults.watch import Watch
 from . import messages, several
@@ -80,6 +80,13 @@ class TorchDist(Described):
     def shares(self, ranks: Ranks, kind: str, nbytes: int = 0) -> bool:
         world().check_reachable(ranks)
         return False
+
+    def split(self, ranks: Ranks, names: Sequence[Hashable], inside: Transport) -> None:
+        """Be told that `ranks` are on hosts of these names, and that those of one host share memory
+        by `inside`. Here they send messages all the same."""
+
+    def forget_hosts(self) -> None:
+        """Forget what `split` has told: ranks are those of another world now."""
 
     def abandon(self, why: str) -> bool:
         watch = world().watch
@@ -156,6 +163,14 @@ class TorchDist(Described):
         world().carry_out(name, pieces[0], ranks, lambda: start().wait())
         return Done(pieces[0])
 
+    def _scatter(self, parts: Sequence[Tensor], ranks: Ranks, op: str, at_once: bool) -> Handle:
+        """Start to combine all ranks' `parts[k]` on `ranks[k]`. With `at_once` waiting for it needs
+        no other rank to go on."""
+        own = ranks.index(self.rank)
+        coming = [x if k == own else torch.empty_like(parts[own]) for k, x in enumerate(parts)]
+        arriving = self._trade("all_to_all", parts, coming, ranks)
+        return Later(arriving, lambda: ordered_reduce(coming, op))
+
     # ---- several at once ------------------------------------------------------------------------
 
     def overlaps(self, ranks: Ranks, kind: str) -> bool:
@@ -202,7 +217,9 @@ class TorchDist(Described):
         self.check("reduce_scatter", ranks, *xs)
         given = [x.detach() for x in xs]
         with part_of("reduce_scatter_several", op, *map(cut, xs, dims, sizes)):
-            return several.reduce_scatter(self, given, dims, sizes, ranks, op).wait()
+            return several.reduce_scatter(
+                self, given, dims, sizes, ranks, op=op, at_once=False
+            ).wait()
 
     def start_reduce_scatter_several(
         self,
@@ -216,7 +233,7 @@ class TorchDist(Described):
         self.check("reduce_scatter", ranks, *xs)
         given = [x.detach() for x in xs]
         with part_of("start_reduce_scatter_several", *map(cut, xs, dims, sizes)):
-            return several.reduce_scatter(self, given, dims, sizes, ranks, "sum")
+            return several.reduce_scatter(self, given, dims, sizes, ranks, op="sum", at_once=True)
 
     # ---- exchanges ------------------------------------------------------------------------------
 

@@ -1,0 +1,82 @@
+"""Gathers and exchanges of ranks on several hosts.
+
+```
+          host 0        host 1                     host 0        host 1
+rank    0        1    2        3                 0        1    2        3
+sent    0 ---------> 2                           2 <--------- 0             each piece once
+                 1 ----------> 3                          3 <--------- 1
+inside  0, 1     0, 1                            2, 3     2, 3              through memory
+```
+
+In an all-gather each piece goes once to each other host, where it is received by one rank, and
+through memory to that rank's neighbours. In an all-to-all each piece is for one rank: between hosts
+it is a message, inside one it goes through memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ...comm import Transport
+from ..torch_dist.messages import Posted, flat
+from .hosts import Hosts
+
+
+class Gathering:
+    """An all-gather under way into `out`, in which this rank's own piece is there.
+
+    It begins with what is on this host, while messages travel; `wait()` passes on what has come.
+    """
+
+    def __init__(
+        self, name: str, x: Tensor, out: Sequence[Tensor], hosts: Hosts, inside: Transport
+    ) -> None:
+        self._out = [flat(piece) for piece in out]
+        self._hosts, self._inside = hosts, inside
+        me, ranks, x = hosts.me, hosts.ranks, x.contiguous()
+        others = [host for host in range(len(hosts.members)) if host != hosts.host]
+        sends = [(ranks[hosts.partner(me, host)], x) for host in others if x.numel()]
+        # The pieces from elsewhere that each rank of this host receives.
+        away = [k for host in others for k in hosts.members[host] if out[k].numel()]
+        self._shares = {
+            member: [k for k in away if hosts.partner(k, hosts.host) == member]
+            for member in hosts.mine
+        }
+        receives = [(ranks[k], out[k]) for k in self._shares[me]]
+        self._posted = Posted(name, x, sends, receives, ranks)
+        self._pass_on({member: member for member in hosts.mine})
+
+    def wait(self) -> None:
+        self._posted.wait()
+        for turn in range(max(map(len, self._shares.values()))):
+            self._pass_on({m: own[turn] for m, own in self._shares.items() if turn < len(own)})
+
+    def _pass_on(self, pieces: dict[int, int]) -> None:
+        """Give the neighbours one piece of each rank: `pieces[member]` is its position."""
+        hosts = self._hosts
+        nothing = self._out[0][:0]
+        out = [self._out[pieces[m]] if m in pieces else nothing for m in hosts.mine]
+        if len(hosts.mine) > 1 and any(x.numel() for x in out):
+            own = out[hosts.mine.index(hosts.me)]
+            self._inside.all_gather(own, [x.shape for x in out], hosts.peers, out)
+
+
+def trade(
+    name: str,
+    pieces: Sequence[Tensor],
+    out: Sequence[Tensor],
+    hosts: Hosts,
+    inside: Transport,
+) -> Posted:
+    """Start an all-to-all; what comes from this host is there at once."""
+    away = [k for k in range(len(hosts.ranks)) if hosts.of[k] != hosts.host]
+    sends = [(hosts.ranks[k], pieces[k]) for k in away if pieces[k].numel()]
+    receives = [(hosts.ranks[k], out[k]) for k in away if out[k].numel()]
+    posted = Posted(name, pieces[hosts.me], sends, receives, hosts.ranks)
+    coming = [flat(out[k]) for k in hosts.mine]
+    inside.all_to_all(
+        [flat(pieces[k]) for k in hosts.mine], [x.shape for x in coming], hosts.peers, coming
+    )
+    return posted

@@ -1,0 +1,268 @@
+"""Reductions of ranks on several hosts, in the order of ranks; `routes.py` says which way.
+
+```
+          host 0: ranks 0, 1                       host 1: ranks 2, 3
+started   addends that are added up here go        addends that are added up here go through
+          through memory to the rank that adds     memory; those that host 0 adds up are sent
+          them; sums of the first host are sent
+wait      what came is added                       what came is added
+```
+
+All that goes through memory goes when the reduction starts, so that `wait()` needs no neighbour.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...comm import Later, Transport, Waitable
+from ...reduction import accumulated_in, ordered_reduce
+from ..torch_dist.described import call_under_way, resumed
+from ..torch_dist.messages import Posted
+from .hosts import Hosts
+from .moves import Gathering
+from .routes import Stage, route
+
+# An all-reduce takes one round of messages, in which each host sends the addends of all its ranks,
+# if it so sends at most this many bytes more than their sum has. That takes less time than a second
+# round, on a link of 1 Gbit/s as well.
+SMALL = 32 * 1024
+# A longer one is sent in pieces: while one goes on to the next host, or back, another one comes.
+PIECE = 1 << 20
+
+
+class _Adding(NamedTuple):
+    """What this rank adds up of a part: what comes from the stage before, and the addends. The sum
+    goes to the rank `to`, or stays if that is None."""
+
+    before: Tensor | None
+    coming: Posted | None
+    addends: list[Tensor]
+    to: int | None
+    name: str
+    is_last: bool
+
+
+# (the part's target, the number of the stage, the stage, addends by position)
+_Found = tuple[int, int, Stage, dict[int, Tensor]]
+
+
+class Reducing:
+    """A reduction under way of `parts`, of which rank k gets part k; `wait()` gives this rank's.
+
+    Args:
+        parts: contiguous, of one dim.
+        at_once: no rank waits for one message before it sends another.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parts: Sequence[Tensor],
+        hosts: Hosts,
+        inside: Transport,
+        *,
+        op: str,
+        at_once: bool,
+    ) -> None:
+        self._name, self._parts, self._hosts, self._inside = name, parts, hosts, inside
+        self._op, self._call = op, call_under_way()
+        self._wide = accumulated_in(parts[0].dtype)
+        wider = self._wide.itemsize // parts[0].dtype.itemsize
+        self._routes = {
+            target: route(hosts.of, target, wider, at_once)
+            for target, part in enumerate(parts)
+            if part.numel()
+        }
+        self._total, self._under_way = parts[hosts.me], list[Posted]()
+        self._to_do = self._prepared()
+        first = [adding for adding in self._to_do if adding.coming is None]
+        self._to_do = [adding for adding in self._to_do if adding.coming is not None]
+        for adding in first:
+            self._add(adding)
+
+    def advance(self) -> None:
+        """Add up, and send on, what comes here."""
+        to_do, self._to_do = self._to_do, []
+        with resumed(self._call):
+            for adding in to_do:
+                self._add(adding)
+
+    def wait(self) -> Tensor:
+        """This rank's part of the sum; its memory may be that of the part that was given."""
+        self.advance()
+        for posted in self._under_way:
+            posted.wait()
+        self._under_way = []
+        return self._total
+
+    # ---- what goes where ------------------------------------------------------------------------
+
+    def _stages(self) -> Iterator[tuple[int, int, Stage]]:
+        """(target, number, stage), first stages first: no stage waits for a later one."""
+        for number in range(max(map(len, self._routes.values()), default=0)):
+            for target, stages in self._routes.items():
+                if number < len(stages):
+                    yield target, number, stages[number]
+
+    def _prepared(self) -> list[_Adding]:
+        """Send and receive all addends; what is to be added up here."""
+        me, ranks = self._hosts.me, self._hosts.ranks
+        near: dict[int, list[Tensor]] = defaultdict(list)  # by the position that adds them up
+        sends, receives, found = [], [], []
+        for target, number, stage in self._stages():
+            part = self._parts[target]
+            if stage.worker == me:
+                away = {k: torch.empty_like(part) for k in stage.adds if self._is_away(k)}
+                receives += [(ranks[k], x) for k, x in away.items()]
+                found.append((target, number, stage, {me: part, **away}))
+            elif me in stage.adds and self._is_away(stage.worker):
+                sends.append((ranks[stage.worker], part))
+            elif me in stage.adds:
+                near[stage.worker].append(part)
+        posted = Posted(f"{self._name}, addends", self._parts[me], sends, receives, ranks)
+        self._under_way.append(posted)
+        self._swap_near(near, found)
+        self._expect_total()
+        return [self._adding(*each) for each in found]
+
+    def _is_away(self, position: int) -> bool:
+        return self._hosts.of[position] != self._hosts.host
+
+    def _swap_near(self, near: dict[int, list[Tensor]], found: list[_Found]) -> None:
+        """Send the addends that neighbours add up, and receive theirs, through memory."""
+        hosts = self._hosts
+        if len(hosts.mine) == 1:
+            return
+        due: dict[int, list[tuple[int, dict[int, Tensor]]]] = {k: [] for k in hosts.mine}
+        for target, _, stage, addends in found:
+            for k in stage.adds:
+                if k not in addends:
+                    due[k].append((self._parts[target].numel(), addends))
+        nothing = self._parts[0][:0]
+        pieces = [_joined(near[k], nothing) for k in hosts.mine]
+        shapes = [(sum(size for size, _ in due[k]),) for k in hosts.mine]
+        arrived = self._inside.all_to_all(pieces, shapes, hosts.peers)
+        for k, piece in zip(hosts.mine, arrived, strict=True):
+            parts = piece.split([size for size, _ in due[k]])
+            for (_, addends), part in zip(due[k], parts):
+                addends[k] = part
+
+    def _adding(
+        self, target: int, number: int, stage: Stage, addends: dict[int, Tensor]
+    ) -> _Adding:
+        hosts, stages = self._hosts, self._routes[target]
+        before, coming = None, None
+        if number:
+            before = torch.empty_like(self._parts[target], dtype=self._wide)
+            source = hosts.ranks[stages[number - 1].worker]
+            name = self._message(target, number - 1)
+            coming = Posted(name, before, [], [(source, before)], hosts.ranks)
+        elif any(map(self._is_away, stage.adds)):
+            coming = self._under_way[0]
+        is_last = number == len(stages) - 1
+        to = target if is_last else stages[number + 1].worker
+        name = self._message(target, number)
+        to = None if to == hosts.me else hosts.ranks[to]
+        return _Adding(before, coming, [addends[k] for k in stage.adds], to, name, is_last)
+
+    def _expect_total(self) -> None:
+        """Receive this rank's part, if another one adds it up last."""
+        hosts = self._hosts
+        stages = self._routes.get(hosts.me, ())
+        if not stages or stages[-1].worker == hosts.me:
+            return
+        self._total = torch.empty_like(self._parts[hosts.me])
+        name, source = self._message(hosts.me, len(stages) - 1), hosts.ranks[stages[-1].worker]
+        self._under_way.append(Posted(name, self._total, [], [(source, self._total)], hosts.ranks))
+
+    def _message(self, target: int, number: int) -> str:
+        return f"{self._name}, sum {number} of part {target}"
+
+    def _add(self, adding: _Adding) -> None:
+        if adding.coming is not None:
+            self._under_way[0].wait()  # addends of other hosts
+            adding.coming.wait()
+        pieces = [x.to(self._wide) for x in adding.addends]
+        if adding.before is not None:
+            pieces.insert(0, adding.before)
+        total = ordered_reduce(pieces, self._op)
+        if adding.is_last:
+            total = total.to(self._parts[0].dtype)
+        if adding.to is None:
+            self._total = total
+            return
+        ranks = self._hosts.ranks
+        self._under_way.append(Posted(adding.name, total, [(adding.to, total)], [], ranks))
+
+
+def _joined(xs: Sequence[Tensor], nothing: Tensor) -> Tensor:
+    return xs[0] if len(xs) == 1 else torch.cat([nothing, *xs])
+
+
+class AllReducing:
+    """An all-reduce of a contiguous `x` under way: pieces of it are added up on the host that adds
+    last, and gathered from there.
+
+    Between two hosts this sends each byte there and back once, as few as any way.
+    """
+
+    def __init__(self, name: str, x: Tensor, hosts: Hosts, inside: Transport, op: str) -> None:
+        self._name, self._hosts, self._inside = name, hosts, inside
+        self._out, self._call = torch.empty_like(x), call_under_way()
+        count = -(-x.nbytes // PIECE)
+        self._pieces = self._out.view(-1).tensor_split(count)
+        self._sums = [
+            Reducing(name, self._cut(piece), hosts, inside, op=op, at_once=False)
+            for piece in x.view(-1).tensor_split(count)
+        ]
+        self._gathers: list[Gathering] = []
+
+    def _cut(self, piece: Tensor) -> list[Tensor]:
+        """The piece, cut for the ranks of the host that adds last."""
+        last = self._hosts.members[self._hosts.of[-1]]
+        parts = dict(zip(last, piece.tensor_split(len(last)), strict=True))
+        return [parts.get(k, piece[:0]) for k in range(len(self._hosts.ranks))]
+
+    def advance(self) -> None:
+        """Let the sums go on to the ranks that need them."""
+        sums, self._sums = self._sums, []
+        for piece, reducing in zip(self._pieces, sums):
+            parts = self._cut(piece)
+            parts[self._hosts.me].copy_(reducing.wait())
+            with resumed(self._call):
+                self._gathers.append(
+                    Gathering(self._name, parts[self._hosts.me], parts, self._hosts, self._inside)
+                )
+
+    def wait(self) -> Tensor:
+        self.advance()
+        for gathering in self._gathers:
+            gathering.wait()
+        return self._out
+
+
+class AllReduces:
+    """Starts all-reduces; one that is under way goes on when another one is started."""
+
+    def __init__(self) -> None:
+        self._last: Callable[[], AllReducing | None] = lambda: None  # weak
+
+    def start(self, name: str, x: Tensor, hosts: Hosts, inside: Transport, op: str) -> Waitable:
+        """Start one of a contiguous `x`."""
+        if x.nbytes * (hosts.most - 1) <= SMALL:
+            pieces = [x if k == hosts.me else torch.empty_like(x) for k in range(len(hosts.ranks))]
+            return Later(
+                Gathering(name, x, pieces, hosts, inside), lambda: ordered_reduce(pieces, op)
+            )
+        started = AllReducing(name, x, hosts, inside, op)
+        before, self._last = self._last(), weakref.ref(started)
+        if before is not None:
+            before.advance()
+        return started

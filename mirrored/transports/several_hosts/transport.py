@@ -1,0 +1,160 @@
+"""Ranks are processes on several hosts. What data flows:
+
+```
+inside a host      through memory that its ranks share: all that they have for each other
+between hosts      messages of gloo, each between a rank here and its partner there, so that the
+                   ranks of a host share the work
+
+all-gather         each piece goes once to each other host, and is passed on there     moves.py
+all-to-all         each piece is for one rank: as it is                                moves.py
+reduce-scatter     sums of the first host's ranks go on to the next; what later hosts  sums.py
+                   have for an earlier one goes as it is, or there and back
+all-reduce         sums go on from host to host, and the total back                    sums.py
+broadcast          once to each other host, and is passed on there
+```
+
+Sums are made in the order of ranks, as everywhere: the bits are those of one host. `routes.py` says
+what that costs. Which ranks are on one host is found out when they first communicate: those whose
+host (`segments.host`) is the same. A group whose ranks are all on one host, or each on its own,
+never comes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...comm import Handle, Later, Ranks, Transport, Waitable, check_op
+from ..torch_dist import TorchDist, messages
+from ..torch_dist.described import call_under_way
+from .hosts import Hosts
+from .moves import Gathering, trade
+from .sums import AllReduces, Reducing
+
+
+class SeveralHosts(TorchDist):
+    """Messages between ranks of which some share memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._hosts: dict[Ranks, Hosts] = {}
+        self._inside: Transport = self
+        self._all_reduces = AllReduces()
+
+    def split(self, ranks: Ranks, names: Sequence[Hashable], inside: Transport) -> None:
+        self._inside = inside
+        if 1 < len(set(names)) < len(names):
+            self._hosts[ranks] = Hosts.told(ranks, names, self.rank)
+
+    def forget_hosts(self) -> None:
+        self._hosts = {}
+
+    def _hosts_of(self, what: str, x: Tensor, ranks: Ranks) -> Hosts | None:
+        """The hosts of `ranks`, if some of them share memory for tensors like `x`. The ranks of
+        each host then have found that they make the same call."""
+        hosts = self._hosts.get(ranks) if x.is_cpu else None
+        if hosts is not None and len(hosts.mine) > 1:
+            self._compare(what, x, hosts)
+        return hosts
+
+    def _compare(self, what: str, x: Tensor, hosts: Hosts) -> None:
+        """Raise RuntimeError if a neighbour makes another call. Tags compare calls between hosts,
+        and headers in memory only bytes."""
+        call = f"{what} of {x.dtype} over ranks {hosts.ranks}, for {call_under_way()}"
+        told = self._inside.gather_notes(call.encode(), hosts.peers)
+        other = next((k for k, note in enumerate(told) if note != told[0]), None)
+        if other is not None:
+            (one, two), mine = (hosts.peers[0], hosts.peers[other]), told[0].decode()
+            why = f"rank {one} calls {mine}, and rank {two} {told[other].decode()}"
+            raise RuntimeError(self.watch.give_up(why))
+
+    # ---- what TorchDist is made of --------------------------------------------------------------
+
+    def _reduce(self, x: Tensor, ranks: Ranks, op: str) -> Handle:
+        name = f"all_reduce({op})"
+        hosts = self._hosts_of(name, x, ranks)
+        if hosts is None:
+            return super()._reduce(x, ranks, op)
+        return self._all_reduces.start(name, x.contiguous(), hosts, self._inside, op)
+
+    def _gather(self, name: str, x: Tensor, out: Sequence[Tensor], ranks: Ranks) -> Waitable:
+        hosts = self._hosts_of(name, x, ranks)
+        if hosts is None:
+            return super()._gather(name, x, out, ranks)
+        return Gathering(name, x, out, hosts, self._inside)
+
+    def _trade(
+        self, name: str, pieces: Sequence[Tensor], out: Sequence[Tensor], ranks: Ranks
+    ) -> Waitable:
+        hosts = self._hosts_of(name, out[0], ranks)
+        if hosts is None:
+            return super()._trade(name, pieces, out, ranks)
+        return trade(name, pieces, out, hosts, self._inside)
+
+    def _scatter(self, parts: Sequence[Tensor], ranks: Ranks, op: str, at_once: bool) -> Handle:
+        check_op(op, parts[0].dtype)
+        hosts = self._hosts_of(f"reduce_scatter({op})", parts[0], ranks)
+        if hosts is None:
+            return super()._scatter(parts, ranks, op, at_once)
+        flat = [part.reshape(-1) for part in parts]
+        name, like = f"reduce_scatter({op})", parts[hosts.me]
+        reducing = Reducing(name, flat, hosts, self._inside, op=op, at_once=at_once)
+        return Later(reducing, lambda: reducing.wait().view(like.shape))
+
+    def reduce_scatter(
+        self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks, op: str = "sum"
+    ) -> Tensor:
+        if ranks not in self._hosts or not x.is_cpu:
+            return super().reduce_scatter(x, dim, sizes, ranks, op)
+        return self.reduce_scatter_several([x], [dim], [sizes], ranks, op)[0]
+
+    def _broadcast(self, x: Tensor, source: int, ranks: Ranks) -> None:
+        hosts = self._hosts_of(f"broadcast from rank {source}", x, ranks)
+        if hosts is None:
+            return super()._broadcast(x, source, ranks)
+        heads = hosts.heads(ranks.index(source))
+        if self.rank in heads:
+            messages.broadcast(x, source, heads)
+        head = heads[hosts.host]
+        got = self._inside.broadcast(x, x.shape, x.dtype, "cpu", head, hosts.peers)
+        if self.rank != head:
+            x.copy_(got)
+
+    def _exchange(
+        self,
+        sends: Sequence[tuple[int, Tensor]],
+        out: Sequence[tuple[int, Tensor]],
+        ranks: Ranks,
+        device: torch.device,
+    ) -> None:
+        nothing = torch.empty(0, dtype=torch.uint8, device=device)
+        hosts = self._hosts_of("exchange", nothing, ranks)
+        if hosts is None:
+            return super()._exchange(sends, out, ranks, device)
+        peers = hosts.peers
+        near = [(source, x) for source, x in out if source in peers]
+        posted = messages.Posted(
+            "exchange",
+            next((x for _, x in (*sends, *out)), nothing),
+            [(to, x) for to, x in sends if to not in peers],
+            [(source, x) for source, x in out if source not in peers],
+            ranks,
+        )
+        given = [(to, x) for to, x in sends if to in peers]
+        due = [(source, x.shape, x.dtype) for source, x in near]
+        for (_, x), got in zip(near, self._inside.exchange(given, due, peers), strict=True):
+            x.copy_(got)
+        posted.wait()
+
+    def _gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]:
+        hosts = self._hosts_of("gather_objects", torch.empty(0, device="cpu"), ranks)
+        if hosts is None:
+            return super()._gather_objects(obj, ranks)
+        own, heads = self._inside.gather_objects(obj, hosts.peers), hosts.heads()
+        told = super()._gather_objects(own, heads) if self.rank in heads else []
+        told = self._inside.gather_objects(told, hosts.peers)[0]
+        found = {k: each for at, given in zip(hosts.members, told) for k, each in zip(at, given)}
+        return [found[k] for k in range(len(ranks))]
