@@ -95,9 +95,16 @@ what the step as it is written would have written by then.
 Ranks outside the placement are not told, but for ops whose results' shapes depend on data. On a
 GPU an index out of range is the device's own assertion, which ends the process.
 
-**Backward.** In anomaly mode a NaN in one rank's gradient raises torch's message on all ranks as
-backward ends, which it does: gradients have been added to `.grad`. Anything else that one rank
-raises in backward, as a hook may, it raises alone. If the program ends by that, all ranks end,
+**Backward.** What values make the backward of an op raise, every rank of the placement raises too,
+at its `backward()` or `torch.autograd.grad`, and the program may go on: eigenvectors and singular
+vectors, if they are complex, whose gradient depends on their phase (NaN and infinity do); with
+`create_graph=True` the determinant and `solve_ex` of a singular matrix; the second derivative of a
+product that has two zeros (`scatter_reduce`, `index_reduce`). Torch looks at no phase in a compiled
+step, so there the gradient is what comes out.
+
+In anomaly mode a NaN in one rank's gradient raises torch's message on all ranks as backward ends,
+which it does: gradients have been added to `.grad`. Anything else that one rank raises in backward,
+as a hook may, it raises alone. If the program ends by that, all ranks end,
 with its error. If the program catches it, ranks are at different steps from then on, so no
 message of that rank fits one of a rank that has not raised, however alike the two look: on one
 host both raise when they communicate next, between hosts when the time is up, and so does every

@@ -19,6 +19,7 @@ from mirrored.transports.failures import count_failure
 
 from ..dispatch import _C
 from ..dispatch.plans.shards import HookOff, is_global, plain, rebox, take_in
+from ..dispatch.running import refused_gradients
 from ..dispatch.running.agreed import ranks_of, tell
 from ..movement import check_mode
 from ..movement.world import my_coordinate
@@ -117,15 +118,16 @@ def run_engine(engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     Every rank must issue the same boxings in the same order. With several engine threads (CPU and
     CUDA nodes in one graph) two ranks could differ.
 
-    A rank that raises here may do so alone, in the middle of what the ranks send each other. From
-    then on what it sends fits no rank that has not raised.
+    What the values of one rank make an op raise, all raise (``refused_gradients``). Another error,
+    a hook's say, a rank may raise alone, in the middle of what the ranks send each other. From then
+    on what it sends fits no rank that has not raised.
     """
     threads, before = torch._C._is_multithreading_enabled(), _C.in_backward_of_shards(True)
     torch._C._set_multithreading_enabled(False)
     for watch in watchers:
         watch(True)
     try:
-        out = engine(*args, **kwargs)
+        out = refused_gradients.run(engine, *args, **kwargs)
     except BaseException as error:
         _C.take_nan_found()
         if not in_backward():

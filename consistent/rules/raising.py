@@ -49,6 +49,19 @@ _INNER = frozenset(
     _embedding_bag_forward_only cross_entropy_loss nll_loss_forward nll_loss2d_forward
     multilabel_margin_loss_forward""".split()
 )
+# Eigenvectors and singular vectors have a phase of their own, if they are complex. Backward refuses
+# a gradient that depends on it, and so NaN and infinity; that of values alone is refused where it
+# is differentiated again.
+_OF_A_PHASE = _NORMS | frozenset(
+    """linalg_eig linalg_eigh _linalg_eigh linalg_eigvals linalg_eigvalsh linalg_svd _linalg_svd svd
+    linalg_svdvals linalg_cond""".split()
+)
+# Where its own graph is asked for (``create_graph``), backward solves with a matrix that forward
+# took although it is singular.
+_SOLVED_IN_BACKWARD = frozenset("logdet slogdet linalg_slogdet linalg_solve_ex".split())
+# Products of several items have no second derivative where two of them are zero.
+_PRODUCTS = frozenset("index_reduce scatter_reduce".split())
+IN_BACKWARD = _OF_A_PHASE | _SOLVED_IN_BACKWARD | _PRODUCTS
 _LOOK_UPS = _BY_SECOND | _BY_REST | _BY_SUBSCRIPT
 OPS = _BY_ALL | _LOOK_UPS | DIVISIONS | _CHECKED_IF_ASKED | _NORMS
 
@@ -74,6 +87,19 @@ def may_differ(call: Call, ins: Sequence[NdSbp], by_form: bool, placement: Place
     if by_form and any(call.operands[i].spec.dtype is torch.bool for i in deciding):
         deciding = range(len(ins))
     return any(_differs(ins[i], placement) for i in deciding)
+
+
+def may_differ_in_backward(call: Call, ins: Sequence[NdSbp], placement: Placement) -> bool:
+    """Whether its backward may raise on some ranks and not on others."""
+    if call.name in _PRODUCTS and "prod" not in (*call.args, *call.kwargs.values()):
+        return False
+    if call.name in _SOLVED_IN_BACKWARD | _PRODUCTS:
+        return any(_differs(sbp, placement) for sbp in ins) or _leaves_out(call, ins, placement)
+    if call.name not in _OF_A_PHASE or placement.size == 1 or not _may_raise(call):
+        return False
+    # Gradients differ also where values are the same: they are P.
+    gives_complex = call.name in ("linalg_eig", "linalg_eigvals")
+    return gives_complex or any(each.spec.dtype.is_complex for each in call.operands)
 
 
 def _leaves_out(call: Call, ins: Sequence[NdSbp], placement: Placement) -> bool:

@@ -21,7 +21,12 @@ def raised_together(text: str) -> str:
     return text
 
 
+def is_shared(error: BaseException) -> bool:
+    """Whether all members of a group raise ``error``."""
+    return str(error) == _together
+
+
 def count_failure(error: Exception) -> None:
     """Count ``error``, unless all members of a group raise it."""
-    if str(error) != _together:
+    if not is_shared(error):
         _C.count_failure()

@@ -18,7 +18,7 @@ from ...rules.candidates import candidates
 from ...rules.choose import Choice, choose
 from ...rules.fused_reduce_scatter import FORM as FUSED_REDUCE_SCATTER
 from ...rules.fused_reduce_scatter import joins_sum
-from ...rules.raising import may_differ
+from ...rules.raising import IN_BACKWARD, may_differ, may_differ_in_backward
 from ...rules.signature import Call, Operand
 from ...spec import Layout, TensorSpec
 from ..plans.arguments import tensors_of, with_tensors
@@ -202,6 +202,9 @@ class _Planning:
             self.call, choice.ins, by_form, self.placement
         )
         self._box(plan, [Layout.of(self.placement, sbp) for sbp in choice.ins])
+        plan.may_differ_in_backward = not self.outside and may_differ_in_backward(
+            self.call, choice.ins, self.placement
+        )
         plan.outs = tuple(
             TensorSpec.of(self.placement, sbp, out.shape, out.dtype)
             for out, sbp in zip(self.call.outs, choice.outs, strict=True)
@@ -264,6 +267,9 @@ class _Planning:
         target_moves = self.call.inplace and self.specs[0].layout is not whole
         plan = self._new(InPlaceOnCopy if target_moves else OnShards)
         self._box(plan, [whole] * len(self.specs))
+        plan.may_differ_in_backward = not self.outside and may_differ_in_backward(
+            self.call, [whole.sbp] * len(self.specs), self.placement
+        )
         if self.call.inplace:
             plan.outs = (self.specs[0],)
         elif self.row is None or all_whole(self.specs):
@@ -306,7 +312,8 @@ class _Planning:
             return outside_ranks.as_planned(
                 plan.name, self._exact(plan), [not out.fixed for out in self.call.outs]
             )
-        if has_meta_backward(self.function.run, self.call):
+        # Backward of these asks for values at least where it is differentiated again.
+        if self.call.name not in IN_BACKWARD and has_meta_backward(self.function.run, self.call):
             return outside_ranks.on_meta
         return outside_ranks.in_place_with_node if plan.inplace else outside_ranks.with_node
 

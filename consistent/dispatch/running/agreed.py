@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from mirrored.comm import Ranks, Transport
 from mirrored.transports.base.wrapper import Wrapper
 from mirrored.transports.default import current, use
+from mirrored.transports.failures import raised_together
 
 from ...spec import Placement
 
@@ -40,13 +41,13 @@ def on_all(placement: Placement, compute: Callable[[], T]) -> T:
         Exception: that of the first rank of ``placement`` on which it raised, on all of them.
     """
     ranks, error, out = ranks_of(placement), None, None
-    _begin(ranks)
+    begin(ranks)
     try:
         out = compute()
     except Exception as raised:
         error = raised
     finally:
-        _end(ranks)
+        end(ranks)
     try:
         tell(error, ranks)
     finally:
@@ -83,10 +84,14 @@ def tell(error: Exception | None, ranks: Ranks) -> None:
     notes = current().gather_notes(b"" if error is None else note_of(error), ranks)
     for rank, note in zip(ranks, notes, strict=True):
         if note:
-            raise error_of(
-                note,
-                f"\n  Rank {rank} met this in its part of the values, and every rank raises it.",
-            ) from error
+            told = error_of(note, told_by(rank))
+            raised_together(str(told))
+            raise told from error
+
+
+def told_by(rank: int) -> str:
+    """What is added to the text of an error that all ranks raise."""
+    return f"\n  Rank {rank} met this in its part of the values, and every rank raises it."
 
 
 def note_of(error: Exception) -> bytes:
@@ -108,12 +113,14 @@ def error_of(note: bytes, more: str = "") -> Exception:
         return RuntimeError(f"{kind.__name__}: {text}")
 
 
-def _begin(ranks: Ranks) -> None:
+def begin(ranks: Ranks) -> None:
+    """Let those who record know that ``ranks`` will tell each other how what runs now went."""
     for record in recorders:
         record(ranks, True)
 
 
-def _end(ranks: Ranks) -> None:
+def end(ranks: Ranks) -> None:
+    """Let those who record know that it has run."""
     for record in recorders:
         record(ranks, False)
 

@@ -43,6 +43,7 @@ from ..plans.shards import (
 from . import moved_views
 from .agreed import on_all, on_all_by_form
 from .outside_ranks import Follow
+from .refused_gradients import watched
 from .user_code import present, write_into_plain
 
 _Tensor = torch.Tensor
@@ -67,6 +68,7 @@ class OnShards(Plan):
         self.outside = False  # this rank is not in the placement and follows on meta tensors
         self.follow: Follow | None = None  # what is done in place of just computing
         self.may_differ = False  # it may raise on some ranks and not on others
+        self.may_differ_in_backward = False
 
     @property
     def is_whole(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -92,7 +94,7 @@ class OnShards(Plan):
     def settle(self) -> OnShards:
         """Say how the hook runs this plan, once it is complete."""
         self.adopts = bool(self.adopt)
-        if not self.may_differ:
+        if not (self.may_differ or self.may_differ_in_backward):
             once_boxed = BOXED if self.is_one_call_once_boxed else RUN
             self.way = FAST if self.is_one_call else once_boxed
         return self
@@ -160,6 +162,8 @@ class OnShards(Plan):
         if self.may_differ and not (self.name in DIVISIONS and _any_floats(tensors)):
             agree = on_all if self.choice is None or self.choice.form is None else on_all_by_form
             compute = partial(agree, self.placement, compute)
+        if self.may_differ_in_backward:
+            compute = partial(watched, self.placement, compute)
         return compute() if self.follow is None else self.follow(compute, tensors)
 
     def compute(self, tensors: list, args: tuple, kwargs: dict) -> Any:

@@ -1,0 +1,140 @@
+"""What one rank's values make the backward of an op raise, every rank of the placement raises.
+
+```
+          before the node     the node             after it      torch's engine ends
+rank 0    they will tell      gives gradients      tell          raises LinAlgError: ... on rank 1
+rank 1    they will tell      raises LinAlgError                 tell, and raises the same
+```
+
+So ``backward()`` raises the same on all of them, and a program that catches it goes on in step. It
+is done for the ops of ``rules/raising.py`` that refuse values in backward. Only a hook before a
+node and one after it can be had: after a node that raises the next code of ours is where the engine
+was called.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from mirrored.comm import Ranks
+from mirrored.transports.default import current
+from mirrored.transports.failures import is_shared, raised_together
+
+from ...spec import Placement
+from .agreed import begin, end, ranks_of, tell, told_by
+
+T = TypeVar("T")
+
+# Nodes of autograd that refuse values. What torch's engine calls them, for an op may make several.
+NODES = frozenset(f"Linalg{kind}Backward0" for kind in ("Eig", "Eigh", "Svd", "Slogdet", "SolveEx"))
+
+# Nodes that put an error off: where values are refused a second backward, torch puts a node that
+# raises behind the gradient, and so into one rank's graph alone.
+PUTTING_OFF = frozenset({"IndexReduceBackward0", "ScatterReduceBackward0"})
+_PUT_OFF = "torch::autograd::Error"
+
+
+class _Thread(threading.local):
+    telling: Ranks | None = None  # who will tell each other how the node that runs went
+
+
+_thread = _Thread()
+
+
+def watched(placement: Placement, compute: Callable[[], T]) -> T:
+    """``compute()``; in backward the ranks of ``placement`` will tell each other how its nodes
+    went."""
+    first = torch._C._autograd._get_sequence_nr()
+    out = compute()
+    for node in _made_since(first, out):
+        if node.name() in NODES:
+            node.register_prehook(partial(_begins, ranks_of(placement)))
+            node.register_hook(_went_well)
+        elif node.name() in PUTTING_OFF:
+            node.register_hook(partial(_put_off_alike, ranks_of(placement)))
+    return out
+
+
+def run(engine: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Torch's engine. If a watched node raises, so do all of its ranks."""
+    try:
+        return engine(*args, **kwargs)
+    except BaseException as error:
+        ranks = _ends()
+        if ranks is not None and isinstance(error, Exception) and not is_shared(error):
+            tell(error, ranks)
+        raise
+
+
+def _made_since(first: int, out: Any) -> Iterator[torch.autograd.graph.Node]:
+    """The nodes that lead to ``out``, made since the node with number ``first``."""
+    waiting = {x.grad_fn for x in tree_leaves(out) if isinstance(x, torch.Tensor)}
+    seen: set[Any] = {None}
+    while waiting := waiting - seen:
+        seen |= waiting
+        made = [node for node in waiting if node._sequence_nr() >= first]
+        yield from made
+        waiting = {after for node in made for after, _ in node.next_functions}
+
+
+def _begins(ranks: Ranks, grads: Any) -> None:
+    _thread.telling = ranks
+    begin(ranks)
+
+
+def _went_well(*grads: Any) -> None:
+    ranks = _ends()
+    if ranks is not None:
+        tell(None, ranks)
+
+
+def _put_off_alike(ranks: Ranks, found: tuple[Any, ...], _: Any) -> tuple[Any, ...] | None:
+    """The gradients with a node that raises on all ranks where one has it on any."""
+    if not torch.is_grad_enabled():
+        return None
+    notes = current().gather_notes(pickle.dumps(_put_off(found)), ranks)
+    for rank, note in zip(ranks, notes, strict=True):
+        for index, text in pickle.loads(note).items():
+            said = text + told_by(rank)
+            found = (*found[:index], _Refused.apply(found[index], said), *found[index + 1 :])
+    return found
+
+
+def _put_off(found: Sequence[Any]) -> dict[int, str]:
+    """The errors that were put off, by the index of the gradient."""
+    errors: dict[int, str] = {}
+    for index, x in enumerate(found):
+        node = None if x is None else x.grad_fn
+        if node is not None and node.name() == _PUT_OFF:
+            try:
+                node(x)
+            except RuntimeError as error:
+                errors[index] = str(error)
+    return errors
+
+
+class _Refused(torch.autograd.Function):
+    """Passes a tensor on that has no derivative, as torch says in ``text``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, text: str) -> torch.Tensor:
+        ctx.text = text
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise RuntimeError(raised_together(ctx.text))
+
+
+def _ends() -> Ranks | None:
+    ranks, _thread.telling = _thread.telling, None
+    if ranks is not None:
+        end(ranks)
+    return ranks
