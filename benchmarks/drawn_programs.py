@@ -4,8 +4,9 @@ views in every grad mode, errors that are caught, tied weights in stages, batche
 
     python -m benchmarks.drawn_programs --count 2000 --ranks 2 3 4
 
-prints how many came out right, with a clear error (the same on every rank), silently different or
-hanging, and the seed of each that is not right.
+draws programs until so many were compared, and prints how many came out right, with a clear error
+(the same on every rank), silently different or hanging, and the seed of each that is not right. A
+program that one process refuses as well compares nothing: it is dropped, and does not count.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def _judged(by_rank: Sequence[tuple[str, str]]) -> tuple[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=200, help="programs for each number of ranks")
+    parser.add_argument("--count", type=int, default=200, help="compared programs for each number of ranks")
     parser.add_argument("--seed", type=int, default=0, help="of the first program")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4])
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
@@ -71,18 +72,20 @@ def main() -> None:
     given = parser.parse_args()
     began = time.monotonic()
     for ranks in given.ranks:
-        counts, kinds = Counter[str](), Counter[str]()
-        for first in range(given.seed, given.seed + given.count, AT_ONCE):
+        counts, kinds, first = Counter[str](), Counter[str](), given.seed
+        while (left := given.count - counts.total() + counts[DROPPED]) > 0:
             if time.monotonic() - began > given.seconds:
                 break
-            seeds = range(first, min(first + AT_ONCE, given.seed + given.count))
+            seeds = range(first, first + min(AT_ONCE, left))
+            first = seeds.stop
             for state, text in outcomes(list(seeds), ranks, given.kinds):
                 counts[state] += 1
                 kinds[text] += state == RIGHT
                 if state not in (RIGHT, DROPPED):
                     print(f"  {state}: {text[:600]}", flush=True)
         line = ", ".join(f"{counts[s]} {s}" for s in (RIGHT, ERROR, DIFFERENT, HANG, DROPPED))
-        print(f"{ranks} ranks: {line}; right by kind: {dict(+kinds)}", flush=True)
+        drawn = f"seeds {given.seed} to {first - 1}"
+        print(f"{ranks} ranks, {drawn}: {line}; right by kind: {dict(+kinds)}", flush=True)
 
 
 if __name__ == "__main__":
