@@ -21,8 +21,10 @@ class _AskedByTracer:
     """The attribute ``__torch_dispatch__`` of ``torch.Tensor``, unless dynamo asks."""
 
     def __get__(self, instance: Any, owner: Any) -> Any:
-        asking = sys._getframe(1).f_globals.get("__name__", "")
-        if asking.startswith("torch._dynamo."):
+        asking = sys._getframe(1)
+        if asking.f_globals.get("__name__", "").startswith("torch._dynamo."):
+            if asking.f_locals.get("value") is owner:
+                return None  # code names the class, as in isinstance(), and has no tensor of it
             _skip_frame()
         return getattr(torch.Tensor, "__torch_dispatch__")  # noqa: B009  (no method to pyright)
 

@@ -47,3 +47,37 @@ def test_fullgraph_raises_an_error_that_names_consistent_compile() -> None:
 def test_plain_tensors_still_become_one_graph() -> None:
     compiled = torch.compile(lambda x: x * 2 + 1, fullgraph=True, backend="eager")
     assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 3.0))
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_code_that_names_the_class_still_becomes_one_graph() -> None:
+    def asks(x: torch.Tensor) -> torch.Tensor:
+        if isinstance(x, consistent.GlobalTensor):
+            return x
+        return x * 2 if type(x) in [torch.Tensor, consistent.GlobalTensor] else x
+
+    graphs: list[Any] = []
+
+    def keep(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    x = torch.ones(2)
+    assert torch.equal(torch.compile(asks, fullgraph=True, backend=keep)(x), x * 2)
+    assert len(graphs) == 1
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_a_plain_optimizer_is_compiled_after_the_library_was_used() -> None:
+    consistent.ones(2, placement=Placement("cpu", [0]), sbp=S(0))
+    weight = nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    optimizer = torch.optim.Adadelta([weight], lr=1.0)
+    graphs: list[Any] = []
+
+    def keep(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compile(optimizer.step, backend=keep)()
+    assert graphs and not torch.equal(weight, torch.ones(2))
