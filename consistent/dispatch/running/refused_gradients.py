@@ -75,7 +75,7 @@ def run(engine: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 
 def _made_since(first: int, out: Any) -> Iterator[torch.autograd.graph.Node]:
     """The nodes that lead to ``out``, made since the node with number ``first``."""
-    waiting = {x.grad_fn for x in tree_leaves(out) if isinstance(x, torch.Tensor)}
+    waiting: set[Any] = {x.grad_fn for x in tree_leaves(out) if isinstance(x, torch.Tensor)}
     seen: set[Any] = {None}
     while waiting := waiting - seen:
         seen |= waiting
