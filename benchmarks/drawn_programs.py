@@ -64,7 +64,7 @@ def _judged(by_rank: Sequence[tuple[str, str]]) -> tuple[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=200, help="programs to compare on each count of ranks")
+    parser.add_argument("--count", type=int, default=200, help="programs to compare on each world")
     parser.add_argument("--seed", type=int, default=0, help="of the first program")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4])
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))

@@ -51,7 +51,7 @@ _thread = _Thread()
 def watched(placement: Placement, compute: Callable[[], T]) -> T:
     """``compute()``; in backward the ranks of ``placement`` will tell each other how its nodes
     went."""
-    first = torch._C._autograd._get_sequence_nr()
+    first = torch._C._autograd._get_sequence_nr()  # pyright: ignore[reportAttributeAccessIssue]
     out = compute()
     for node in _made_since(first, out):
         if node.name() in NODES:
