@@ -33,7 +33,8 @@ from .planning.planning import make_plan
 from .plans import shards
 from .plans.plan import handlers, list_ops, observers, plans
 from .running.current_op import current_op
-from .running.moved_views import alive, freshened, moved_view_error, wrote
+from .running.moved_views import alive, freshened, moved_view_error
+from .running.writes import wrote
 
 torch_function = _C.torch_function
 

@@ -21,6 +21,7 @@ from ...movement.world import my_coordinate
 from ...rules.layout.view import groups
 from ..plans.arguments import collect, with_tensors
 from ..plans.shards import HookOff, is_global, plain
+from . import writes
 
 # One entry for each moved view; while the list is not empty, the hook looks for moved views among
 # operands.
@@ -64,26 +65,40 @@ class MovedView:
         self._doubtful = doubtful
         self._tensors: list[Any] = []  # the first is the source
         collect(given, self._tensors)
-        self._seen = self._source()
+        self._see(*self._source())
 
     def __del__(self) -> None:
         alive.pop()
+        if not alive:
+            writes.forget()
 
     def fresh(self, x: Any) -> Any:
         """The view ``x`` of what its source holds now."""
         source, version = self._source()
-        if source is not self._seen[0] or version != self._seen[1]:
+        if (source is not self._seen[0] or version != self._seen[1]) and not self.is_cut():
             if _is_copy(x):
                 return x
             with torch.set_grad_enabled(self._graded):
                 self._value = self._taken_from(source)
-            self._seen = source, version
+            self._see(source, version)
         return x if self._value is None else self._value
+
+    def _see(self, source: Any, version: tuple[int, int]) -> None:
+        # Its memory is held, so that no other has its address, by which writes are counted.
+        self._seen = source, version, writes.memory(source)
+
+    def is_cut(self) -> bool:
+        """Whether the source has other memory by now, as after ``source.data = other``. A view
+        keeps the memory that it was taken from."""
+        source, _, memory = self._seen
+        now = writes.memory(source)
+        return now is not None and now._cdata != memory._cdata
 
     def current(self, x: Any) -> Any:
         """``fresh(x)`` if that takes no communication; else None."""
         source = up_to_date(self._tensors[0])
-        same = source is self._seen[0] and writes_into(source) == self._seen[1]
+        same = source is self._seen[0] and writes.count(source) == self._seen[1]
+        same = same or (source is not None and self.is_cut())
         return (x if self._value is None else self._value) if same else None
 
     def is_view(self) -> bool:
@@ -131,7 +146,7 @@ class MovedView:
             blank = torch.zeros_like(source, dtype=dtype).requires_grad_()
             view = self._taken_from(blank)
             (places,) = torch.autograd.grad(view, blank, torch.ones_like(view), retain_graph=True)
-            value = value.clone() if _is_inference(value) else value
+            value = value.clone() if writes.is_inference(value) else value
             (put,) = torch.autograd.grad(view, blank, value.to(dtype), create_graph=tracked)
         source.copy_(torch.where(places != 0, put.to(source.dtype), source))
 
@@ -143,40 +158,15 @@ class MovedView:
         made = self._run(*args, **kwargs)
         return made if self._index is None else made[self._index]
 
-    def _source(self) -> tuple[Any, int]:
+    def _source(self) -> tuple[Any, tuple[int, int]]:
         source = fresh(self._tensors[0])
-        return source, writes_into(source)
+        return source, writes.count(source)
 
 
 def fresh(x: Any) -> Any:
     """``x``, or the same view of what its source holds now."""
     moved: Any = getattr(x, "_moved_view", None)  # a plain tensor, which is B here, has none
     return moved.fresh(x) if moved.__class__ is MovedView else x
-
-
-# Of storages of inference tensors: how often they were written to while there were moved views,
-# which torch does not count.
-_written: dict[int, int] = {}
-
-
-def wrote(x: Any) -> None:
-    """Count a write into the global tensor ``x``, unless torch does."""
-    if _is_inference(x):
-        key = plain(x).untyped_storage()._cdata
-        _written[key] = _written.get(key, 0) + 1
-
-
-def writes_into(x: Any) -> int:
-    """How often ``x``, or what shares its memory, was written to."""
-    if _is_inference(x):
-        return _written.get(plain(x).untyped_storage()._cdata, 0)
-    with HookOff():
-        return x._version
-
-
-def _is_inference(x: Any) -> bool:
-    with HookOff():
-        return x.is_inference()
 
 
 def up_to_date(x: Any) -> Any:
@@ -268,7 +258,7 @@ def _is_copy(view: Any) -> bool:
 
 def _writable(view: Any, name: str) -> MovedView:
     moved = view._moved_view
-    if moved.__class__ is not MovedView or not moved.takes(view):
+    if moved.__class__ is not MovedView or not moved.takes(view) or moved.is_cut():
         raise moved_view_error(name)
     return moved
 

@@ -45,6 +45,7 @@ from .agreed import on_all, on_all_by_form
 from .outside_ranks import Follow
 from .refused_gradients import watched
 from .user_code import present, write_into_plain
+from .writes import wrote
 
 _Tensor = torch.Tensor
 
@@ -128,7 +129,7 @@ class OnShards(Plan):
             self._put_back(tensors[index], given[index])
         if moved_views.alive:
             for index in (*((0,) if self.inplace else ()), *self.writes):
-                moved_views.wrote(given[index])
+                wrote(given[index])
         out, outs = self._typed(out, specs, first)
         if self._moves_views(first):
             moved_views.remember(out, self, first, args, kwargs)
@@ -295,7 +296,7 @@ class InPlaceOnCopy(OnShards):
         with HookOff():
             _Tensor.copy_(target, back)
         if moved_views.alive:
-            moved_views.wrote(target)
+            wrote(target)
         for index in self.writes:
             if index != 0:
                 self._put_back(copies[index], given[index])

@@ -36,10 +36,11 @@ from ...spec import B, Layout, Placement, TensorSpec
 from ..plans.arguments import collect, with_tensors
 from ..plans.plan import listeners, observers, starters, watchers
 from ..plans.shards import adopt, attach, common_placement, is_global, plain
-from .moved_views import fresh, wrote
+from .moved_views import fresh
 from .on_shards import OnShards
 from .outside_ranks import announced, map_values
 from .user_code import Scene, begin, running
+from .writes import wrote
 
 _Tensor = torch.Tensor
 

@@ -154,14 +154,13 @@ PyObject* run_on_shards(const Entry& entry, PyObject* sizes, const Key& key,
   return PyObject_Vectorcall(entry.function, values.data(), values.size(), nullptr);
 }
 
-// Before `target` is written to: raises if it is a moved view, and has the write counted where
-// moved views ask for it and torch does not count, as in inference tensors.
+// Before `target` is written to: raises if it is a moved view, and has the write counted while there
+// are moved views, which ask how often memory was written to.
 bool may_write(const Entry& entry, PyObject* target) {
   const int moved = is_moved(target);
   if (moved < 0) return false;
   if (moved == 0) {
-    if (PyList_GET_SIZE(python.moved_views) == 0) return true;
-    if (!THPVariable_Check(target) || !THPVariable_Unpack(target).is_inference()) return true;
+    if (PyList_GET_SIZE(python.moved_views) == 0 || !THPVariable_Check(target)) return true;
     PyObject* done = PyObject_CallOneArg(python.wrote, target);
     Py_XDECREF(done);
     return done != nullptr;

@@ -17,7 +17,7 @@ struct Python {
   PyObject* observers = nullptr;         // a list: while it is not empty, Python runs all plans
   PyObject* moved_views = nullptr;  // a list: while it is not empty, operands may be moved views
   PyObject* freshened = nullptr;    // (args, kwargs) -> the same of fresh views, or None
-  PyObject* wrote = nullptr;        // (tensor): called before a write that torch does not count
+  PyObject* wrote = nullptr;        // (tensor): called before a write while there are moved views
   PyObject* forward_ad = nullptr;   // torch.autograd.forward_ad
   PyObject* check_mode = nullptr;   // the module, whose `enabled` says whether ranks compare notes
 };

@@ -12,7 +12,8 @@ from consistent.dispatch.running import moved_views
 from consistent.spec import B, P, Placement, S
 from consistent.tensor.making.create import distribute
 from mirrored.transports.counting import counting
-from tests.ranks import pool
+from tests.ranks import on_ranks, pool
+from tests.twins import Laid, assert_same
 
 # [4, 6] split by columns: none of these is a view of the shards.
 VIEWS: dict[str, Any] = {
@@ -328,3 +329,22 @@ def _elsewhere(rank: int) -> list[Any]:
 
 def test_ranks_outside_the_placement_follow() -> None:
     assert pool(3).run(_elsewhere) == [[300.0, 324.0]] * 3
+
+
+@on_ranks(2)
+def test_writes_into_data_reach_views_and_a_view_keeps_its_memory(rank: int) -> None:
+    """Torch counts writes into ``x.data`` apart from those into ``x``; a tensor that is given other
+    memory leaves its views what they were taken from."""
+    found = []
+    for at in (Laid(None), Laid(Placement("cpu", [0, 1]))):
+        x = at(torch.arange(8.0).view(4, 2), S(0))
+        view, alias = x[1:3], x.data
+        alias.mul_(2)
+        x.data[1].add_(1)
+        seen = [view.clone()]
+        view.data.neg_()
+        seen += [x.clone(), view.clone()]
+        x.data = at(torch.ones(4, 2), S(0))
+        x.add_(1)
+        found.append([*seen, x, view])
+    assert_same(found[1], found[0], rtol=0, atol=0)

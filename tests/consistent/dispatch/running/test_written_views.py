@@ -57,6 +57,7 @@ WRITES: dict[str, Callable[[Any], Any]] = {
     "out=": lambda v: torch.mul(v.detach().clone(), 3.0, out=v),
     "init": lambda v: nn.init.constant_(v, 5.0),
     "a list op": lambda v: torch._foreach_mul_([v, v[:1]], 0.5),
+    "data": lambda v: v.data.add_(1),
 }
 MODES = [
     *("grad", "no_grad", "inside", "outside, written inside", "inside, written outside"),
@@ -119,6 +120,9 @@ def _differences(rank: int, ranks: int, cases: str, mode: str) -> list[str]:
             continue  # torch refuses to write into a part of what split gives; here it is written
         for entry in (S(0), S(1), B):
             given = written(mode, lambda e=entry: _made(placement, e), view, write)
+            if mode == "inside, written outside" and given == ["RuntimeError", True]:
+                assert wanted == given or name.endswith(", data")  # which torch lets write there
+                continue
             same = len(given) == len(wanted) and all(
                 torch.allclose(a, b, 1e-12, 0.0, equal_nan=True) if torch.is_tensor(a) else a == b
                 for a, b in zip(given, wanted, strict=True)
