@@ -88,15 +88,24 @@ class Masters:
             return part
         laid = spec.with_dtype(self.dtype)
         copy, writes = self.copies.get(param, (None, -1))
-        if copy is None or (writes != param._version and writes != -1):
+        if copy is None or (writes != -1 and self._is_older(param, copy, part, laid)):
             copy = attach(part.to(self.dtype, memory_format=torch.contiguous_format), laid)
         elif copy._spec is not laid:  # loaded in another layout
             copy = rebox(copy, laid, "master weights")
         self.copies[param] = copy, writes
         return plain(copy)
 
+    def _is_older(self, param: Any, copy: Any, part: Tensor, laid: TensorSpec) -> bool:
+        """Whether ``param`` was written to since the last step, by ``param.data`` too, whose writes
+        torch counts apart: then the values say it."""
+        if self.copies[param][1] != param._version:
+            return True
+        same_layout = param._data_given and copy._spec is laid
+        return same_layout and not torch.equal(plain(copy).to(part.dtype), part)
+
     def keep(self, param: Any) -> None:
         """The step has ended: what is written into ``param`` from now on is newer."""
+        param._data_given = False
         if param in self.copies:
             self.copies[param] = self.copies[param][0], param._version
 

@@ -62,6 +62,7 @@ class GlobalTensor(torch.Tensor):
 
     _spec: TensorSpec
     _moved_view = False
+    _data_given = False  # x.data was asked for: torch counts no writes into it as writes into x
 
     def __new__(cls, *args: Any, **kwargs: Any) -> GlobalTensor:
         raise TypeError(

@@ -38,6 +38,7 @@ def data(x: Any) -> Any:
     view = fresh(x)
     with HookOff():
         alias = attach(_Base.data.__get__(view), view._spec)
+    x._data_given = True
     if x._moved_view:
         alias._moved_view = MovedView("detach", _Base.detach, ((x,), {}), None)
     for watch in watchers:
