@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from .readable import readable
 from .transports.default import current
-from .transports.faults.place import readable
 
 T = TypeVar("T")
 

@@ -60,11 +60,11 @@ def launch(
 ) -> Launched:
     """Run ``program`` with ``args`` on ``ranks`` ranks; those still there after ``timeout`` seconds
     are killed. One rank gets no environment of a launcher, as if python had started it."""
-    port = _free_port()
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         processes = []
         for rank in range(ranks):
-            given = dict(environment or {}) | (_of_rank(rank, ranks, port) if ranks > 1 else {})
+            given = dict(environment or {}) | (of_rank(rank, ranks, port) if ranks > 1 else {})
             files = (f"{folder}/{rank}.out", f"{folder}/{rank}.err")
             run = (str(Path(program).resolve()), args, os.environ | given, files)
             processes.append(forks().Process(target=_be_rank, args=run))
@@ -82,7 +82,7 @@ def launch(
     return Launched(failed[0] if failed else 0, *written)
 
 
-def _of_rank(rank: int, ranks: int, port: int) -> dict[str, str]:
+def of_rank(rank: int, ranks: int, port: int) -> dict[str, str]:
     """What torchrun sets."""
     return {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0", "ROLE_RANK": str(rank),
@@ -91,7 +91,8 @@ def _of_rank(rank: int, ranks: int, port: int) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listens at."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]

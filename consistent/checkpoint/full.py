@@ -74,7 +74,7 @@ def save_full(module: torch.nn.Module, path: str | os.PathLike, *, rank: int = 0
         on_every_rank(what, finish)
     finally:
         if writes:
-            with suppress(FileNotFoundError):
+            with suppress(OSError):  # what went wrong is told already, and on every rank
                 os.remove(unfinished)
             owner.release(mark)
 

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mirrored.readable import in_a_line
+
 from ..drawing.files import check_page_path, write
 from ..drawing.words import short_site
 from ..spec.bytes_text import bytes_text
@@ -36,7 +38,7 @@ def text(program: Program) -> str:
         name, at = saved.text.split(" ")[0], short_site(saved.where)
         lines.append(f"  not sent: {name}, {bytes_text(saved.bytes)}, {at} ({saved.why})")
     lines += [f"  {note}" for note in program.notes]
-    return "\n".join(lines)
+    return "\n".join(map(in_a_line, lines))
 
 
 def _cells(row: Row) -> tuple[str, str, str, str]:

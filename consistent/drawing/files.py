@@ -1,15 +1,18 @@
-"""Writing a page or a trace."""
+"""Writing a page, a picture or a trace."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from mirrored import whole_files
 
-def write(path: str | Path, text: str) -> Path:
-    """Write ``text`` to ``path``; folders are made."""
+
+def write(path: str | Path, text: str | bytes) -> Path:
+    """Write ``text`` to ``path``, whole or not at all; folders are made."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(text, encoding="utf-8", errors="backslashreplace")
+    data = text if isinstance(text, bytes) else text.encode("utf-8", "backslashreplace")
+    whole_files.write(target, data)
     return target
 
 

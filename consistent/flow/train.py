@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote, unquote
 
 import torch
 
+from mirrored import whole_files
 from mirrored.transports.default import current
 
 from . import session
@@ -33,14 +35,20 @@ class CheckPoint:
         if writes and list(folder.glob("*.pt")):
             fault = f"{folder} holds variables already; name another folder"
         _agree("save", fault)
+        written: list[Path] = []
         for name, variable in session.variables.items():
             whole = variable.value.full()
             if writes and not fault:
                 try:
                     folder.mkdir(parents=True, exist_ok=True)
-                    torch.save(whole.cpu(), _file(folder, name))
-                except OSError as error:
-                    fault = str(error)
+                    with whole_files.being_written(_file(folder, name)) as file:
+                        torch.save(whole.cpu(), file)
+                    written.append(_file(folder, name))
+                except Exception as error:  # torch gives a full disk errors of its own
+                    fault = f"{type(error).__name__}: {error}"
+        for path in written if fault else ():  # some variables would be taken for all
+            with suppress(OSError):
+                path.unlink()
         _agree("save", fault)
 
     def load(self, path: str | os.PathLike) -> None:

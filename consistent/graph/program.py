@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from mirrored.readable import in_a_line
+
 from ..nn.nested import each_in
 from ..spec import NdSbp, TensorSpec
 
@@ -155,7 +157,7 @@ class Program:
             kind = "call" if line.is_module else "run"
             given = [*map(repr, line.args), *(f"{k}={v!r}" for k, v in line.kwargs.items())]
             place = "any stage" if line.stage is None else f"stage {line.stage}"
-            rows.append((f"{outs} = {kind} {line.name}({', '.join(given)})", place))
+            rows.append((f"{outs} = {kind} {in_a_line(line.name)}({', '.join(given)})", place))
             for i in line.outs:
                 for m in moves.pop(i, []):
                     text = f"%{m.out} = move %{m.source} to {self.spec(m.out)}"

@@ -18,8 +18,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from mirrored.readable import in_a_line
 from mirrored.transports import default
-from mirrored.transports.faults.place import is_users, readable
+from mirrored.transports.faults.place import is_users
 
 from ..spec import Placement, TensorSpec
 from .settings import first_difference, settings
@@ -216,6 +217,6 @@ def call_site() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         if is_users(frame):
-            return f"{readable(frame.f_code.co_filename)}:{frame.f_lineno}"
+            return f"{in_a_line(frame.f_code.co_filename)}:{frame.f_lineno}"
         frame = frame.f_back
     return "backward, in a thread of the autograd engine"

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mirrored.readable import in_a_line
+
+from ..drawing.files import write
 from ..drawing.words import short_site
 from ..spec.bytes_text import bytes_text
 from .difference_page import difference_page
@@ -110,23 +113,23 @@ class Difference:
         out = [self.summary()]
         for change in self.changed:
             sent = f"{change.nbytes:+,} bytes" if change.nbytes else "the same bytes"
-            out.append(f"  {change.op} at {change.where}: {sent}")
-            out += [f"      {text}" for text in change.differences()]
+            out.append(in_a_line(f"  {change.op} at {change.where}: {sent}"))
+            out += [in_a_line(f"      {text}") for text in change.differences()]
         return "\n".join(out)
 
     __repr__ = __str__
 
     def html(self) -> str:
         """The difference as one page that needs nothing beside it."""
-        rows = [(c.kind, c.op, c.where, c.nbytes, "\n".join(c.differences())) for c in self.changed]
+        rows = [
+            (c.kind, c.op, c.where, c.nbytes, "\n".join(map(in_a_line, c.differences())))
+            for c in self.changed
+        ]
         return difference_page(self.summary(), rows)
 
     def save(self, path: str | Path) -> Path:
         """Write the page to ``path``; folders are made."""
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(self.html(), encoding="utf-8")
-        return target
+        return write(path, self.html())
 
 
 def difference(before: Sequence[Line], after: Sequence[Line]) -> Difference:

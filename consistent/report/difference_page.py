@@ -42,7 +42,7 @@ def _marked(line: str) -> str:
         return _arrows(line)
     kinds = "<br>".join(map(_arrows, was.split("; ")))
     kinds += "".join(f"<br><b>&rArr;</b> {_arrows(kind)}" for kind in now.split("; "))
-    return f"{word}: {kinds}"
+    return f"{escaped(word)}: {kinds}"
 
 
 def _arrows(text: str) -> str:

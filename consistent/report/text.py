@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mirrored.readable import in_a_line
+
 from ..drawing.words import seconds_text
 from ..spec.bytes_text import bytes_text
 from .advice import Advice
@@ -36,11 +38,11 @@ def summary(lines: Sequence[Line], timeline: Timeline | None = None) -> str:
     else:
         text += f"; {_number(boxings, 'boxing')} sent {bytes_text(nbytes)} from the busiest rank"
         most = max(lines, key=lambda line: line.nbytes)
-        at = f"`{most.op}` at {most.where}" if most.site else "backward"
+        at = in_a_line(f"`{most.op}` at {most.where}") if most.site else "backward"
         text += f", {most.nbytes / nbytes:.0%} of it for {at}"
     whole = sorted({line.op for line in lines if line.whole})
     text += (
-        f". Every rank computed all of {', '.join(whole)}."
+        f". Every rank computed all of {in_a_line(', '.join(whole))}."
         if whole
         else ". No op ran whole on every rank."
     )
@@ -64,8 +66,8 @@ def table(lines: Sequence[Line], advice: Sequence[Advice] = ()) -> str:
         "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
     text.insert(1, "  ".join("-" * w for w in widths))
-    text += [f"advice: {each}" for each in advice]
-    whole = ", ".join(sorted({line.op for line in lines if line.whole})) or "none"
+    text += [f"advice: {in_a_line(str(each))}" for each in advice]
+    whole = in_a_line(", ".join(sorted({line.op for line in lines if line.whole}))) or "none"
     total = sum(line.nbytes for line in lines)
     text.append(f"{total:,} bytes boxed; ran whole on every rank: {whole}")
     return "\n".join(text)
@@ -88,9 +90,11 @@ def _number(count: int, what: str) -> str:
 
 
 def _fit(text: str, width: int) -> str:
+    text = in_a_line(text)
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
 def _fit_end(text: str, width: int) -> str:
     """The last ``width`` characters: a path's end says more than its start."""
+    text = in_a_line(text)
     return text if len(text) <= width else "..." + text[3 - width :]

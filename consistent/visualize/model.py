@@ -6,6 +6,8 @@ import textwrap
 
 from torch import nn
 
+from mirrored.readable import in_a_line
+
 from ..drawing.pictures.colours import PALETTE, paint
 from ..drawing.pictures.drawing import Box, Drawing, Words
 from ..drawing.pictures.picture import Picture, wrapped
@@ -56,7 +58,7 @@ class ModelPicture(Picture):
             if len(placements) == 1
             else f"on {len(placements)} placements"
         )
-        return f"{self.tree.kind}: {self.tree.parameters:,} parameters, {where}"
+        return f"{in_a_line(self.tree.kind)}: {self.tree.parameters:,} parameters, {where}"
 
     def totals(self) -> str:
         """How many bytes ranks hold of all of it, in a sentence."""
@@ -124,7 +126,7 @@ class ModelPicture(Picture):
 def _cells(row: Row) -> tuple[str, ...]:
     name = "  " * row.depth + _name(row)
     numbers = (bytes_text(row.held), bytes_text(row.nbytes)) if row.nbytes else ("", "")
-    return (name, row.shape, row.layout, *numbers)
+    return (*map(in_a_line, (name, row.shape, row.layout)), *numbers)
 
 
 def _name(row: Row) -> str:

@@ -179,7 +179,7 @@ class Machine:
 
     def save(self, path: str | Path) -> None:
         """Write the machine as YAML, to be read and edited."""
-        Path(path).write_text(files.to_text(self))
+        yaml_text.write(path, files.to_text(self))
 
     @classmethod
     def load(cls, path: str | Path) -> Machine:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mirrored.readable import in_a_line, readable
+
 from ...drawing.files import write
 from ...drawing.words import seconds_text
 from ..machines import Machine
@@ -85,9 +87,9 @@ class SimulatedStep:
         return f"The step is held back by {name}, {share:.0%} of it{dearest}."
 
     def __str__(self) -> str:
-        track = self.slowest
+        track, name = self.slowest, in_a_line(self.machine.name)
         rows = [
-            f"{self.machine.name}, {self.ranks} ranks: {seconds_text(self.seconds)} a step, "
+            f"{name}, {self.ranks} ranks: {seconds_text(self.seconds)} a step, "
             f"{self.tflops:.3g} TFLOP/s a rank",
             f"  compute {seconds_text(track.compute)}, "
             f"exposed boxing {seconds_text(track.exposed)}, "
@@ -108,7 +110,7 @@ class SimulatedStep:
         if self.read:
             said = ", ".join(self.read)
             rows.append(f"  values that were read and taken for 0: {said}")
-        return "\n".join(rows)
+        return readable("\n".join(rows))
 
     def html(self) -> str:
         """The step as one page that needs nothing beside it."""

@@ -137,9 +137,7 @@ class Strategy:
             "split": list(self.split),
             "checkpoint": list(self.checkpoint),
         }
-        target = self.plan.save(path)
-        target.write_text(target.read_text("utf-8") + strategy_text(numbers), encoding="utf-8")
-        return target
+        return yaml_text.write(path, self.plan.yaml() + strategy_text(numbers))
 
     @classmethod
     def load(cls, path: str | Path) -> Strategy:

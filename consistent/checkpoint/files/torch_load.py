@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from mirrored.transports.faults.place import readable
+from mirrored.readable import is_utf8
 
 from ...dispatch.plans.shards import is_global
 
@@ -34,7 +34,7 @@ def loaded(file: str | io.BytesIO) -> Any:
     """
     try:
         _look(file)
-        mapped = isinstance(file, str) and _is_utf8(file) and zipfile.is_zipfile(file)
+        mapped = isinstance(file, str) and is_utf8(file) and zipfile.is_zipfile(file)
         with open(file, "rb") if isinstance(file, str) else nullcontext(file) as held:
             given: Any = file if mapped else held
             return torch.load(given, map_location="cpu", weights_only=True, mmap=mapped)
@@ -43,11 +43,6 @@ def loaded(file: str | io.BytesIO) -> Any:
     except Exception as error:  # a made-up file runs into any error of Python and torch
         text = str(error).partition("\n")[0]
         raise ValueError(text or type(error).__name__) from None
-
-
-def _is_utf8(path: str) -> bool:
-    """Whether torch can map a file of this path."""
-    return readable(path) == path
 
 
 def _look(given: str | io.BytesIO) -> None:

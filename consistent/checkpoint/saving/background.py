@@ -20,7 +20,7 @@ from typing import Any
 
 import torch.distributed.distributed_c10d as c10d
 
-from mirrored.transports.faults.place import readable
+from mirrored.readable import readable
 
 from . import folders
 from .job import Job, Part, complete, write_part

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
+import warnings
 from dataclasses import dataclass
 
 from ..files import index as index_file
@@ -95,7 +96,11 @@ def finish(begun: Begun, keep: int | None) -> None:
     sync(begun.root)
     for _, name in _whole(begun.root)[: -keep if keep else 0]:
         doomed = os.path.join(begun.root, _DELETING + name)
-        os.rename(os.path.join(begun.root, name), doomed)  # first, so that no half of it is seen
+        try:
+            os.rename(os.path.join(begun.root, name), doomed)  # so that no half of it is seen
+        except OSError as error:  # the new one is saved, and the next save tries again
+            warnings.warn(f"checkpoint.save: {name!r} is kept for now: {error}", stacklevel=2)
+            return
         shutil.rmtree(doomed, ignore_errors=True)
 
 

@@ -29,6 +29,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, BinaryIO
 
+from mirrored.readable import in_a_line
+
 from ..agreement import CheckpointError
 
 _BEAT_S = 5.0
@@ -57,7 +59,7 @@ class Owner:
     token: str
 
     def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}, since {self.since}"
+        return in_a_line(f"process {self.pid} on {self.host}, since {self.since}")
 
 
 _own: dict[str, Owner] = {}  # mark -> what this process wrote into it

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from mirrored.transports.faults.place import readable
+from mirrored.readable import is_utf8, readable
 
 from .apart import Run, apart
 from .form import Form, Number, form_of
@@ -104,7 +104,7 @@ def _cannot_run() -> bool:
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if readable(name) != name:
+        if not is_utf8(name):
             warnings.warn(
                 f"consistent.compile: the path {readable(name)} is not UTF-8, and torch's compiler "
                 "reads no other. The ops of this step run one by one; rename the folder or file to "

@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from mirrored.readable import in_a_line
+
 from .html import escaped
 
 MOST_DRAWN = 20_000  # events of a timeline; a trace holds them all
@@ -17,7 +19,7 @@ Drawn = tuple[Any, ...]
 
 def canvas(title: str, note: str, lanes: Sequence[tuple[str, str]], events: Sequence[Drawn]) -> str:
     """A heading, a note, and the timeline. ``lanes``: (name, one of the colours in style.py)."""
-    drawn = {"lanes": lanes, "events": events}
+    drawn = {"lanes": [*map(_shown, lanes)], "events": [*map(_shown, events)]}
     data = json.dumps(drawn, separators=(",", ":")).replace("<", "\\u003c")
     return (
         f"<h2>{escaped(title)}</h2><p class=note>{note}</p><canvas id=time></canvas>"
@@ -25,3 +27,7 @@ def canvas(title: str, note: str, lanes: Sequence[tuple[str, str]], events: Sequ
         "point at an event to read it.</p>"
         f'<script type="application/json" id="events">{data}</script>'
     )
+
+
+def _shown(row: Sequence[Any]) -> list[Any]:
+    return [in_a_line(each) if isinstance(each, str) else each for each in row]

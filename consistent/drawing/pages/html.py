@@ -6,6 +6,8 @@ import html
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from mirrored.readable import readable
+
 from ...spec.bytes_text import bytes_text
 from .script import SCRIPT
 from .style import STYLE
@@ -16,7 +18,7 @@ _MOVE = re.compile(r"-(\w+(?:\([^)]*\))?)-&gt;")
 
 def escaped(text: object) -> str:
     """``text`` with nothing in it that HTML takes for its own."""
-    return html.escape(str(text))
+    return html.escape(readable(str(text)))
 
 
 def frame(title: str, lead: str, body: str) -> str:

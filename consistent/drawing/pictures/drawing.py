@@ -10,6 +10,8 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mirrored.readable import readable
+
 INK = {
     # name: (light, dark)
     "paper": ("#ffffff", "#0d1117"),
@@ -74,7 +76,7 @@ class Drawing:
         return (
             f'<svg{more} viewBox="0 0 {size}" '
             f'width="{self.width:g}" height="{self.height:g}" role="img" '
-            f'aria-label="{html.escape(self.name)}" font-family="{FONT}">\n'
+            f'aria-label="{_escaped(self.name)}" font-family="{FONT}">\n'
             f"{looks}"
             '<defs><pattern id="stripes" width="6" height="6" patternUnits="userSpaceOnUse" '
             'patternTransform="rotate(45)"><rect width="2.5" height="6" fill="#ffffff" '
@@ -91,15 +93,19 @@ def _svg(shape: Box | Words) -> str:
         return (
             f'<text x="{shape.x:.6g}" y="{shape.y:.6g}" font-size="{shape.size:g}" '
             f'text-anchor="{shape.anchor}" style="fill:{_paint(shape.fill)};white-space:pre"'
-            f"{weight}>{html.escape(shape.text)}</text>"
+            f"{weight}>{_escaped(shape.text)}</text>"
         )
     place = (
         f'x="{shape.x:.6g}" y="{shape.y:.6g}" width="{shape.width:.6g}" height="{shape.height:.6g}"'
     )
     style = f"fill:{_paint(shape.fill)}" + (f";stroke:{_paint(shape.edge)}" if shape.edge else "")
-    title = f"<title>{html.escape(shape.title)}</title>" if shape.title else ""
+    title = f"<title>{_escaped(shape.title)}</title>" if shape.title else ""
     drawn = f'<rect {place} style="{style}">{title}</rect>'
     return drawn + (f'<rect {place} fill="url(#stripes)"/>' if shape.striped else "")
+
+
+def _escaped(text: str) -> str:
+    return html.escape(readable(text))
 
 
 def _paint(name: str) -> str:

@@ -6,9 +6,10 @@ import shutil
 import textwrap
 from pathlib import Path
 
+from ..files import write
 from .colours import shows_blocks, shows_colours
 from .drawing import Drawing
-from .png import save_png
+from .png import png
 
 _WAYS = ('.save("picture.svg")', '.save("picture.png")')
 
@@ -52,12 +53,7 @@ class Picture:
                 f"an SVG or a PNG. Write {' or '.join(_WAYS)}."
             )
         drawing = self.drawing()
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if kind == ".svg":
-            target.write_text(drawing.svg(), encoding="utf-8")
-        else:
-            save_png(drawing, target)
-        return target
+        return write(target, drawing.svg() if kind == ".svg" else png(drawing, target))
 
     def __str__(self) -> str:
         width = max(40, shutil.get_terminal_size().columns)

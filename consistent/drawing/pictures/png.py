@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ _DPI = 100  # points to pixels: a font of n pixels has n * 72 / 100 points
 _ANCHORS = {"start": "left", "middle": "center", "end": "right"}
 
 
-def save_png(drawing: Drawing, path: Path) -> None:
-    """Write ``drawing`` to ``path``, in the colours for white paper and twice its size in pixels.
+def png(drawing: Drawing, path: Path) -> bytes:
+    """``drawing`` as the file ``path`` will hold it, in the colours for white paper and twice its
+    size in pixels.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -49,7 +51,9 @@ def save_png(drawing: Drawing, path: Path) -> None:
                 ha=_ANCHORS[shape.anchor], va="baseline",
                 fontweight="bold" if shape.bold else "normal",
             )  # fmt: skip
-    sheet.savefig(path, format="png", dpi=2 * _DPI, facecolor=INK["paper"][0])
+    made = BytesIO()
+    sheet.savefig(made, format="png", dpi=2 * _DPI, facecolor=INK["paper"][0])
+    return made.getvalue()
 
 
 def _light(name: str) -> str:

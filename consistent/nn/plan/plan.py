@@ -7,6 +7,8 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
+from mirrored.readable import in_a_line
+
 from ...spec import Placement
 from . import files, table, yaml_text
 from .layouts import Border, Layouts, join_axes, join_borders
@@ -121,14 +123,14 @@ class Plan:
 
     def save(self, path: str | Path) -> Path:
         """Write the plan as YAML, which may be edited and loaded again."""
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        return yaml_text.write(path, self.yaml())
+
+    def yaml(self) -> str:
+        """The text that ``save`` writes."""
         keeps = None if self.keep_bytes == KEEP_BYTES else self.keep_bytes
-        text = files.to_text(
+        return files.to_text(
             self.axes, self.tensors, self.modules, self.notes, tied=self.tied, keep_bytes=keeps
         )
-        target.write_text(text, encoding="utf-8")
-        return target
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
@@ -146,7 +148,7 @@ class Plan:
             lines += ["", *table.border_lines(self.modules)]
         if self.keep_bytes != KEEP_BYTES:
             lines += ["", f"keep_bytes: {self.keep_bytes}"]
-        lines += [f"note: {note}" for note in self.notes]
+        lines += [f"note: {in_a_line(note)}" for note in self.notes]
         return "\n".join(lines)
 
     def __repr__(self) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from mirrored.readable import in_a_line
+
 from .layouts import Border, Layouts, Nd, nd_text
 from .names import grouped
 
@@ -24,7 +26,7 @@ def tensor_lines(
     for text, names, (layouts, shape, others) in grouped(keyed):
         more = (layouts.use, layouts.grad, layouts.step)
         cells = [nd_text(nd) if nd != layouts.sbp else "" for nd in more]
-        name = text + "".join(f" = {other}" for other in others)
+        name = in_a_line(text + "".join(f" = {other}" for other in others))
         size = str(list(shape)) if shapes else ""
         rows.append(
             (name, _times(names), size, nd_text(layouts.sbp), *(() if all_plain else cells))
@@ -38,7 +40,7 @@ def border_lines(modules: Mapping[str, Border]) -> list[str]:
         name: (_ways(border.inputs), _ways(border.outputs)) for name, border in modules.items()
     }
     rows = [("module", "", "inputs boxed to", "outputs boxed to")]
-    rows += [(text, _times(names), *sides) for text, names, sides in grouped(keyed)]
+    rows += [(in_a_line(text), _times(names), *sides) for text, names, sides in grouped(keyed)]
     return columns(rows)
 
 

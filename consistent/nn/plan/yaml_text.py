@@ -7,8 +7,18 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from mirrored import whole_files
+
 _MOST_BYTES = 4 << 20
 _MOST_LEVELS = 50
+
+
+def write(path: str | Path, text: str) -> Path:
+    """Write ``text`` to ``path``, whole or not at all; folders are made."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    whole_files.write(target, text.encode())
+    return target
 
 
 def read(path: str | Path) -> str:

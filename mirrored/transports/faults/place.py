@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Sequence
 from types import FrameType
 
+from ...readable import in_a_line
+
 _LIBRARY = ("consistent", "mirrored", "torch")
 _STANDARD = sysconfig.get_paths()["stdlib"]
 
@@ -57,15 +59,7 @@ def _described(frames: Frames) -> str:
 def line_of(frame: FrameType, line: int | None = None) -> str:
     """`file:line in function`."""
     code = frame.f_code
-    return f"{readable(code.co_filename)}:{line or frame.f_lineno} in {code.co_name}"
-
-
-def readable(text: str) -> str:
-    """``text`` as any output takes it: a path that is not UTF-8 has bytes in it which no file and
-    no terminal takes as text."""
-    if text.isascii():
-        return text
-    return text.encode("utf-8", "backslashreplace").decode()
+    return f"{in_a_line(code.co_filename)}:{line or frame.f_lineno} in {code.co_name}"
 
 
 def is_users(frame: FrameType) -> bool:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import uuid
 from pathlib import Path
+
+from ... import whole_files
 
 _OTHERS_WRITE = 0o002
 _MOST_BYTES = 4 << 20
@@ -51,14 +52,7 @@ def write(path: Path, text: bytes) -> None:
     """
     if not may_keep(path):
         raise PermissionError(f"{path.parent} is not this user's to write in")
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        with os.fdopen(os.open(part, _NEW, 0o644), "wb") as file:
-            file.write(text)
-        part.replace(path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
+    whole_files.write(path, text, own=True)
 
 
 def append(path: Path, text: bytes) -> None:
@@ -82,4 +76,3 @@ def _is_own(found: os.stat_result) -> bool:
 
 
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_NEW = _FLAGS | os.O_WRONLY | os.O_CREAT | os.O_EXCL
