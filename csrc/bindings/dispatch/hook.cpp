@@ -154,8 +154,8 @@ PyObject* run_on_shards(const Entry& entry, PyObject* sizes, const Key& key,
   return PyObject_Vectorcall(entry.function, values.data(), values.size(), nullptr);
 }
 
-// Before `target` is written to: raises if it is a moved view, and has the write counted while there
-// are moved views, which ask how often memory was written to.
+// Before `target` is written to: raises if it is a moved view, and has the write counted while
+// there are moved views, which ask how often memory was written to.
 bool may_write(const Entry& entry, PyObject* target) {
   const int moved = is_moved(target);
   if (moved < 0) return false;
