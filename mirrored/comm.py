@@ -190,6 +190,15 @@ class Transport(ABC):
         then a byte goes to each of the others."""
         return self.gather_objects(note, ranks)
 
+    def all_reduce_with_notes(
+        self, x: Tensor, ranks: Ranks, told: Ranks, op: str = "sum"
+    ) -> tuple[list[bytes], Tensor | None]:
+        """Every note of `told`, of which `ranks` are some, and `all_reduce(x, ranks, op)`; None for
+        it where there is a note. This rank has none: one that has calls `gather_notes`. A small `x`
+        travels in the message of the notes, where that is faster."""
+        notes = self.gather_notes(b"", told)
+        return notes, None if any(notes) else self.all_reduce(x, ranks, op)
+
     def shares(self, ranks: Ranks, kind: str, nbytes: int = 0) -> bool:
         """Whether `ranks` read each other's memory on devices of this kind ("cpu", "cuda"), tensors
         of `nbytes` at once. The first call for `ranks` is a collective of them."""

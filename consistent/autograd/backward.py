@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -19,12 +19,12 @@ from mirrored.transports.failures import count_failure
 
 from ..dispatch import _C
 from ..dispatch.plans.shards import HookOff, is_global, plain, rebox, take_in
-from ..dispatch.running import refused_gradients
+from ..dispatch.running import operands, refused_gradients
 from ..dispatch.running.agreed import ranks_of, tell
 from ..movement import check_mode
 from ..movement.world import my_coordinate
 from ..spec import Coordinate, P, TensorSpec
-from . import buckets, scattering
+from . import buckets, scattering, unsummed
 
 # Called in place of ``y.backward()``, the last one first: who runs a whole step scales the loss,
 # or puts backward off. They may pass the call on to the next.
@@ -161,3 +161,7 @@ def _agree_on_nan(roots: Sequence[Any]) -> None:
 def in_backward() -> bool:
     """Whether this thread is inside a backward pass."""
     return torch._C._current_graph_task_id() != -1
+
+
+# A leaf that an op gathers for itself is no parameter of zero3: its gradient never lies gathered.
+operands.arriving.append(partial(unsummed.arriving, keep=False))

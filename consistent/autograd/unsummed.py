@@ -26,7 +26,10 @@ from .leaves import watch_leaf
 
 
 def arriving(
-    nodes: Sequence[Any], grads: Sequence[Tensor | None], specs: Sequence[TensorSpec]
+    nodes: Sequence[Any],
+    grads: Sequence[Tensor | None],
+    specs: Sequence[TensorSpec],
+    keep: bool = True,
 ) -> list[Tensor | None]:
     """What is left to be boxed of gradients on their way to leaves that lie split.
 
@@ -38,6 +41,7 @@ def arriving(
         nodes: where each goes in the graph.
         grads: this rank's shards of them.
         specs: theirs.
+        keep: whether they are added to ``.grad`` inside ``no_sync()``; else they are boxed there.
     """
     left, later = list(grads), []
     for i, (node, grad, spec) in enumerate(zip(nodes, grads, specs, strict=True)):
@@ -53,7 +57,7 @@ def arriving(
             if _may_be_later(leaf, left[i], spec):
                 later.append((leaf, left[i], (spec, _target(leaf, spec))))
                 left[i] = None
-        elif not leaf._backward_hooks:  # a hook is shown each gradient as the leaf lies
+        elif keep and not leaf._backward_hooks:  # a hook is shown each gradient as the leaf lies
             _keep(leaf, held, grad, spec)
             left[i] = None
     if later:

@@ -6,10 +6,11 @@ any other code. The folders are those of ``rules/``: a form is in the same folde
 """
 
 from . import families, fused_reduce_scatter, halo, layout, random
-from .registry import FORMS, Shards, form
+from .registry import FORMS, RAISE_FIRST, Shards, form
 
 __all__ = [
     "FORMS",
+    "RAISE_FIRST",
     "Shards",
     "families",
     "form",

@@ -90,13 +90,22 @@ class Shards:
 FORMS: dict[str, Callable[[Shards], Any]] = {}
 
 
-def form(name: str) -> Callable[[Callable[[Shards], Any]], Callable[[Shards], Any]]:
-    """Enter a local form under ``name``."""
+# Forms that raise for the values in a shard before their first message, and not after it.
+RAISE_FIRST: set[str] = set()
+
+
+def form(
+    name: str, raises_first: bool = False
+) -> Callable[[Callable[[Shards], Any]], Callable[[Shards], Any]]:
+    """Enter a local form under ``name``. ``raises_first``: it raises for the values in a shard
+    before its first message, and not after it."""
 
     def enter(function: Callable[[Shards], Any]) -> Callable[[Shards], Any]:
         if name in FORMS:
             raise ValueError(f'forms: a form named "{name}" exists already')
         FORMS[name] = function
+        if raises_first:
+            RAISE_FIRST.add(name)
         return function
 
     return enter

@@ -130,6 +130,7 @@ def _pickled(rank: int, given: dict[str, Any]) -> int:
 # Method -> the call that it counts as, and the function that gives its bytes.
 COUNTED: dict[str, tuple[str, _Sent]] = {
     "all_reduce": ("all_reduce", _in_a_ring),
+    "all_reduce_with_notes": ("all_reduce", _in_a_ring),
     "all_reduce_async": ("all_reduce", _in_a_ring),
     "all_gather": ("all_gather", _to_all_others),
     "join": ("all_gather", _to_all_others),

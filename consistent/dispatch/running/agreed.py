@@ -10,7 +10,8 @@ So a program that catches the error goes on in step. The ranks tell each other a
 share memory, a byte to each other rank elsewhere. Nothing is sent by others.
 
 A form sends by itself, and ranks must not wait in that for a rank that has raised. So they also
-tell each other before its first exchange.
+tell each other before its first exchange; and only then, if the form looks at all values before it
+sends, as losses do before they count labels. The count travels in the message that tells.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import pickle
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, TypeVar
+
+from torch import Tensor
 
 from mirrored.comm import Ranks, Transport
 from mirrored.transports.base.wrapper import Wrapper
@@ -34,8 +37,10 @@ T = TypeVar("T")
 recorders: list[Callable[[Ranks, bool], None]] = []
 
 
-def on_all(placement: Placement, compute: Callable[[], T]) -> T:
-    """``compute()``, which sends nothing.
+def on_all(
+    placement: Placement, compute: Callable[[], T], is_told: Callable[[], bool] = lambda: False
+) -> T:
+    """``compute()``, which sends nothing. ``is_told``: whether it has told already how it went.
 
     Raises:
         Exception: that of the first rank of ``placement`` on which it raised, on all of them.
@@ -49,14 +54,15 @@ def on_all(placement: Placement, compute: Callable[[], T]) -> T:
     finally:
         end(ranks)
     try:
-        tell(error, ranks)
+        if error is not None or not is_told():
+            tell(error, ranks)
     finally:
         error = None  # its stack holds this frame
     return out  # type: ignore[return-value]
 
 
-def on_all_by_form(placement: Placement, compute: Callable[[], T]) -> T:
-    """The same of what may send."""
+def on_all_by_form(placement: Placement, compute: Callable[[], T], raises_first: bool) -> T:
+    """The same of what may send; where it ``raises_first``, once it sends it raises no more."""
     guard = _Guard(current(), ranks_of(placement))
 
     def guarded() -> T:
@@ -64,7 +70,7 @@ def on_all_by_form(placement: Placement, compute: Callable[[], T]) -> T:
             return compute()
 
     try:
-        return on_all(placement, guarded)
+        return on_all(placement, guarded, lambda: raises_first and guard.met)
     except _Told as told:
         raise told.error from told.__cause__
 
@@ -82,6 +88,11 @@ def tell(error: Exception | None, ranks: Ranks) -> None:
         Exception: the first error in the order of ``ranks``.
     """
     notes = current().gather_notes(b"" if error is None else note_of(error), ranks)
+    _heed(notes, ranks, error)
+
+
+def _heed(notes: list[bytes], ranks: Ranks, error: Exception | None) -> None:
+    """Raise the first error that ``notes`` tell of."""
     for rank, note in zip(ranks, notes, strict=True):
         if note:
             told = error_of(note, told_by(rank))
@@ -134,11 +145,21 @@ class _Told(BaseException):
 
 
 class _Guard(Wrapper):
-    """Before its first call, ranks tell each other that they have come here."""
+    """Before its first call, ranks tell each other that they have come here: in the message of that
+    call, if it is a sum of a few numbers."""
 
     def __init__(self, inner: Transport, ranks: Ranks) -> None:
         super().__init__(inner)
-        self.ranks, self._met = ranks, False
+        self.ranks, self.met = ranks, False
+
+    def all_reduce(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
+        if self.met:
+            return self.inner.all_reduce(x, ranks, op)
+        self.met = True
+        notes, total = self.inner.all_reduce_with_notes(x, ranks, self.ranks, op)
+        self._heed(notes)
+        assert total is not None
+        return total
 
     def pass_on(self, name: str, *args: Any, **kwargs: Any) -> Any:
         if name not in ("shares", "link", "abandon", "gather_notes"):
@@ -150,10 +171,13 @@ class _Guard(Wrapper):
         return self.inner.as_one(run, xs, ranks)
 
     def _meet(self) -> None:
-        if self._met:
+        if self.met:
             return
-        self._met = True
+        self.met = True
+        self._heed(self.inner.gather_notes(b"", self.ranks))
+
+    def _heed(self, notes: list[bytes]) -> None:
         try:
-            tell(None, self.ranks)
+            _heed(notes, self.ranks, None)
         except Exception as error:
             raise _Told(error) from error.__cause__

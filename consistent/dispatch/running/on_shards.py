@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...forms import FORMS, Shards
+from ...forms import FORMS, RAISE_FIRST, Shards
 from ...movement import check_mode
 from ...movement.differentiable import box
 from ...rules.choose import Choice
@@ -42,6 +42,7 @@ from ..plans.shards import (
 )
 from . import moved_views
 from .agreed import on_all, on_all_by_form
+from .operands import box_operands
 from .outside_ranks import Follow
 from .refused_gradients import watched
 from .user_code import present, write_into_plain
@@ -103,10 +104,7 @@ class OnShards(Plan):
     def boxed(self, tensors: list) -> list:
         """``tensors`` with those that are boxed first replaced by plain shards."""
         check_mode.calling(self.name)
-        for index, layout in self.boxes:
-            x = tensors[index]
-            src = x._spec
-            tensors[index] = box(x, src, src.with_layout(layout))
+        box_operands(tensors, self.boxes)
         return tensors
 
     def run(self, args: tuple, kwargs: dict, tensors: list) -> Any:
@@ -122,8 +120,9 @@ class OnShards(Plan):
             return moved_views.write_through(self, args, kwargs, first)
         given = list(tensors)
         specs = [t._spec for t in given]
+        self.boxed(tensors)
         for index, layout in self.boxes:
-            tensors[index] = rebox(given[index], specs[index].with_layout(layout), self.name)
+            tensors[index] = attach(tensors[index], specs[index].with_layout(layout))
         out = self._computed(tensors, args, kwargs)
         for index in self.writes:
             self._put_back(tensors[index], given[index])
@@ -161,8 +160,12 @@ class OnShards(Plan):
             tensors = [plain(t) for t in tensors]
         compute = partial(self.compute, tensors, args, kwargs)
         if self.may_differ and not (self.name in DIVISIONS and _any_floats(tensors)):
-            agree = on_all if self.choice is None or self.choice.form is None else on_all_by_form
-            compute = partial(agree, self.placement, compute)
+            form = None if self.choice is None else self.choice.form
+            if form is None:
+                compute = partial(on_all, self.placement, compute)
+            else:
+                first = form in RAISE_FIRST
+                compute = partial(on_all_by_form, self.placement, compute, first)
         if self.may_differ_in_backward:
             compute = partial(watched, self.placement, compute)
         return compute() if self.follow is None else self.follow(compute, tensors)

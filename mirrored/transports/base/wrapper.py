@@ -62,6 +62,7 @@ class Wrapper(Transport):
     receive = _passed_on(Transport.receive)
     gather_objects = _passed_on(Transport.gather_objects)
     gather_notes = _passed_on(Transport.gather_notes)
+    all_reduce_with_notes = _passed_on(Transport.all_reduce_with_notes)
     join = _passed_on(Transport.join)
     reduce_scatter = _passed_on(Transport.reduce_scatter)
     join_several = _passed_on(Transport.join_several)

@@ -355,6 +355,13 @@ class SharedMemory(Wrapper):
         group = self.group(ranks)
         return self.inner.gather_notes(note, ranks) if group is None else group.gather_objects(note)
 
+    def all_reduce_with_notes(
+        self, x: Tensor, ranks: Ranks, told: Ranks, op: str = "sum"
+    ) -> tuple[list[bytes], Tensor | None]:
+        if self.group(told) is None:
+            return self.inner.all_reduce_with_notes(x, ranks, told, op)
+        return super(Wrapper, self).all_reduce_with_notes(x, ranks, told, op)
+
     def peers(self, x: Tensor, ranks: Ranks) -> AbstractContextManager[list[Tensor]]:
         group = self._meet(ranks) if x.is_cpu else None
         if group is None:

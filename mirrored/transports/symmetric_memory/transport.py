@@ -68,6 +68,13 @@ class SymmetricMemory(Wrapper):
         self._groups: dict[tuple[Ranks, torch.device], tuple[Any, DeviceMoves | None]] = {}
         self._making = threading.RLock()
 
+    def all_reduce_with_notes(
+        self, x: Tensor, ranks: Ranks, told: Ranks, op: str = "sum"
+    ) -> tuple[list[bytes], Tensor | None]:
+        if x.device.type != self.kind:
+            return self.inner.all_reduce_with_notes(x, ranks, told, op)
+        return super(Wrapper, self).all_reduce_with_notes(x, ranks, told, op)
+
     def shares(self, ranks: Ranks, kind: str, nbytes: int = 0) -> bool:
         if kind != self.kind:
             return self.inner.shares(ranks, kind, nbytes)

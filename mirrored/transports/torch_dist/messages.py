@@ -42,14 +42,14 @@ class Posted:
         self._sent: list[tuple[int, Tensor, int]] = []
         if not sends and not out:
             return
-        group, position = _group_of(ranks)
+        group, position = group_of(ranks)
         self._received = [y if y.is_cpu else torch.empty_like(y, device="cpu") for y in self._out]
         # Kept until they have been sent.
-        self._sent = [(to, flat(y.cpu()), _tag(name, y, ranks)) for to, y in sends]
+        self._sent = [(to, flat(y.cpu()), tag_of(name, y, ranks)) for to, y in sends]
 
         def start() -> None:
             self._works = [
-                group.recv([flat(y)], position(source), _tag(name, y, ranks))
+                group.recv([flat(y)], position(source), tag_of(name, y, ranks))
                 for (source, _), y in zip(out, self._received, strict=True)
             ]
             self._works += [group.send([y], position(to), tag) for to, y, tag in self._sent]
@@ -122,9 +122,9 @@ def broadcast(x: Tensor, source: int, ranks: Ranks) -> None:
 def sending(label: str, x: Tensor, to: int) -> Handle:
     """Start sending `x` to rank `to`. CUDA tensors go through the host."""
     pair = (world().rank, to)
-    group, position = _group_of(tuple(sorted(pair)))
+    group, position = group_of(tuple(sorted(pair)))
     wire = flat(x.cpu())
-    start = partial(group.send, [wire], position(to), _tag(label, x, pair))
+    start = partial(group.send, [wire], position(to), tag_of(label, x, pair))
     work = world().carry_out(f"send of {label}", x, pair, start)
     return _UnderWay(f"send of {label}", work, x, wire, pair)
 
@@ -132,9 +132,9 @@ def sending(label: str, x: Tensor, to: int) -> Handle:
 def receiving(label: str, out: Tensor, source: int) -> Handle:
     """Start filling `out` with what rank `source` sends under `label`."""
     pair = (source, world().rank)
-    group, position = _group_of(tuple(sorted(pair)))
+    group, position = group_of(tuple(sorted(pair)))
     wire = out if out.is_cpu else torch.empty_like(out, device="cpu")
-    start = partial(group.recv, [flat(wire)], position(source), _tag(label, out, pair))
+    start = partial(group.recv, [flat(wire)], position(source), tag_of(label, out, pair))
     work = world().carry_out(f"receive of {label}", out, pair, start)
     return _UnderWay(f"receive of {label}", work, out, wire, pair)
 
@@ -160,7 +160,7 @@ def flat(x: Tensor) -> Tensor:
     return x.as_strided((x.numel(),), (1,)).view(torch.uint8)
 
 
-def _group_of(ranks: Ranks) -> tuple[Any, Any]:
+def group_of(ranks: Ranks) -> tuple[Any, Any]:
     """The group for messages between `ranks`, and a rank's position in it."""
     own = world()
     if own.gloo:
@@ -168,7 +168,7 @@ def _group_of(ranks: Ranks) -> tuple[Any, Any]:
     return own.group(ranks, "cpu"), sorted(ranks).index
 
 
-def _tag(name: str, x: Tensor, ranks: Ranks) -> int:
+def tag_of(name: str, x: Tensor, ranks: Ranks) -> int:
     return _number(name, x.dtype, x.nbytes, ranks, call_under_way(), count_failures())
 
 

@@ -23,10 +23,11 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
-from ...comm import Done, Handle, Later, Ranks, Transport, Waitable
+from ...comm import Done, Handle, Later, Ranks, Transport, Waitable, check_op
 from ...reduction import WIDER, ordered_reduce
+from ..base.unseen import unseen
 from ..faults.watch import Watch
-from . import messages, several
+from . import messages, several, short
 from .described import Described, call_under_way, cut, part_of, resumed
 from .groups import timeout, world
 from .messages import flat
@@ -99,6 +100,12 @@ class TorchDist(Described):
     def all_reduce(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
         if len(ranks) == 1 or x.numel() == 0 or _by_nccl(x.device):
             return super().all_reduce(x, ranks, op)
+        if _is_short(x):
+            self.check("all_reduce", ranks, x)
+            check_op(op, x.dtype)
+            with part_of("all_reduce", tuple(x.shape)):
+                parts = short.swap(f"all_reduce({op})", ranks, x.detach())
+            return ordered_reduce([part.carried(x) for part in parts], op)
         return self.all_reduce_async(x, ranks, op).wait()  # by messages, which leave x as it is
 
     def _reduce(self, x: Tensor, ranks: Ranks, op: str) -> Handle:
@@ -235,6 +242,40 @@ class TorchDist(Described):
         with part_of("start_reduce_scatter_several", *map(cut, xs, dims, sizes)):
             return several.reduce_scatter(self, given, dims, sizes, ranks, op="sum", at_once=True)
 
+    # ---- notes ----------------------------------------------------------------------------------
+
+    def gather_notes(self, note: bytes, ranks: Ranks) -> list[bytes]:
+        self.check("gather_notes", ranks)
+        if len(ranks) == 1:
+            return [note]
+        found = short.swap("gather_notes", ranks, has_note=bool(note))
+        return self._texts(found, note, ranks)
+
+    def all_reduce_with_notes(
+        self, x: Tensor, ranks: Ranks, told: Ranks, op: str = "sum"
+    ) -> tuple[list[bytes], Tensor | None]:
+        if not _is_short(x) or len(told) == 1:
+            return super().all_reduce_with_notes(x, ranks, told, op)
+        self.check("all_reduce", ranks, x)
+        check_op(op, x.dtype)
+        call = messages.tag_of(f"all_reduce({op}) of {x.shape}", x, ranks)
+        with unseen():
+            # A rank that has a note sends it alone: neither size nor tag may say more of the call.
+            found = short.swap("gather_notes", told, x.detach(), call=call)
+            texts, of_ranks = self._texts(found, b"", told), [found[told.index(r)] for r in ranks]
+            if any(texts):
+                return texts, None
+            if all(each.call == call for each in of_ranks):
+                return texts, ordered_reduce([each.carried(x) for each in of_ranks], op)
+        return texts, self.all_reduce(x, ranks, op)  # calls that do not fit: ranks wait, and raise
+
+    def _texts(self, found: list[short.Part], note: bytes, ranks: Ranks) -> list[bytes]:
+        """The notes themselves, which are sent only where there is one."""
+        if not any(each.has_note for each in found):
+            return [b""] * len(ranks)
+        with unseen():
+            return self.gather_objects(note, ranks)
+
     # ---- exchanges ------------------------------------------------------------------------------
 
     def _exchange(
@@ -350,6 +391,11 @@ def _reducible(x: Tensor, op: str) -> tuple[Tensor, str]:
     if x.dtype.is_complex:
         return torch.view_as_real(x.resolve_conj()), op
     return x.to(WIDER.get(x.dtype, x.dtype)), op
+
+
+def _is_short(x: Tensor) -> bool:
+    """Whether `x` fits in a short message."""
+    return x.is_cpu and 0 < x.nbytes <= short.CARRIED_BYTES
 
 
 def _by_nccl(device: torch.device) -> bool:

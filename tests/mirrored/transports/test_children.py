@@ -38,6 +38,7 @@ CALLS: dict[str, Callable[[Transport, tuple[int, ...]], Any]] = {
         [(rank, X) for rank in ranks], [(rank, X.shape, X.dtype) for rank in ranks], ranks
     ),
     "gather_notes": lambda t, ranks: t.gather_notes(b"x", ranks),
+    "all_reduce_with_notes": lambda t, ranks: t.all_reduce_with_notes(X, ranks, ranks),
     "gather_objects": lambda t, ranks: t.gather_objects("x", ranks),
     "join": lambda t, ranks: t.join(X, 0, [4] * len(ranks), ranks),
     "join_several": lambda t, ranks: t.join_several([X, X], [0, 0], [[4] * len(ranks)] * 2, ranks),

@@ -159,7 +159,7 @@ class _Rows:
         return by_class[self.start : self.start + self.held].reshape(shape)
 
 
-@form("nll_loss")
+@form("nll_loss", raises_first=True)
 def _nll(shard: Shards) -> Tensor:
     """A rank adds the rows whose class it holds."""
     rows, x = _Rows(shard), shard.tensors[0]
@@ -171,7 +171,7 @@ def _nll(shard: Shards) -> Tensor:
     return rows.joined(reduced, rows.class_axes).to(shard.outs[0].dtype)
 
 
-@form("cross_entropy")
+@form("cross_entropy", raises_first=True)
 def _cross_entropy(shard: Shards) -> Tensor:
     rows = _Rows(shard)
     if has_probabilities(shard.call):

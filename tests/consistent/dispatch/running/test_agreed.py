@@ -14,8 +14,10 @@ import consistent
 from consistent import B, S
 from consistent.dispatch.plans.plan import clear_plans, watchers
 from consistent.rules.raising import OPS
+from mirrored.transports.counting import counting
 from mirrored.transports.default import current
 from tests.consistent.dispatch.running.raising import CASES, Case
+from tests.mirrored.kinds import run
 from tests.ranks import on_ranks
 
 # Ops of which what decides is whole on every rank, or so small here that it is gathered; torch's
@@ -61,8 +63,13 @@ def planned() -> Iterator[list[Any]]:
         watchers.remove(made.append)
 
 
-@on_ranks(2, 3)
-def test_each_op_raises_on_all_ranks_what_one_shard_makes_it_raise(rank: int) -> None:
+@pytest.mark.parametrize("where", ["gloo", "shared memory"])
+@pytest.mark.parametrize("n", [2, 3])
+def test_each_op_raises_on_all_ranks_what_one_shard_makes_it_raise(n: int, where: str) -> None:
+    run(where, _each_op_raises, n)
+
+
+def _each_op_raises(rank: int) -> None:
     checked = set()
     for case in CASES:
         assert raised(lambda c=case: c.run(*c.given(False))) is None, case.name
@@ -96,8 +103,13 @@ def test_nothing_is_told_where_what_decides_is_the_same_on_all_ranks(rank: int) 
     assert not [plan for plan in plans if getattr(plan, "may_differ", False)]
 
 
-@on_ranks(2, 3)
-def test_a_program_that_catches_the_error_goes_on_in_step(rank: int) -> None:
+@pytest.mark.parametrize("where", ["gloo", "shared memory"])
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_program_that_catches_the_error_goes_on_in_step(n: int, where: str) -> None:
+    run(where, _catches, n)
+
+
+def _catches(rank: int) -> None:
     """A batch that cannot be used is left out on all ranks; jitter helps a factor that fails."""
     size = current().size
     placement = consistent.placement("cpu", range(size))
@@ -124,6 +136,23 @@ def test_a_program_that_catches_the_error_goes_on_in_step(rank: int) -> None:
             x, tries = x + 0.5 * torch.eye(3), tries + 1
     assert tries == 1
     assert torch.equal(factor.full(), torch.linalg.cholesky(matrices + 0.5 * torch.eye(3)))
+
+
+def _sent_by_a_loss(rank: int, n: int) -> list[tuple[str, int]]:
+    placement = consistent.placement("cpu", range(n))
+    table = consistent.distribute(torch.randn(5, 4), placement, B)
+    index = consistent.distribute(torch.arange(7) % 4, placement, S(0))
+    with counting() as sent:
+        logits = torch.nn.functional.embedding(index, table)
+        torch.nn.functional.cross_entropy(logits, index)
+    return [(call.name, call.bytes) for call in sent.calls]
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_labels_are_counted_in_the_message_that_tells_of_errors(n: int) -> None:
+    """One message for the indices, and one for the labels and their count."""
+    found = run("gloo", _sent_by_a_loss, n, n)
+    assert found == [[("gather_objects", 0), ("all_reduce", -(-8 * (n - 1) // n))]] * n
 
 
 @on_ranks(2)

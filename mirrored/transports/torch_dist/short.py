@@ -1,0 +1,92 @@
+"""Short messages, all of one size: whether a rank has a note for the others, and the numbers of a
+small tensor.
+
+```
+0        4                    8          16                       80
+| note   | number of the call |          | numbers of a tensor    |
+```
+
+A rank that has a note does not come to the call that the others make, and cannot know what they
+send; so the size is always the same. There is such a message for each op that may raise on some
+ranks alone (``consistent/dispatch/running/agreed.py``) and for each number that is read, and a rank
+waits for it: so memory is used again, and what is received is read as bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...comm import Ranks
+from . import messages
+from .groups import world
+
+CARRIED_BYTES = 64
+_NUMBER, _CARRIED, _BYTES = slice(4, 8), 16, 80
+
+
+class Part(NamedTuple):
+    """What one rank sent."""
+
+    has_note: bool
+    call: int  # which call the numbers are of, 0 of none
+    memory: Tensor
+
+    def carried(self, like: Tensor) -> Tensor:
+        """The tensor in it, which is like another one and valid until the next message."""
+        return _carried(self.memory, like)
+
+
+def _carried(memory: Tensor, like: Tensor) -> Tensor:
+    part = memory[_CARRIED : _CARRIED + like.nbytes]
+    return part.view(like.dtype).view(like.shape)
+
+
+class _Memory:
+    """That of the messages of one group of ranks, this one's included."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.rows = [torch.zeros(_BYTES, dtype=torch.uint8, device="cpu") for _ in ranks]
+        arrays: list[Any] = [row.numpy() for row in self.rows]
+        self.views = [memoryview(array) for array in arrays]
+
+
+_free: dict[Ranks, _Memory] = {}
+_abandoned: list[_Memory] = []  # gloo goes on to fill it, where a rank did not wait
+
+
+def swap(
+    name: str, ranks: Ranks, x: Tensor | None = None, *, has_note: bool = False, call: int = 0
+) -> list[Part]:
+    """The messages of ``ranks``, in their order. ``x`` has at most ``CARRIED_BYTES``; the number of
+    a ``call`` stands for it in what is compared where a rank may not know it."""
+    memory = _free.pop(ranks, None) or _Memory(ranks)
+    own = world()
+    me = ranks.index(own.rank)
+    memory.views[me][0] = has_note
+    memory.views[me][_NUMBER] = call.to_bytes(4, "little")
+    if x is not None:
+        _carried(memory.rows[me], x).copy_(x)
+    group, position = messages.group_of(ranks)
+    shown = memory.rows[me] if x is None else x
+    tag = messages.tag_of(name, memory.rows[me] if call else shown, ranks)
+    others = [(position(rank), memory.rows[k]) for k, rank in enumerate(ranks) if k != me]
+
+    def run() -> None:
+        works: list[Any] = [group.recv([row], at, tag) for at, row in others]
+        works += [group.send([memory.rows[me]], at, tag) for at, _ in others]
+        for work in works:
+            work.wait()
+
+    try:
+        own.carry_out(name, shown, ranks, run)
+    except BaseException:
+        _abandoned.append(memory)
+        raise
+    _free[ranks] = memory
+    return [
+        Part(bool(view[0]), int.from_bytes(view[_NUMBER], "little"), row)
+        for view, row in zip(memory.views, memory.rows, strict=True)
+    ]
