@@ -187,7 +187,7 @@ class Transport(ABC):
 
     def gather_notes(self, note: bytes, ranks: Ranks) -> list[bytes]:
         """Every rank's `note`, in the order of `ranks`. For notes that are nearly always empty:
-        then a byte goes to each of the others."""
+        then a short message, which is always of one size, goes to each of the others."""
         return self.gather_objects(note, ranks)
 
     def all_reduce_with_notes(

@@ -199,14 +199,14 @@ class Orders:
 def is_possible_on(placement: Placement) -> bool:
     """Whether this rank is one of ``placement``, and parameters can come while it computes. The
     first call is a collective of its ranks."""
-    return _travel(placement) or _have_cores(placement)
+    return travel(placement) or _have_cores(placement)
 
 
 def orders_on(placement: Placement) -> Orders | None:
     """None if nothing is gathered ahead on ``placement``. A collective of its ranks, the first
     time."""
-    if _travel(placement):
-        return Orders(Sending(_by_messages, GROUP_BYTES))
+    if travel(placement):
+        return Orders(by_messages())
     if not _have_cores(placement):
         return None
     transport = current()
@@ -216,7 +216,14 @@ def orders_on(placement: Placement) -> Orders | None:
     return Orders(Sending(partial(_in_a_thread, transport), 0))
 
 
-def _travel(placement: Placement) -> bool:
+def by_messages() -> Sending:
+    """How parameters are sent for where messages travel while this rank computes."""
+    return Sending(_by_messages, GROUP_BYTES)
+
+
+def travel(placement: Placement) -> bool:
+    """Whether this rank is one of ``placement``, and messages travel between them while it
+    computes. The first call is a collective of its ranks."""
     return _is_inside(placement) and current().overlaps(_ranks(placement), placement.type)
 
 

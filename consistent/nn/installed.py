@@ -24,7 +24,8 @@ def installed_plan(module: torch.nn.Module) -> Plan | None:
 def ask_for_install(placement: Placement, plan: Plan) -> None:
     """What ranks have to ask each other before they ``install`` this plan, which then sends
     nothing."""
-    if _gathers(plan.on(placement)):
+    laid = plan.on(placement)
+    if _gathers(laid) or _lies_split(laid, placement):
         from .gather_ahead import is_possible_on
 
         is_possible_on(placement)
@@ -44,6 +45,12 @@ def install(
         from .gathered import install_use
 
         install_use(module, laid)
+    if _lies_split(laid, placement):
+        from .gather_ahead import travel
+        from .operands_ahead import install_ahead
+
+        if travel(placement):
+            install_ahead(module, laid)
     if any(each.step != each.sbp or each.grad != each.sbp for each in layouts):
         from .sharded_step import install_step
 
@@ -66,13 +73,25 @@ def _gathers(plan: Plan) -> bool:
     return any(each.use != each.sbp for each in layouts)
 
 
+def _lies_split(plan: Plan, placement: Placement) -> bool:
+    """Whether tensors lie split over several ranks, and are used so."""
+    layouts: Sequence[Any] = list(plan.tensors.values())
+    return any(
+        each.use == each.sbp
+        and any(e.is_split and n > 1 for e, n in zip(each.sbp, placement.shape, strict=True))
+        for each in layouts
+    )
+
+
 def settle(module: torch.nn.Module) -> None:
     """Wait for what is gathered in advance for ``module``, and forget it."""
     from .gather_ahead import Orders
+    from .operands_ahead import drop_ahead
 
     for hook in module._forward_pre_hooks.values():
         if isinstance(found := getattr(hook, "__self__", None), Orders):
             found.drop()
+    drop_ahead(module)
 
 
 def take_off(module: torch.nn.Module) -> None:
@@ -80,6 +99,7 @@ def take_off(module: torch.nn.Module) -> None:
     from .gather_ahead import Orders
     from .gathered import GatheredParameters
     from .inputs import InputsHook
+    from .operands_ahead import forget_place
     from .sharded_step import forget_step
 
     def is_ours(hook: Any) -> bool:
@@ -95,4 +115,5 @@ def take_off(module: torch.nn.Module) -> None:
     for param in module.parameters():
         if is_global(param):
             forget_step(param)
+            forget_place(param)
     module.__dict__.pop(_PLAN, None)

@@ -7,7 +7,7 @@ rank 1   op on its shard: LinAlgError   | tell | raises LinAlgError: ... on rank
 
 So a program that catches the error goes on in step. The ranks tell each other after each op of
 ``rules/raising.py`` whose deciding operands are not the same on all of them: a meeting where they
-share memory, a byte to each other rank elsewhere. Nothing is sent by others.
+share memory, a short message to each other rank elsewhere. Nothing is sent by others.
 
 A form sends by itself, and ranks must not wait in that for a rank that has raised. So they also
 tell each other before its first exchange; and only then, if the form looks at all values before it

@@ -1,0 +1,125 @@
+"""Parameters that ops gather for themselves: those of the next op are sent for while this one runs.
+
+```
+program    linear 0 (gathers 0)   send for 1   linear 1   send for 2   linear 2
+messages                          gather 1 ..............  gather 2 ........
+```
+
+This is for parameters that are used as they lie, split, where an op finds it cheaper to gather its
+weight than its input. It is known from the last call of the module what comes next, as for those
+that a module gathers (``gather_ahead.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..autograd.backward import passes
+from ..dispatch.plans.shards import HookOff, is_global, plain
+from ..dispatch.running import operands
+from ..movement.several import Route
+from ..spec import TensorSpec
+from .gather_ahead import Ahead, Orders, Wanted, by_messages, find
+from .plan import Plan
+
+_PLACE = "_consistent_place"
+_Key = tuple[tuple[nn.Module, str, TensorSpec], ...]  # of an op's parameters; as they are gathered
+
+
+class _Orders(Orders):
+    """Those of one module, which begin anew when a backward has ended."""
+
+    def __init__(self) -> None:
+        super().__init__(by_messages())
+        self._passes = -1
+
+    def in_forward(self) -> Ahead:
+        order = super().in_forward()
+        if order is self.forward and self._passes != passes():
+            self._passes = passes()
+            order.restart()
+        return order
+
+
+class _Place:
+    """Where a parameter is, and the orders of the module that was parallelized with it."""
+
+    def __init__(self, orders: Orders, owner: nn.Module, key: str) -> None:
+        self.orders, self.owner, self.key = orders, owner, key
+
+    def __deepcopy__(self, memo: dict) -> _Place | None:
+        owner = memo.get(id(self.owner))
+        if owner is None:  # the parameter is copied without its module
+            return None
+        return _Place(memo.setdefault(id(self.orders), _Orders()), owner, self.key)
+
+    def __reduce__(self) -> Any:
+        return (type(None), ())
+
+
+def install_ahead(module: nn.Module, plan: Plan) -> None:
+    """Let ops in ``module`` send for the parameters of the next op, if both gather theirs."""
+    orders = _Orders()
+    for name, param in module.named_parameters(remove_duplicate=False):
+        layouts = plan.layouts(name)
+        if not is_global(param) or layouts is None or layouts.use != layouts.sbp:
+            continue
+        if any(entry.is_split for entry in layouts.sbp):
+            path, _, key = name.rpartition(".")
+            setattr(param, _PLACE, _Place(orders, module.get_submodule(path), key))
+
+
+def drop_ahead(module: nn.Module) -> None:
+    """Wait for what is on its way to parameters of ``module``, and forget it."""
+    places = [param.__dict__.get(_PLACE) for param in module.parameters()]
+    for orders in dict.fromkeys(place.orders for place in places if place is not None):
+        orders.drop()
+
+
+def forget_place(param: Any) -> None:
+    """Undo ``install_ahead`` for one parameter."""
+    param.__dict__.pop(_PLACE, None)
+
+
+def _ahead(
+    given: Sequence[Any], routes: Sequence[Route]
+) -> tuple[list[Tensor | None], Callable[[], None]]:
+    """What has arrived of ``given``, and what sends for the next ones."""
+    places = [x.__dict__.get(_PLACE) for x in given]
+    key: _Key = tuple(
+        (place.owner, place.key, dst)
+        for x, place, (_, dst) in zip(given, places, routes, strict=True)
+        if place is not None and place.owner._parameters.get(place.key) is x
+    )
+    if not key:
+        return [None] * len(given), _nothing
+    order = next(place.orders for place in places if place is not None).in_forward()
+    coming = order.arrived(key)
+    with torch.no_grad(), HookOff():
+        found = [
+            None if place is None else find(coming, plain(x).detach(), dst)
+            for x, place, (_, dst) in zip(given, places, routes, strict=True)
+        ]
+    return found, partial(order.go_on, key, _wanted)
+
+
+def _wanted(key: _Key) -> list[Wanted]:
+    found = []
+    with torch.no_grad(), HookOff():
+        for owner, name, dst in key:
+            param: Any = owner._parameters.get(name)
+            if is_global(param) and param._spec.with_sbp(dst.sbp) is dst:
+                found.append((plain(param).detach(), param._spec, dst))
+    return found
+
+
+def _nothing() -> None:
+    pass
+
+
+operands.ahead.append(_ahead)
