@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 import torch.distributed as dist
 
-from benchmarks.hosts import add_option, enter, hosts
+from benchmarks.hosts import add_option, described, enter, hosts
 
 SIDE = 1024  # of each weight: 4 MB
 WAYS = ("consistent", "DTensor", "plain")
@@ -142,10 +142,10 @@ def main() -> None:
     parser.add_argument("--folder", default=None, help="where to write; else the temporary folder")
     add_option(parser)
     args = parser.parse_args()
-    with hosts(args.hosts):
+    with hosts(args):
         found = run(args)
     print(
-        f"{args.mb} MB on {args.ranks} ranks, {args.hosts} host(s), "
+        f"{args.mb} MB on {args.ranks} ranks, {described(args)}, "
         f"median of {args.rounds} rounds, the slowest rank\n"
     )
     print(f"{'':12}{'sync':>10}{'stall':>10}{'ratio':>9}")

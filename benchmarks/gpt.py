@@ -4,6 +4,7 @@ FSDP2 and DTensor tensor parallel, in turn in one run, with peak memory.
     python benchmarks/gpt.py                2 ranks, gloo, one thread each
     python benchmarks/gpt.py --layers 3     5.1 M parameters instead of 10.0 M
     python benchmarks/gpt.py --hosts 2      ranks on two hosts: network namespaces, made by root
+    python benchmarks/gpt.py --link 1Gbit,100us --ranks 4      2 x 2 ranks, and a slow link
 
 Each way runs in its own processes, so that its memory can be measured. All run at once and take one
 step each, round after round, so that other load on the machine affects all equally. The ratios to
@@ -33,7 +34,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.hosts import add_option, enter, hosts
+from benchmarks.hosts import add_option, bytes_between, described, enter, hosts
 
 VOCAB, DIM, HEADS, TOKENS, BATCH = 2048, 320, 8, 128, 8
 Step = Callable[[], float]
@@ -225,7 +226,7 @@ def main() -> None:
     add_option(parser)
     options = parser.parse_args()
     GPT.layers = options.layers
-    with hosts(options.hosts):
+    with hosts(options):
         measure(options)
 
 
@@ -257,7 +258,11 @@ def measure(options: argparse.Namespace) -> None:
             for way in WAYS:
                 answers = step(way)
                 times[way].append(max(seconds for seconds, _, _ in answers))
-        peaks = {way: max(peak for _, _, peak in step(way)) for way in WAYS}
+        peaks, between = {}, {}
+        for way in WAYS:
+            before = bytes_between()
+            peaks[way] = max(peak for _, _, peak in step(way))
+            between[way] = (bytes_between() - before) / 1e6
     finally:
         for ranks, ends in started.values():
             for end, process in zip(ends, ranks, strict=True):
@@ -268,14 +273,15 @@ def measure(options: argparse.Namespace) -> None:
                 process.kill()
     count = sum(p.numel() for p in GPT().parameters()) / 1e6
     print(f"GPT of {count:.1f} M parameters, {BATCH} x {TOKENS} tokens, {options.ranks} ranks on "
-          f"{options.hosts} host(s), torch {torch.__version__}, one thread each")  # fmt: skip
-    print(f"{'':36}{'ms, median':>12}{'/ lone rank':>13}{'peak MiB':>10}{'first loss':>12}")
+          f"{described(options)}, torch {torch.__version__}, one thread each")  # fmt: skip
+    print(f"{'':36}{'ms, median':>12}{'/ lone rank':>13}{'peak MiB':>10}{'first loss':>12}"
+          f"{'MB between hosts':>18}")  # fmt: skip
     base = times["lone rank, half the batch"]
     for way, taken in times.items():
         ratio = statistics.median(t / b for t, b in zip(taken, base, strict=True))
         print(
             f"{way:36}{statistics.median(taken) * 1e3:12.0f}{ratio:13.2f}{peaks[way]:10.0f}"
-            f"{first[way]:12.4f}"
+            f"{first[way]:12.4f}{between[way]:18.1f}"
         )
 
 

@@ -33,7 +33,7 @@ from torch import nn
 
 import consistent
 from benchmarks.gpt import GPT, VOCAB, Block
-from benchmarks.hosts import add_option, enter, hosts
+from benchmarks.hosts import add_option, described, enter, hosts
 from consistent import Placement, S
 
 ROWS, TOKENS, DIM = 8, 64, 320
@@ -250,9 +250,9 @@ def main() -> None:
     args = parser.parse_args()
     print(
         f"torch {torch.__version__}, CPU, one thread a rank, AdamW, median of {args.rounds}, "
-        f"{args.hosts} host(s)"
+        f"{described(args)}"
     )
-    with hosts(args.hosts):
+    with hosts(args):
         _run(args)
 
 

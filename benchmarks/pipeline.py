@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import consistent
-from benchmarks.hosts import add_option, enter, hosts
+from benchmarks.hosts import add_option, described, enter, hosts
 from consistent import Placement
 from consistent.pipeline.schedules import SCHEDULES, stages_per_line
 from consistent.pipeline.simulate import play
@@ -309,7 +309,7 @@ def main() -> None:
     parser.add_argument("--only", choices=["bubbles", "times"])
     add_option(parser)
     options = parser.parse_args()
-    with hosts(options.hosts):
+    with hosts(options):
         measure(options)
 
 
@@ -326,7 +326,7 @@ def measure(options: argparse.Namespace) -> None:
     if options.only != "bubbles":
         found = on_ranks(2, "times", options.rounds)
         print(
-            f"\ntimes: 2 ranks on {options.hosts} host(s), a GPT of {BLOCKS} blocks of {WIDTH}, "
+            f"\ntimes: 2 ranks on {described(options)}, a GPT of {BLOCKS} blocks of {WIDTH}, "
             f"{MICRO_BATCHES} micro-batches"
         )
         print(f"{'':28}{'ms, median':>11}{'kept MiB, rank 0':>18}{'loss':>9}")

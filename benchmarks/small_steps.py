@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.gpt import free_port
-from benchmarks.hosts import add_option, enter, hosts
+from benchmarks.hosts import add_option, described, enter, hosts
 
 Step = Callable[[], float]
 LONE = "lone rank"
@@ -308,7 +308,7 @@ def main() -> None:
     parser.add_argument("--ways", nargs="*", default=list(WAYS)[1:], choices=list(WAYS)[1:])
     add_option(parser)
     options = parser.parse_args()
-    with hosts(options.hosts):
+    with hosts(options):
         measure(options)
 
 
@@ -320,7 +320,7 @@ def measure(options: argparse.Namespace) -> None:
     worlds = {way: world for world, side in made for way in side}
     try:
         print(
-            f"{options.ranks} ranks on {options.hosts} host(s), torch {torch.__version__}, "
+            f"{options.ranks} ranks on {described(options)}, torch {torch.__version__}, "
             "one thread each"
         )
         for model in options.models:

@@ -35,7 +35,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import gpt
-from benchmarks.hosts import add_option, enter, hosts
+from benchmarks.hosts import add_option, described, enter, hosts
 
 MIB = 1 << 20
 Sent = Callable[[], int]
@@ -207,7 +207,7 @@ def main() -> None:
     parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=list(WAYS))
     add_option(parser)
     options = parser.parse_args()
-    with hosts(options.hosts):
+    with hosts(options):
         measure(options)
 
 
@@ -256,7 +256,7 @@ def measure(options: argparse.Namespace) -> None:
     layer = sum(p.nbytes for p in model.blocks[0].parameters()) / MIB
     print(
         f"GPT of {nbytes:.0f} MiB, a layer {layer:.0f} MiB, {options.batch} x {gpt.TOKENS} tokens, "
-        f"{options.ranks} ranks on {options.hosts} host(s), torch {torch.__version__}, "
+        f"{options.ranks} ranks on {described(options)}, torch {torch.__version__}, "
         "one thread each"
     )
     print(
