@@ -44,8 +44,7 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 
 def described(options: argparse.Namespace) -> str:
     """Where the ranks are."""
-    link = f" joined by {options.link}" if options.link else ""
-    return f"{options.hosts} host(s){link}"
+    return f"2 hosts joined by {options.link}" if options.link else f"{options.hosts} host(s)"
 
 
 @contextmanager
