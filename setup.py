@@ -20,6 +20,11 @@ OLDEST_TORCH = (2, 11)  # of newer ones docs/install.md says which were tried
 # CPU and CUDA must give the same bits: multiply and add are fused where the source says so only.
 CXX_FLAGS = ["-O3", "-g0", "-Wall", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 NVCC_FLAGS = ["-O3", "-fmad=false"]
+# Compute capability of a GPU -> the first CUDA that builds for it.
+CUDA_FOR = {
+    "7.5": (10, 0), "8.0": (11, 0), "8.6": (11, 1), "8.9": (11, 8), "9.0": (11, 8),
+    "10.0": (12, 8), "12.0": (12, 8),
+}  # fmt: skip
 
 
 def stop(sentence: str) -> None:
@@ -76,6 +81,15 @@ def wants_cuda(torch, cpp_extension) -> bool:
     return possible and choice != "0"
 
 
+def name_gpus(torch) -> None:
+    """Torch builds for the GPUs of this machine. Where there is none it fails, and the kernels are
+    built for all that this CUDA knows."""
+    if torch.cuda.device_count() == 0:
+        cuda = tuple(int(part) for part in torch.version.cuda.split(".")[:2])
+        known = [gpu for gpu, first in CUDA_FOR.items() if cuda >= first]
+        os.environ.setdefault("TORCH_CUDA_ARCH_LIST", ";".join(known) + "+PTX")
+
+
 # Package -> the folders of csrc/ that its module `_C` is built from.
 MODULES = {
     "consistent.forms.native": ("kernels", "bindings"),
@@ -124,6 +138,8 @@ def extension(cpp_extension, cuda, package, folders):
 torch, cpp_extension = load_cpp_extension()
 check_compiler(cpp_extension)
 cuda = wants_cuda(torch, cpp_extension)
+if cuda:
+    name_gpus(torch)
 FOLDER = "torch{}_{}".format(*torch.__version__.split(".")[:2])
 
 

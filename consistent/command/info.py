@@ -16,6 +16,9 @@ from mirrored.comm import Transport
 from mirrored.transports.base.wrapper import Wrapper
 from mirrored.transports.default import current
 from mirrored.transports.shared_memory.segments import MOST_RANKS, SWITCH, host, is_wanted
+from mirrored.transports.symmetric_memory import SymmetricMemory
+from mirrored.transports.symmetric_memory.transport import MOST_RANKS as MOST_GPUS
+from mirrored.transports.torch_dist import TorchDist
 from mirrored.transports.tuning import table
 
 from ..doctor.installation import NATIVE, version
@@ -101,10 +104,29 @@ def ranks_report() -> list[str]:
             f"{bytes_text(link.bytes_per_s)} a second, by the {by}"
         )
     if torch.cuda.is_available():
-        shared = transport.shares(world, "cuda")
-        way = "symmetric memory, for each GPU reads the others'" if shared else "NCCL"
-        lines.append(f"CUDA tensors: {way}")
+        lines.append(f"CUDA tensors: {_way_of_gpus(transport, world, all(wanted), hosts)}")
     return lines
+
+
+def _way_of_gpus(
+    transport: Transport, world: tuple[int, ...], wanted: bool, hosts: tuple, kind: str = "cuda"
+) -> str:
+    """How tensors on GPUs travel, and why not in a faster way. A collective."""
+    if transport.shares(world, kind):
+        return "symmetric memory, for each GPU reads the others'"
+    each = chain(transport)
+    messages = each[-1]
+    by_nccl = isinstance(messages, TorchDist) and messages.has_nccl
+    way = "NCCL" if by_nccl else "gloo and main memory, for the process group has no NCCL"
+    reader = next((t for t in each if isinstance(t, SymmetricMemory)), None)
+    fault = None if reader is None else reader.why_not.get(world)
+    if fault is not None:
+        why = f"a GPU failed to read the others' memory: {fault}"
+    elif len(world) > MOST_GPUS:
+        why = f"more than {MOST_GPUS} GPUs do not read each other's memory"
+    else:
+        why = _why_messages(world, wanted, len(set(hosts)))
+    return f"{way}; not symmetric memory, for {why}"
 
 
 def _why_messages(world: tuple[int, ...], wanted: bool, hosts: int) -> str:

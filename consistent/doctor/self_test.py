@@ -19,6 +19,10 @@ RANKS = 2
 LIMIT_S = 60.0  # it takes about 5 s where nothing else runs
 _LAUNCHERS = ("TORCHELASTIC_", "GROUP_", "ROLE_", "LOCAL_", "MASTER_", "SLURM_")
 RANK = "consistent.command.one_rank"
+_WARNED = (
+    f"It works, by a slower way. `torchrun --standalone --nproc_per_node {RANKS} -m {RANK}` prints "
+    "the whole warning."
+)
 
 
 def check() -> Iterator[Finding]:
@@ -33,8 +37,10 @@ def check() -> Iterator[Finding]:
     took = time.monotonic() - began
     yield Finding(f"{RANKS} ranks did {', '.join(said['done'])}, in {took:.1f} s")
     warned = [line.partition("Warning: ")[2] for line in errors if "Warning: " in line]
-    for line in (*said["ways"], *warned):
+    for line in said["ways"]:
         yield Finding(line)
+    for line in warned:
+        yield Finding(line, _WARNED, optional=True)
 
 
 def _run(folder: str) -> Finding | None:

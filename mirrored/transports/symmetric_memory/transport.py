@@ -67,6 +67,7 @@ class SymmetricMemory(Wrapper):
         self.kind, self.slot_bytes, self._make_memory = kind, slot_bytes, make
         self._groups: dict[tuple[Ranks, torch.device], tuple[Any, DeviceMoves | None]] = {}
         self._making = threading.RLock()
+        self.why_not: dict[Ranks, str] = {}  # what went wrong where memory was to be shared
 
     def all_reduce_with_notes(
         self, x: Tensor, ranks: Ranks, told: Ranks, op: str = "sum"
@@ -147,6 +148,7 @@ class SymmetricMemory(Wrapper):
             fault = f"{type(error).__name__}: {error}".partition("\n")[0]
         faults = [each for each in self.gather_objects(fault, ranks) if each]
         if faults:
+            self.why_not[ranks] = faults[0]
             warn(ranks, "the memory of their devices", faults[0], "Give them peer access")
         return None if faults else made
 

@@ -59,6 +59,11 @@ class TorchDist(Described):
         """The default process group, started if a launcher says how; None in a child of a rank."""
         return None if world().is_childs else c10d.GroupMember.WORLD
 
+    @property
+    def has_nccl(self) -> bool:
+        """Whether tensors on GPUs are sent by NCCL, and not through main memory."""
+        return world().nccl
+
     def timeout_s(self) -> float:
         """How many seconds a rank waits for others."""
         return timeout("cpu").total_seconds()

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,13 @@ import torch
 
 from consistent.command import bench, info, main, slow
 from consistent.command.main import COMMANDS, USAGE
+from mirrored.transports.default import current
+from mirrored.transports.shared_memory import SharedMemory
 from mirrored.transports.shared_memory.segments import SWITCH
+from mirrored.transports.symmetric_memory import SymmetricMemory
+from mirrored.transports.torch_dist import TorchDist
 from mirrored.transports.tuning import table
+from tests.mirrored.transports.symmetric_memory.host_memory import HostMemory
 from tests.ranks import pool
 
 
@@ -68,6 +74,37 @@ def test_info_says_how_ranks_reach_each_other() -> None:
     assert text == other
     assert "  2 ranks on 1 host" in text
     assert any(line.startswith("  CPU tensors: shared memory, for all") for line in text)
+
+
+class Unreached(HostMemory):
+    """Memory that no GPU can make."""
+
+    def __init__(self, *_: Any) -> None:
+        raise RuntimeError("no peer access")
+
+
+def _way_of_gpus(rank: int, make: Any, wanted: bool, hosts: tuple[str, str]) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for ranks in (2, 3):
+            table.save(table.Table(), ranks, "cpu")
+        transport = SymmetricMemory(SharedMemory(TorchDist()), "cpu", 4096, make)
+        return info._way_of_gpus(transport, (0, 1), wanted, hosts, "cpu")
+
+
+def test_info_says_why_gpus_do_not_read_each_others_memory() -> None:
+    says = {
+        (HostMemory, True): "symmetric memory, for each GPU reads the others'",
+        (Unreached, True): "failed to read the others' memory: RuntimeError: no peer access",
+    }
+    for given, words in says.items():
+        for said in pool(2).run(_way_of_gpus, *given, ("here", "here")):
+            assert said.endswith(words)
+    assert info._way_of_gpus(current(), (0,), False, ("here",)).endswith(
+        f"{SWITCH}=0 is set on some rank"
+    )
+    assert "the ranks are on 2 hosts" in info._way_of_gpus(current(), (0,), True, ("a", "b"))
+    assert "the process group has no NCCL; not sym" in info._way_of_gpus(current(), (0,), True, ())
 
 
 def test_what_is_slow_is_told_with_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,7 +210,7 @@ def without(rank: int, error: type[Exception]) -> tuple[float, bool, list[str]]:
     return (
         sum(totals),
         transport.shares((0, 1, 2), "cpu"),
-        [str(w.message) for w in met],
+        [*transport.why_not.values(), *(str(w.message) for w in met)],
     )
 
 
@@ -220,8 +220,8 @@ def test_one_device_that_others_do_not_reach_sends_all_to_the_transport_below(
 ) -> None:
     for total, shares, said in pool(3).run(without, error):
         assert total == 12 and not shares
-        wanted = f"devices: {error.__name__}: the devices do not reach each other."
-        assert len(said) == 1 and wanted in said[0]
+        why = f"{error.__name__}: the devices do not reach each other"
+        assert len(said) == 2 and said[0] == why and f"devices: {why}." in said[1]
 
 
 class Shuffled(HostMemory):
