@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,7 @@ class Check:
         ranks: processes that it is started in by torchrun, 0 to start it plainly.
         spawns: whether it starts ranks by itself.
         on_cpu: whether it has something to say there.
+        built: whether it needs the native modules.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Check:
     ranks: int = 0
     spawns: bool = False
     on_cpu: bool = True
+    built: bool = True
     environment: dict[str, str] = field(default_factory=dict)
 
     def words(self, device: str) -> list[str]:
@@ -45,37 +47,63 @@ def _on_ranks(name: str, program: str, ranks: int, seconds: int) -> list[Check]:
     ]
 
 
-def _on_gpu(name: str, command: str, seconds: int, spawns: bool = False) -> Check:
-    return Check(name, command, seconds, spawns=spawns, on_cpu=False)
+def _on_gpu(
+    name: str, command: str, seconds: int, spawns: bool = False, built: bool = True
+) -> Check:
+    return Check(name, command, seconds, spawns=spawns, on_cpu=False, built=built)
+
+
+def _speed(name: str, command: str, seconds: int, spawns: bool = False) -> Check:
+    return Check(name, f"benchmarks/{command}", seconds, spawns=spawns)
 
 
 CHECKS = [
-    _on_gpu("build", "setup.py build_ext --inplace", 300),
+    Check("machine", "-m tests.gpu.machine", 60, built=False),
+    _on_gpu("build", "setup.py build_ext --inplace", 300, built=False),
     Check("native_ops", "-m tests.gpu.native_ops --device DEVICE", 90),
-    _on_gpu("programs", "-m tests.gpu.programs", 180),
+    _on_gpu("programs", "-m tests.gpu.programs", 180, built=False),
     Check("random_bits", "-m tests.gpu.random_bits --device DEVICE", 90, ranks=2),
     *_on_ranks("boxing", "boxing_pairs", 2, 150),
     *_on_ranks("products", "split_products", 2, 120),
     *_on_ranks("training", "training", 2, 120),
     Check("compiled_1", "-m tests.gpu.compiled_steps --device DEVICE", 300),
     *_on_ranks("compiled", "compiled_steps", 2, 300),
-    _on_gpu("kernels_bf16", "benchmarks/kernels.py --device cuda --compile --dtypes bfloat16", 240),
-    _on_gpu("random_speed", "benchmarks/random_speed.py --device cuda", 90),
-    _on_gpu("overhead", "benchmarks/overhead.py --device cuda --rounds 9", 150),
+    _speed("kernels_bf16", "kernels.py --device DEVICE --compile --dtypes bfloat16", 240),
+    _speed("random_speed", "random_speed.py --device DEVICE", 90),
+    _speed("overhead", "overhead.py --device DEVICE --rounds 9", 150),
     *_on_ranks("boxing", "boxing_pairs", 4, 300),
     *_on_ranks("products", "split_products", 4, 180),
     *_on_ranks("schedules", "schedules", 4, 240),
-    _on_gpu("memcheck", "-m tests.gpu.programs --under memcheck", 240),
-    _on_gpu("racecheck", "-m tests.gpu.programs --under racecheck", 240),
-    _on_gpu("kernels_f32", "benchmarks/kernels.py --device cuda --compile --dtypes float32", 240),
+    _on_gpu("memcheck", "-m tests.gpu.programs --under memcheck", 240, built=False),
+    _on_gpu("racecheck", "-m tests.gpu.programs --under racecheck", 240, built=False),
+    _speed("kernels_f32", "kernels.py --device DEVICE --compile --dtypes float32", 240),
     _on_gpu("marked_tests", "-m pytest -q -m gpu tests/mirrored", 120, spawns=True),
-    _on_gpu(
+    _speed(
         "boxing_speed",
-        "benchmarks/boxing.py --device cuda --ranks 2 --rounds 3 --sizes 65536 4194304 67108864",
+        "boxing.py --device DEVICE --ranks 2 --rounds 3 --sizes 65536 4194304 67108864",
         120,
         spawns=True,
     ),
-    _on_gpu(
-        "products_speed", "benchmarks/split_matmul.py --device cuda --rounds 3", 120, spawns=True
-    ),
+    _speed("products_speed", "split_matmul.py --device DEVICE --rounds 3", 120, spawns=True),
 ]
+
+# What fits into nine minutes with a build of five: what matters most first, and no check may take
+# the time of all that follow.
+MINUTES_9 = 540
+FIRST: dict[str, int] = {
+    "machine": 30, "build": 300, "native_ops": 60, "boxing_2_peers": 60, "boxing_2_messages": 60,
+    "training_2_messages": 60, "training_2_peers": 60, "compiled_2_peers": 90, "random_bits": 60,
+    "programs": 120, "products_2_peers": 60, "compiled_2_messages": 90, "products_2_messages": 60,
+    "compiled_1": 90,
+}  # fmt: skip
+SPEEDS: dict[str, int] = {
+    "machine": 30, "build": 300, "kernels_bf16": 150, "random_speed": 60, "overhead": 90,
+    "kernels_f32": 150, "compiled_1": 90, "boxing_speed": 60, "products_speed": 60,
+}  # fmt: skip
+LISTS = {"first": FIRST, "speeds": SPEEDS}
+
+
+def listed(name: str) -> list[Check]:
+    """The checks of a list, in its order and with its limits."""
+    known = {check.name: check for check in CHECKS}
+    return [replace(known[each], seconds=seconds) for each, seconds in LISTS[name].items()]

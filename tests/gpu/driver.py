@@ -1,8 +1,12 @@
 """Runs the checks of checks.py one after the other: tests/gpu/run [options] FOLDER [CHECK ...]
 
 Prints one line a check (name, outcome, seconds), and of one that fails the end of its output.
-FOLDER/results.txt gets the same lines, FOLDER/log.txt the whole output of all. On CUDA the build
-always comes first; done before, it takes seconds.
+FOLDER/results.txt gets the same lines, FOLDER/log.txt the whole output of all, FOLDER/table.md a
+table for docs/gpu.md; each is there as soon as a check has ended. On CUDA the build always comes
+first; done before, it takes seconds.
+
+--first and --speeds are lists for half an hour on a GPU: nine minutes each at most, what matters
+most first.
 
 CONSISTENT_NCCL names an NCCL library to load before that of torch, such as one that allows several
 ranks on one GPU.
@@ -21,7 +25,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.gpu.checks import CHECKS, Check
+from tests.gpu.checks import CHECKS, LISTS, MINUTES_9, Check, listed
+from tests.gpu.table import Result, write
 
 ROOT = Path(__file__).resolve().parents[2]
 NCCL = "CONSISTENT_NCCL"
@@ -34,6 +39,7 @@ SHARED_GPU = {
 }
 GRACE = 10.0  # seconds in which a launcher may end its ranks
 SHOWN = 25  # lines of a failure
+TITLES = {"first": "What matters most", "speeds": "Speeds"}
 LAUNCHER = "distributed/elastic/"  # in the first of many lines that torchrun says about one
 
 
@@ -92,34 +98,48 @@ def chosen(names: Sequence[str], device: str) -> list[Check]:
     return [check for check in possible if check.name in wanted]
 
 
-def run_all(checks: Sequence[Check], device: str, folder: Path, seconds: float) -> list[str]:
-    """Names of the checks that did not pass. Each is run if there is time left for it to begin."""
+def run_all(
+    checks: Sequence[Check], device: str, folder: Path, seconds: float, title: str = "Checks"
+) -> list[str]:
+    """Names of the checks that did not pass. Each is run if there is time left for it to begin, and
+    if it does without the native modules or they were built."""
     folder.mkdir(parents=True, exist_ok=True)
-    log, bad, began = folder / "log.txt", [], time.monotonic()
+    results: list[Result] = []
+    began, is_built = time.monotonic(), True
     for check in checks:
-        started, before = time.monotonic(), log.stat().st_size if log.exists() else 0
-        left = seconds - (started - began)
-        limit = min(check.seconds, left)
-        outcome = run(check, device, log, limit) if left > 0 else "not started"
-        line = f"{check.name:22}{outcome:14}{time.monotonic() - started:6.0f} s"
-        print(line, flush=True)
-        with (folder / "results.txt").open("a") as file:
-            print(line, file=file)
-        if outcome != "passed":
-            bad.append(check.name)
-        if outcome in ("failed", "out of time"):
-            text = log.read_bytes()[before:].decode(errors="replace")
-            print("".join(f"    {line}\n" for line in told(text)), flush=True)
-        if check.name == "build" and outcome != "passed":
-            seconds = 0  # without it nothing else says anything
-    return bad
+        left = seconds - (time.monotonic() - began)
+        may_run = is_built or not check.built
+        result = _result(check, device, folder / "log.txt", left if may_run else 0)
+        results.append(result)
+        _tell(result, folder)
+        write(folder, title, results, title == TITLES["speeds"])
+        if check.name == "build" and result.outcome != "passed":
+            is_built = False
+    return [result.name for result in results if result.outcome != "passed"]
 
 
-def told(output: str) -> list[str]:
-    """The end of what a program itself said."""
-    lines = output.splitlines()
+def _result(check: Check, device: str, log: Path, left: float) -> Result:
+    if left <= 0:
+        return Result(check.name, "not started", 0.0)
+    started, before = time.monotonic(), log.stat().st_size if log.exists() else 0
+    outcome = run(check, device, log, min(check.seconds, left))
+    said = log.read_bytes()[before:].decode(errors="replace").splitlines()[2:]
+    return Result(check.name, outcome, time.monotonic() - started, own(said))
+
+
+def _tell(result: Result, folder: Path) -> None:
+    line = f"{result.name:22}{result.outcome:14}{result.seconds:6.0f} s"
+    print(line, flush=True)
+    with (folder / "results.txt").open("a") as file:
+        print(line, file=file)
+    if result.outcome in ("failed", "out of time"):
+        print("".join(f"    {line}\n" for line in result.said[-SHOWN:]), flush=True)
+
+
+def own(lines: Sequence[str]) -> list[str]:
+    """What a program itself said, without what the launcher says of a failure."""
     end = next((k for k, line in enumerate(lines) if LAUNCHER in line), len(lines))
-    return lines[:end][-SHOWN:]
+    return list(lines[:end])
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -131,11 +151,19 @@ def main(given: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
     parser.add_argument("--seconds", type=float, default=1e9, help="for all of them together")
+    for name in LISTS:
+        parser.add_argument(f"--{name}", dest="list", action="store_const", const=name)
     parser.add_argument("folder", type=Path)
     parser.add_argument("checks", nargs="*", metavar="CHECK")
     asked = parser.parse_args(given)
-    checks = chosen(asked.checks, asked.device)
-    bad = run_all(checks, asked.device, asked.folder.resolve(), asked.seconds)
+    seconds, title = asked.seconds, TITLES.get(asked.list, "Checks")
+    if asked.list:
+        checks = [c for c in listed(asked.list) if c.on_cpu or asked.device == "cuda"]
+        seconds = min(seconds, MINUTES_9)
+    else:
+        checks = chosen(asked.checks, asked.device)
+    bad = run_all(checks, asked.device, asked.folder.resolve(), seconds, title)
+    print((asked.folder / "table.md").read_text(), flush=True)
     if bad:
         print(f"not passed: {' '.join(bad)}", flush=True)
     sys.exit(bool(bad))

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.gpu.checks import CHECKS, Check
-from tests.gpu.driver import ROOT, SHOWN, chosen, environment, run_all, told
+from tests.gpu import machine
+from tests.gpu.checks import CHECKS, LISTS, MINUTES_9, Check, listed
+from tests.gpu.driver import ROOT, TITLES, chosen, environment, own, run_all
 from tests.gpu.programs import sources, subjects
 from tests.launch import launch
 from tests.ranks import ALL
@@ -29,7 +32,8 @@ def row(name: str, program: str, seconds: int = 20) -> Check:
 
 def test_every_program_has_a_check_and_runs_here() -> None:
     programs = {path.stem for path in (ROOT / "tests" / "gpu").glob("*.py")}
-    beside = {"__init__", "world", "checks", "driver", "programs", "test_checks"}
+    beside = {"__init__", "world", "checks", "driver", "programs", "table", "test_checks"}
+    beside |= {"machine"}
     tried = {check.command.split()[1] for check in CHECKS if check.name in ON_RANKS}
     assert tried == {f"tests.gpu.{name}" for name in programs - beside}
 
@@ -95,17 +99,44 @@ def test_a_failure_is_told_and_the_next_check_runs(
 
 
 def test_what_the_launcher_says_of_a_failure_is_left_out() -> None:
-    own = [f"line {k}" for k in range(40)]
+    said = [f"line {k}" for k in range(40)]
     launchers = ["W1 torch/distributed/elastic/multiprocessing/api.py:1] Sending", "Traceback"]
-    assert told("\n".join(own + launchers)) == own[-SHOWN:]
-    assert told("\n".join(own)) == own[-SHOWN:]
+    assert own(said + launchers) == own(said) == said
 
 
 def test_without_time_or_a_build_nothing_begins(tmp_path: Path) -> None:
-    rows = [row("build", "raise(SystemExit(1))"), row("other", "1")]
+    alone = replace(row("alone", "print('well')"), built=False)
+    rows = [row("build", "raise(SystemExit(1))"), row("other", "1"), alone]
     assert run_all(rows, "cuda", tmp_path, 60) == ["build", "other"]
     assert "other                 not started" in (tmp_path / "results.txt").read_text()
-    assert run_all(rows[1:], "cuda", tmp_path, 0) == ["other"]
+    assert run_all(rows[1:], "cuda", tmp_path, 0) == ["other", "alone"]
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_list_knows_the_machine_and_builds_before_all_else(name: str) -> None:
+    checks = listed(name)
+    assert [check.name for check in checks][:2] == ["machine", "build"]
+    assert all(check.seconds < MINUTES_9 - 60 for check in checks)
+    assert sum(check.seconds for check in checks[2:]) > MINUTES_9 // 2
+
+
+def test_the_machine_is_named_in_a_line() -> None:
+    assert list(machine.lines())[-1].startswith(f"torch {torch.__version__}, CUDA ")
+
+
+def test_a_table_is_there_as_soon_as_a_check_has_ended(tmp_path: Path) -> None:
+    at = f"'{tmp_path}/table.md'"
+    reads = f"print(__import__('pathlib').Path({at}).read_text().count('passed'))"
+    rows = [
+        row("machine", "print('1|H100')"),
+        row("speed", "print(2.5,'GB/s')"),
+        row("last", reads),
+    ]
+    assert not run_all(rows, "cpu", tmp_path, 60, TITLES["speeds"])
+    table = (tmp_path / "table.md").read_text()
+    assert table.startswith("**Speeds, ") and "1/H100" in table.splitlines()[0]
+    assert "| `speed` | passed | " in table and "| 2.5 GB/s |" in table
+    assert "| 2 |\n" in table and "`speed`\n\n```\n2.5 GB/s\n```" in table
 
 
 def test_checks_are_chosen_by_name_in_order_after_a_build() -> None:
@@ -113,9 +144,9 @@ def test_checks_are_chosen_by_name_in_order_after_a_build() -> None:
         "build", "native_ops", "overhead",
     ]  # fmt: skip
     assert chosen([], "cuda") == CHECKS
-    assert {"build", "overhead"}.isdisjoint(check.name for check in chosen([], "cpu"))
-    with pytest.raises(SystemExit, match="no check overhead on cpu"):
-        chosen(["overhead"], "cpu")
+    assert {"build", "memcheck"}.isdisjoint(check.name for check in chosen([], "cpu"))
+    with pytest.raises(SystemExit, match="no check memcheck on cpu"):
+        chosen(["memcheck"], "cpu")
 
 
 def test_ranks_that_share_a_gpu_are_told_so() -> None:
