@@ -9,7 +9,8 @@
 
 namespace consistent::peer {
 
-constexpr int kMostPeers = 32;  // the parameters of a kernel have to fit in 4 KB
+// Two Boxes are 2 * 1032 of the 4096 bytes that a kernel's parameters may have.
+constexpr int kMostPeers = 32;
 
 // One box for each peer.
 struct Boxes {

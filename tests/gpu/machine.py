@@ -1,4 +1,4 @@
-"""What machine the figures are of: python -m tests.gpu.machine. It needs none of our native code."""
+"""What machine the figures are of: python -m tests.gpu.machine. It needs no native code of ours."""
 
 from __future__ import annotations
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -137,6 +139,19 @@ def test_a_table_is_there_as_soon_as_a_check_has_ended(tmp_path: Path) -> None:
     assert table.startswith("**Speeds, ") and "1/H100" in table.splitlines()[0]
     assert "| `speed` | passed | " in table and "| 2.5 GB/s |" in table
     assert "| 2 |\n" in table and "`speed`\n\n```\n2.5 GB/s\n```" in table
+
+
+def test_the_notebook_runs_lists_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT / "examples")
+    cells = json.loads((ROOT / "examples" / "gpu_checks.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    names: dict[str, Any] = {}
+    exec(code[0], names)
+    assert [words[0].strip("-") for words in names["LISTS"]] == list(LISTS)
+    names.update(DEVICE="cpu", LISTS=(["machine"], ["machine"]))
+    for cell in code[1:]:
+        exec(cell, names)
+    assert "| `machine` | passed | " in names["first"] and names["speeds"]
 
 
 def test_checks_are_chosen_by_name_in_order_after_a_build() -> None:

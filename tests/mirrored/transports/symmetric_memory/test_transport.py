@@ -190,6 +190,15 @@ def test_every_rank_names_the_two_calls_that_do_not_fit(how: str) -> None:
     assert SAID[how] in said[0] and len(set(said)) == 1
 
 
+def shared(rank: int) -> list[bool]:
+    transport = on_devices(4096, SharedMemory)
+    return [transport.shares((0, 1), "cpu", nbytes) for nbytes in (0, 4096, 4097)]
+
+
+def test_what_is_longer_than_a_slot_is_not_shared() -> None:
+    assert pool(2).run(shared) == [[True, True, False]] * 2
+
+
 class Apart(HostMemory):
     """Memory that one rank can't make, with an error as torch's private names may raise any."""
 
