@@ -67,8 +67,12 @@ def build_in(package: Path, module: str) -> Path:
         why = f"there are builds for torch {names} only"
         cure = f"Install one of these, a newer release of this package, or build it by {_SOURCE}."
     elif not any((found[release()] / f"_C{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
-        files = ", ".join(sorted(p.name for p in found[release()].glob("_C*")))
-        why = f"the build is for another Python than this {sys.version.split()[0]} ({files})"
+        there = sorted(p.name for p in found[release()].glob("_C*"))
+        if any(name.startswith(f"_C.{sys.implementation.cache_tag}-") for name in there):
+            other = f"another C library or processor than this Python's ({EXTENSION_SUFFIXES[0]})"
+        else:
+            other = f"another Python than this {sys.version.split()[0]}"
+        why = f"the build is for {other}: {', '.join(there)}"
         cure = f"Install the wheel for this Python with its own pip, or build it by {_SOURCE}."
     else:
         return found[release()]

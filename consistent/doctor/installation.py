@@ -78,17 +78,31 @@ def _package() -> Iterator[Finding]:
             "was tried.",
         )
     else:
-        yield Finding(f"consistent lies in {here}")
+        kept = "" if os.access(here, os.W_OK) else ", which cannot be written, and need not be"
+        yield Finding(f"consistent lies in {here}{kept}")
+
+
+# Says where the native modules lie, and for which GPUs torch is built.
+_LOADING = """
+import sys, torch, consistent
+print(*(sys.modules[name].__file__ for name in sys.argv[1:]))
+said = "torch is built without CUDA"
+if torch.version.cuda:
+    said = f"torch is built for CUDA {torch.version.cuda}"
+    if torch.distributed.is_nccl_available():
+        said += " with NCCL " + ".".join(map(str, torch.cuda.nccl.version()))
+    said += f", GPUs found: {torch.cuda.device_count()}"
+print(said)
+"""
 
 
 def _loads() -> Iterator[Finding]:
     """Whether the native modules load, in a process of its own: a wrong one may crash it."""
-    program = "import consistent, sys; print(*(sys.modules[m].__file__ for m in sys.argv[1:]))"
     above = Path(__file__).resolve().parents[2]
     path = os.pathsep.join(filter(None, [str(above), os.environ.get("PYTHONPATH")]))
     try:
         done = subprocess.run(
-            [sys.executable, "-c", program, *NATIVE], capture_output=True, text=True,
+            [sys.executable, "-c", _LOADING, *NATIVE], capture_output=True, text=True,
             timeout=_IMPORT_S, check=False, env={**os.environ, "PYTHONPATH": path},
         )  # fmt: skip
         ended = f"it ended with status {done.returncode}"
@@ -96,12 +110,14 @@ def _loads() -> Iterator[Finding]:
     except subprocess.TimeoutExpired:
         error = f"it has not ended after {_IMPORT_S:g} s"
     if not error:
-        loaded = Path(done.stdout.split()[0]).parent
+        files, gpus = done.stdout.splitlines()
+        loaded = Path(files.split()[0]).parent
         there = ", ".join(sorted(path.name for path in loaded.parent.glob("torch[0-9]*")))
         yield Finding(
             f"`import consistent` works; of its builds ({there}) that for this torch is loaded, "
             f"{loaded.name}"
         )
+        yield Finding(gpus)
         return
     lines = error.splitlines()
     said = next((line for line in lines if re.match(r"\w+Error: ", line)), lines[-1])

@@ -26,10 +26,23 @@ def cores() -> int:
     count = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         count = len(os.sched_getaffinity(0))
-    given, _, period = (_read(CGROUP / "cpu.max") or "").partition(" ")
-    if given.isdigit() and period.isdigit():
-        count = min(count, max(1, int(given) // int(period)))
+    for text in _container("cpu.max"):
+        given, _, period = text.partition(" ")
+        if given.isdigit() and period.isdigit():
+            count = min(count, max(1, int(given) // int(period)))
     return count
+
+
+def _container(name: str) -> Iterator[str]:
+    """What a file of the container says, and of each one that it lies in, whose limits hold too."""
+    lines = (_read(PROC / "self/cgroup") or "").splitlines()
+    own = next((line[3:].strip("/") for line in lines if line.startswith("0::")), "")
+    folder = CGROUP if ".." in own else CGROUP / own  # ".." leads to what is not mounted here
+    while True:
+        yield _read(folder / name) or ""
+        if folder == CGROUP:
+            return
+        folder = folder.parent
 
 
 def _cores() -> Iterator[Finding]:
@@ -59,15 +72,11 @@ def crowded(ranks: int, threads: int, count: int) -> Finding | None:
 
 
 def _memory() -> Iterator[Finding]:
-    found = {}
-    for name in ("memory.max", "memory.high"):
-        text = _read(CGROUP / name)
-        if text and text.isdigit():
-            found[name] = int(text)
     if not hasattr(os, "sysconf"):
         return
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    least = min([total, *found.values()])
+    said_by = (text for name in ("memory.max", "memory.high") for text in _container(name))
+    least = min([total, *(int(text) for text in said_by if text.isdigit())])
     said = f"{bytes_text(total)} of memory"
     if least < total:
         said += f", of which this container may use {bytes_text(least)}"

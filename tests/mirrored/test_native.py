@@ -88,6 +88,18 @@ def test_where_no_build_fits_it_says_which_there_are(
         assert part in str(error.value)
 
 
+def test_a_build_for_another_c_library_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a wheel was unpacked in an image with musl, which pip would refuse."""
+    tag = sys.implementation.cache_tag
+    package = package_with(tmp_path, f"torch2_13/_C.{tag}-x86_64-linux-gnu.so")
+    monkeypatch.setattr(torch, "__version__", "2.13.0")
+    monkeypatch.setattr(native, "EXTENSION_SUFFIXES", [f".{tag}-x86_64-linux-musl.so"])
+    with pytest.raises(ImportError, match="another C library.*linux-musl.so.*linux-gnu.so"):
+        native.build_in(package, "a._C")
+
+
 def test_a_build_that_does_not_load_says_why_and_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -16,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from consistent.command import main
 from consistent.doctor import installation, machine, network, self_test
@@ -116,6 +115,32 @@ def more_threads_than_cores(patch: Patch) -> Iterable[Finding]:
     return machine._cores()
 
 
+def nested(patch: Patch, **files: str) -> None:
+    """Containers around this one, each with a limit of its own; the outer ones are the tighter."""
+    root = Path(os.environ["XDG_CACHE_HOME"])
+    for folder, lines in (("proc/self", {"cgroup": "0::/pod/job"}), ("cgroup/pod", files)):
+        (root / folder).mkdir(parents=True)
+        for name, line in lines.items():
+            (root / folder / name.replace("_", ".")).write_text(f"{line}\n")
+    (root / "cgroup/pod/job").mkdir()
+    for name in files:
+        (root / "cgroup/pod/job" / name.replace("_", ".")).write_text("max\n")
+    patch.setattr(machine, "PROC", root / "proc")
+    patch.setattr(machine, "CGROUP", root / "cgroup")
+
+
+def few_cores_around_the_container(patch: Patch) -> Iterable[Finding]:
+    patch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    nested(patch, cpu_max="200000 100000")
+    patch.setenv("LOCAL_WORLD_SIZE", "3")
+    return machine._cores()
+
+
+def little_memory_around_the_container(patch: Patch) -> Iterable[Finding]:
+    nested(patch, memory_max=str(1 << 30))
+    return machine._memory()
+
+
 def small_container(patch: Patch) -> Iterable[Finding]:
     patch.setattr(machine, "_read", lambda path: str(1 << 30))
     return machine._memory()
@@ -211,6 +236,8 @@ TROUBLES = {
     more_ranks_than_cores: ("3 ranks share 2 cores", "at most 2 ranks"),
     container_of_one_core: ("1 rank of 8 threads share 1 cores", "OMP_NUM_THREADS=1"),
     more_threads_than_cores: ("2 ranks of 8 threads share 8 cores", "OMP_NUM_THREADS=4"),
+    few_cores_around_the_container: ("3 ranks share 2 cores", "at most 2 ranks"),
+    little_memory_around_the_container: ("this container may use 1 GiB", "Give it more"),
     small_container: ("this container may use 1 GiB", "Give it more"),
     few_files: ("may open 256 files", "ulimit -n"),
     no_shared_memory: ("there is no /nowhere; ranks of this host will send messages", "Mount it"),
@@ -237,6 +264,23 @@ def test_a_planted_trouble_is_found_with_its_cure(
     said, cure = TROUBLES[trouble]
     bad = only(trouble(monkeypatch))
     assert said in bad.said and cure in bad.cure
+
+
+def test_it_says_which_cuda_and_nccl_torch_is_built_for() -> None:
+    (_, gpus) = installation._loads()
+    cuda = torch.version.cuda
+    assert not gpus.cure and gpus.said.startswith(
+        f"torch is built for CUDA {cuda}" if cuda else "torch is built without CUDA"
+    )
+    assert ("NCCL" in gpus.said) == torch.distributed.is_nccl_available()
+    # As for a torch with both, and no GPU.
+    both = 'torch.version.cuda = "13.2"; torch.distributed.is_nccl_available = lambda: True'
+    version = "torch.cuda.nccl.version = lambda: (2, 30, 7); torch.cuda.device_count = lambda: 0"
+    program = installation._LOADING.replace("consistent\n", f"consistent\n{both}; {version}\n")
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout == "\ntorch is built for CUDA 13.2 with NCCL 2.30.7, GPUs found: 0\n"
 
 
 @pytest.mark.parametrize("name", ["LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "XDG_CACHE_HOME"])
@@ -308,24 +352,6 @@ def test_the_exit_status_tells_ranks_that_fail_from_what_is_to_be_done() -> None
 def test_it_is_a_command_and_refuses_other_words(capsys: Any) -> None:
     assert main(["doctor", "--help"]) == 0 and "Exit status" in capsys.readouterr().out
     assert main(["doctor", "now"]) == 2
-
-
-def test_it_runs_where_the_native_code_is_missing(tmp_path: Path) -> None:
-    """By the path that the error names, and without the ranks, which cannot start there."""
-    for package in ("consistent", "mirrored"):
-        shutil.copytree(
-            ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("*.so", "__pycache__")
-        )
-    environ = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    run = {"capture_output": True, "text": True, "cwd": tmp_path, "env": environ}
-    failed = subprocess.run([sys.executable, "-c", "import consistent"], **run)
-    (by_itself,) = re.findall(r"`(\S+ \S+doctor)` looks", failed.stderr)
-    done = subprocess.run([*by_itself.split(), "--json"], **run)
-    found = json.loads(done.stdout)
-    assert done.returncode == 2, done.stderr
-    bad = only(Finding(**f) for f in found["installation"] if "import consistent" in f["said"])
-    assert "a native part of this package, cannot be loaded" not in bad.cure and "again" in bad.cure
-    assert found["two ranks"][0]["cure"]
 
 
 def test_all_variables_that_the_library_reads_are_known() -> None:
