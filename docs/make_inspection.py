@@ -74,7 +74,8 @@ def groups() -> dict[str, list[str]]:
     """Kind -> names, of all that is no op."""
     refused = [name for name in answers.REFUSED if name not in FUNCTIONS]
     this_rank = [*answers.OF_SHARD, *answers.OF_SHARD_PROPERTIES]
-    autograd = [n for n in this_rank if n in ("grad_dtype", "output_nr", "retains_grad")]
+    of_autograd = ("_has_grad_dtype_override", "grad_dtype", "output_nr", "retains_grad")
+    autograd = [n for n in this_rank if n in of_autograd]
     logical = [*answers.LOGICAL, *answers.LOGICAL_PROPERTIES]
     aliases = ["_grad", "_grad_fn"]
     return {

@@ -153,12 +153,13 @@ OF_SHARD: dict[str, Callable[..., Any]] = {
     "pin_memory": _pin_memory,
     "share_memory_": _share_memory,
 }
-# Properties of the same kind.
-OF_SHARD_PROPERTIES = """
-_cdata _has_symbolic_sizes_strides _python_dispatch grad_dtype is_ipu is_maia is_mkldnn is_mps
-is_mtia is_nested is_quantized is_sparse is_sparse_csr is_vulkan is_xla is_xpu name names output_nr
-retains_grad volatile
+# Properties of the same kind, as far as this torch has them.
+_PROPERTIES = """
+_cdata _has_grad_dtype_override _has_symbolic_sizes_strides _python_dispatch grad_dtype is_ipu
+is_maia is_mkldnn is_mps is_mtia is_nested is_quantized is_sparse is_sparse_csr is_vulkan is_xla
+is_xpu name names output_nr retains_grad volatile
 """.split()
+OF_SHARD_PROPERTIES = [name for name in _PROPERTIES if hasattr(_Base, name)]
 
 # -- parts of sparse and quantized tensors --------------------------------------------------------
 

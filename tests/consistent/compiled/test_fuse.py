@@ -161,6 +161,7 @@ def test_products(rank: int) -> None:
     with torch.no_grad():
         for step, *wanted in PRODUCTS:
             found = both(step, x, xs, w, wc)
+            found[0] = ["view" if op == "_unsafe_view" else op for op in found[0]]  # torch 2.15's
             assert found == wanted, found
 
 

@@ -77,9 +77,11 @@ def _callables() -> Iterator[tuple[str, Any]]:
 
 # As torch's tracers and users' tables have them: made before the library was there.
 KEYS = {found: name for name, found in _callables() if found.__hash__ is not None}
-# Private functions whose form has no vectorcall to be redirected by; and a method in Python of the
+# Private functions whose form has no vectorcall to be redirected by, one of which is known as
+# Function.apply since torch 2.15; and a method in Python of the
 # contexts of functions, which tables and tracers know by the class of the context.
 REHASHED = {
+    *(["Function.apply"] if inspect.isbuiltin(torch.autograd.Function.apply) else []),
     "Function.save_for_backward",
     "torch.distributed._broadcast_coalesced",
     "torch.distributed._verify_params_across_processes",

@@ -26,10 +26,10 @@ N = 4  # matrices are N x N, and so is everything else that may be
 
 # What torch itself leaves undefined, or ends the process with, for arguments that are made up.
 NOT_CALLED = frozenset(
-    """_native_batch_norm_legit _pdist_backward _weight_norm_interface addbmm bernoulli_ empty
-    empty_like empty_permuted empty_strided geometric bernoulli new_empty new_empty_strided
-    rand randint randn randperm _convert_indices_from_csr_to_coo
-    _sobol_engine_initialize_state_""".split()
+    """_native_batch_norm_legit _pdist_backward _weight_norm_interface
+    _weight_norm_interface_backward addbmm bernoulli_ empty empty_like empty_permuted
+    empty_strided geometric bernoulli new_empty new_empty_strided rand randint randn randperm
+    _convert_indices_from_csr_to_coo _sobol_engine_initialize_state_""".split()
 )
 
 
@@ -293,7 +293,8 @@ CASES = [case for case in schemas() if case[0] not in REFUSED]
 UNDRAWN = frozenset(
     """_amp_foreach_non_finite_check_and_unscale.out _amp_update_scale.out
     _amp_update_scale_.default _batch_norm_with_update.out _coalesced_.default
-    _fill_mem_eff_dropout_mask_.default _flash_attention_forward_no_dropout_inplace.default
+    _cudnn_attention_forward_no_dropout_inplace.default _fill_mem_eff_dropout_mask_.default
+    _flash_attention_forward_no_dropout_inplace.default
     _foreach_add_.Tensor _foreach_addcdiv_.Tensor _foreach_addcmul_.Tensor
     _foreach_div_.Tensor _foreach_mul_.Tensor _fused_adagrad.out
     _fused_adagrad.tensor_lr_out _fused_adagrad_.default _fused_adagrad_.tensor_lr
@@ -302,8 +303,10 @@ UNDRAWN = frozenset(
     _fused_adamw_.tensor_lr _fused_moving_avg_obs_fq_helper.default
     _fused_moving_avg_obs_fq_helper.out _fused_sgd.out _fused_sgd.tensor_lr_out
     _fused_sgd_.default _fused_sgd_.tensor_lr _mkldnn_transpose_.default
-    _no_grad_normal_.default _philox_normal_.default _philox_uniform_.default
-    _resize_output_.default _sobol_engine_scramble_.default addmv_.default addr_.default
+    _no_grad_normal_.default _philox_normal_.default _philox_randint_.default
+    _philox_uniform_.default
+    _resize_output_.default _scaled_addmm_.default _sobol_engine_ff_.default
+    _sobol_engine_scramble_.default addmv_.default addr_.default
     bernoulli_.Tensor bernoulli_.float cauchy_.default copy_sparse_to_sparse_.default
     exponential_.default fbgemm_linear_fp16_weight.out
     fbgemm_linear_fp16_weight_fp32_activation.out fused_moving_avg_obs_fake_quant.default
