@@ -35,7 +35,8 @@ _FOLDER = pytest.StashKey[str]()
 # The longest files, each of some half a minute of processor time or more. Paths below tests/.
 LONGEST = (
     "consistent/rules/test_rows.py", "consistent/compiled/test_bounded.py", "docs/test_pages.py",
-    "csrc/test_builds.py", "examples/test_train_gpt.py", "consistent/nn/test_sharded_step.py",
+    "csrc/test_builds.py", "csrc/test_emulated.py", "examples/test_train_gpt.py",
+    "consistent/nn/test_sharded_step.py",
     "consistent/pipeline/test_pipeline.py", "faults/test_faults.py",
     "examples/test_seed_programs.py", "consistent/rules/families/indexing/test_masks.py",
     "consistent/compiled/test_overlap.py", "consistent/programs/test_placements.py",

@@ -50,7 +50,7 @@ FAULTS = [
         "a barrier that one warp alone takes", BLOCK,
         "before they are written.\n  __syncthreads();",
         "before they are written.\n  if (warp == 0) __syncthreads();",
-        "split_cross_entropy", MEMORY, "no thread can go on: 32 wait at a __syncthreads",
+        "split_cross_entropy", MEMORY, "threads wait at different __syncthreads",
     ),
     Fault(
         "warps that take different barriers", BLOCK,
