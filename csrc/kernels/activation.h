@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "approximate.h"
 #include "reduce_shards.h"
 
 namespace consistent {
@@ -27,13 +28,13 @@ CONSISTENT_INLINE float error_function(float x) {
   q = fused(q, z, -1.68282697438203e-03f);
   q = fused(q, z, -7.37332916720468e-03f);
   q = fused(q, z, -1.42647390514189e-02f);
-  return x * p / q;
+  return approximate_quotient(x * p, q);
 }
 CONSISTENT_INLINE double error_function(double x) { return erf(x); }
 
 template <class R>
 CONSISTENT_INLINE R sigmoid(R x) {
-  return R(1) / (R(1) + exponential(-x));
+  return approximate_quotient(R(1), R(1) + approximate_exponential(-x));
 }
 
 template <Activation kind, class R>

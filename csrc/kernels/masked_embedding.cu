@@ -1,21 +1,39 @@
-// Masked look-up on CUDA: one block for each row, 16 bytes for each thread. In the backward a block
-// takes the run of look-ups of one row and adds them in order, so no atomics are needed and every
-// run gives the same bits. No thread reads what another one writes, so nothing is synchronised.
+// Masked look-up on CUDA: one block for each row, up to 16 bytes for each thread. In the backward a
+// warp takes the run of look-ups of one row, 16 bytes of it in each lane, and adds them in order,
+// so no atomics are needed and every run gives the same bits. The warps of a block share a long
+// run: each adds a piece of it.
 
 #include <algorithm>
 
+#include "block.cuh"
 #include "check.h"
 #include "launch.cuh"
 #include "masked_embedding.h"
+#include "units.h"
 #include "vector.cuh"
 
 namespace consistent {
 namespace {
 
 constexpr int kThreads = 128;
+constexpr int kAddThreads = kPieces * kWarp;  // of a block in the backward
+constexpr int kBlocksAtOnce = 4;              // of a multiprocessor: leaves 64 registers a thread
+constexpr int kAhead = 4;                     // look-ups that are loaded before the first is added
 constexpr int64_t kMostBlocks = most_blocks(1 << 16);  // beyond it, a block takes several rows
+constexpr int64_t kMostTiles = most_blocks(1 << 15);   // the same for the columns of a row
 
 unsigned blocks_for(int64_t rows) { return unsigned(std::min(rows, kMostBlocks)); }
+
+// The largest unit in which rows of `bytes` bytes can be moved.
+int unit_of(int64_t bytes, const void* a, const void* b) {
+  return unit_dividing(uint64_t(bytes) | reinterpret_cast<uintptr_t>(a) |
+                       reinterpret_cast<uintptr_t>(b));
+}
+
+template <class T>
+bool packed(const RowWindow& window, const void* a, const void* b) {
+  return unit_of(window.width * int64_t(sizeof(T)), a, b) == 16;
+}
 
 template <class T>
 __device__ __forceinline__ T scaled(T x, Real<T> by) {
@@ -36,7 +54,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <class T>
+template <class T, int kCount>
 __global__ void __launch_bounds__(kThreads)
     scale_rows(T* out, const T* table, const int64_t* index, Real<T> scale, RowWindow window,
                int64_t count) {
@@ -44,30 +62,111 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t row = index[i] - window.start;
     const bool held = row >= 0 && row < window.held;
     const T* from = table + (held ? row : 0) * window.width;
-    for (int64_t c = threadIdx.x; c < window.width; c += kThreads) {
-      out[i * window.width + c] = held ? scaled(from[c], scale) : Storage<T>::store(Real<T>(0));
+    for (int64_t c = threadIdx.x * kCount; c < window.width; c += kThreads * kCount) {
+      Pack<T, kCount> pack = {};
+      if (held) pack = load_pack<Pack<T, kCount>>(from + c);
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) pack.value[j] = scaled(pack.value[j], scale);
+      store_pack(out + i * window.width + c, pack);
     }
   }
 }
 
-template <class T>
-__global__ void __launch_bounds__(kThreads)
-    add_rows(T* out, const T* gradient, SortedRows sorted, Real<T> scale, bool by_count,
+// Look-ups [begin, end) of one row; none where begin == end.
+struct Run {
+  int64_t row, begin, end;
+  __device__ __forceinline__ int64_t count() const { return end - begin; }
+};
+
+// The run that begins at look-up k. Its end is found by steps that double, then halve: a hot row
+// has thousands of look-ups, most have one.
+__device__ __forceinline__ Run run_at(const SortedRows& sorted, int64_t k, int64_t held) {
+  if (k >= sorted.count) return Run{0, k, k};
+  const int64_t row = sorted.row[k];
+  if (row >= held || (k > 0 && sorted.row[k - 1] == row)) return Run{0, k, k};
+  const auto same = [&](int64_t at) { return at < sorted.count && sorted.row[at] == row; };
+  int64_t last = k, step = 1;
+  for (; same(last + step); step *= 2) last += step;
+  for (; step > 0; step /= 2) {
+    if (same(last + step)) last += step;
+  }
+  return Run{row, k, last + 1};
+}
+
+// Adds look-ups [begin, end) of some columns to `sums`, in order.
+template <class T, int kCount>
+__device__ __forceinline__ void add_run(Real<T> (&sums)[kCount], const T* gradient,
+                                        const int64_t* order, int64_t begin, int64_t end,
+                                        int64_t width) {
+  using P = Pack<T, kCount>;
+  const auto add = [&](const P& pack) {
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) sums[j] += Storage<T>::load(pack.value[j]);
+  };
+  int64_t k = begin;
+#pragma unroll 1
+  for (; end - k >= kAhead; k += kAhead) {
+    P packs[kAhead];
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) packs[a] = load_pack<P>(gradient + order[k + a] * width);
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) add(packs[a]);
+  }
+#pragma unroll 1
+  for (; k < end; ++k) add(load_pack<P>(gradient + order[k] * width));
+}
+
+template <class T, int kCount>
+__global__ void __launch_bounds__(kAddThreads, kBlocksAtOnce)
+    add_rows(T* out, const T* gradient, SortedRows sorted, double scale, bool by_count,
              RowWindow window) {
   using R = Real<T>;
-  for (int64_t k = blockIdx.x; k < sorted.count; k += gridDim.x) {
-    const int64_t row = sorted.row[k];
-    if (row >= window.held) return;
-    if (k > 0 && sorted.row[k - 1] == row) continue;
-    int64_t stop = k + 1;
-    while (stop < sorted.count && sorted.row[stop] == row) ++stop;
-    const R by = by_count ? scale / R(stop - k) : scale;
-    for (int64_t c = threadIdx.x; c < window.width; c += kThreads) {
-      R sum = 0;
-      for (int64_t j = k; j < stop; ++j) {
-        sum += Storage<T>::load(gradient[sorted.order[j] * window.width + c]);
+  static_assert(kLongRun >= kPieces, "two long runs would begin at the look-ups of one block");
+  __shared__ Run shared;
+  __shared__ R pieces[kPieces][kCount][kWarp];
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  constexpr int64_t kTile = kWarp * kCount;
+  const int64_t tiles = (window.width + kTile - 1) / kTile;
+  const auto write = [&](const Run& run, int64_t column, const R(&sums)[kCount]) {
+    const R by = R(by_count ? scale / double(run.count()) : scale);
+    Pack<T, kCount> pack;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) pack.value[j] = Storage<T>::store(R(sums[j] * by));
+    store_pack(out + run.row * window.width + column, pack);
+  };
+  for (int64_t first = blockIdx.x * int64_t(kPieces); first < sorted.count;
+       first += gridDim.x * int64_t(kPieces)) {
+    const Run mine = run_at(sorted, first + warp, window.held);
+    __syncthreads();  // some may still read the long run of the turn before
+    if (threadIdx.x == 0) shared = Run{0, 0, 0};
+    __syncthreads();  // or a long run would be overwritten by none
+    if (lane == 0 && mine.count() > kLongRun) shared = mine;
+    __syncthreads();  // or it would be read before it is written
+    const Run hot = shared;
+    for (int64_t tile = blockIdx.y; tile < tiles; tile += gridDim.y) {
+      const int64_t column = tile * kTile + lane * kCount;
+      const bool inside = column < window.width;
+      if (inside && mine.count() > 0 && mine.count() <= kLongRun) {
+        R sums[kCount] = {};
+        add_run(sums, gradient + column, sorted.order, mine.begin, mine.end, window.width);
+        write(mine, column, sums);
       }
-      out[row * window.width + c] = Storage<T>::store(R(sum * by));
+      if (hot.count() == 0) continue;
+      R sums[kCount] = {};
+      if (inside) {
+        add_run(sums, gradient + column, sorted.order, hot.begin + piece_begin(hot.count(), warp),
+                hot.begin + piece_begin(hot.count(), warp + 1), window.width);
+      }
+      __syncthreads();  // the first warp may still read the pieces of the tile before
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) pieces[warp][j][lane] = sums[j];
+      __syncthreads();  // or it would read those of other warps before they are written
+      if (warp != 0 || !inside) continue;
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) {
+        for (int p = 1; p < kPieces; ++p) sums[j] += pieces[p][j][lane];
+      }
+      write(hot, column, sums);
     }
   }
 }
@@ -82,7 +181,11 @@ struct LaunchScale {
   cudaStream_t stream;
   template <class T>
   void operator()(T) const {
-    launch({blocks_for(count), kThreads, 0, stream}, scale_rows<T>, static_cast<T*>(out),
+    packed<T>(window, out, table) ? with<T, kPackOf<T>>() : with<T, 1>();
+  }
+  template <class T, int kCount>
+  void with() const {
+    launch({blocks_for(count), kThreads, 0, stream}, scale_rows<T, kCount>, static_cast<T*>(out),
            static_cast<const T*>(table), index, Real<T>(scale), window, count);
   }
 };
@@ -97,8 +200,15 @@ struct LaunchAdd {
   cudaStream_t stream;
   template <class T>
   void operator()(T) const {
-    launch({blocks_for(sorted.count), kThreads, 0, stream}, add_rows<T>, static_cast<T*>(out),
-           static_cast<const T*>(gradient), sorted, Real<T>(scale), by_count, window);
+    packed<T>(window, out, gradient) ? with<T, kPackOf<T>>() : with<T, 1>();
+  }
+  template <class T, int kCount>
+  void with() const {
+    const int64_t tile = kWarp * kCount, tiles = (window.width + tile - 1) / tile;
+    const dim3 blocks(blocks_for((sorted.count + kPieces - 1) / kPieces),
+                      unsigned(std::min(tiles, kMostTiles)));
+    launch({blocks, kAddThreads, 0, stream}, add_rows<T, kCount>, static_cast<T*>(out),
+           static_cast<const T*>(gradient), sorted, scale, by_count, window);
   }
 };
 
@@ -110,8 +220,6 @@ void copy(void* out, const void* table, const int64_t* index, const RowWindow& w
          static_cast<const Unit*>(table), index, units, count);
 }
 
-bool aligned(const void* x) { return reinterpret_cast<uintptr_t>(x) % 16 == 0; }
-
 }  // namespace
 
 void masked_embedding_cuda(void* out, Dtype dtype, const void* table, const int64_t* index,
@@ -121,10 +229,11 @@ void masked_embedding_cuda(void* out, Dtype dtype, const void* table, const int6
   const cudaStream_t on = static_cast<cudaStream_t>(stream);
   if (scale != 1) {
     visit_float_type(dtype, LaunchScale{out, table, index, scale, window, count, on});
-  } else if (bytes % 16 == 0 && aligned(out) && aligned(table)) {
-    copy<uint4>(out, table, index, window, bytes, count, on);
   } else {
-    copy<uint8_t>(out, table, index, window, bytes, count, on);
+    visit_unit(unit_of(bytes, out, table), [&](auto unit) {
+      using Unit = typename UnitOf<decltype(unit)::value>::type;
+      copy<Unit>(out, table, index, window, bytes, count, on);
+    });
   }
   CONSISTENT_CHECK_CUDA(cudaGetLastError());
 }

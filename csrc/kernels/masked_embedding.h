@@ -29,9 +29,15 @@ struct SortedRows {
   int64_t count;
 };
 
+// A row with more look-ups than kLongRun is added in kPieces pieces, so that it keeps as many warps
+// of a GPU busy. Piece p of `count` look-ups begins at piece_begin(count, p).
+constexpr int64_t kLongRun = 64;
+constexpr int kPieces = 8;
+CONSISTENT_INLINE int64_t piece_begin(int64_t count, int p) { return count * p / kPieces; }
+
 // out[r] = scale * (sum of gradient[order[k]] with row[k] = r), divided by their number if
-// `by_count`; added in order, in float32 or float64. Rows that were never looked up keep their
-// values. On the CPU for k in [begin, end).
+// `by_count`; added in order, in float32 or float64, as are the sums of pieces. Rows that were
+// never looked up keep their values. On the CPU for k in [begin, end).
 void masked_embedding_backward_cpu(void* out, Dtype dtype, const void* gradient,
                                    const SortedRows& sorted, double scale, bool by_count,
                                    const RowWindow& window, int64_t begin, int64_t end);

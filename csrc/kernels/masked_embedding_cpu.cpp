@@ -37,12 +37,26 @@ struct AddRows {
   double scale;
 
   template <class T>
+  CONSISTENT_INLINE void add(Real<T>* __restrict__ sums, int64_t begin, int64_t end) const {
+    for (int64_t k = begin; k < end; ++k) {
+      const T* __restrict__ x = static_cast<const T*>(gradient) + order[k] * width;
+      for (int64_t c = 0; c < columns; ++c) sums[c] += Storage<T>::load(x[c]);
+    }
+  }
+
+  template <class T>
   CONSISTENT_INLINE void operator()(T) const {
     using R = Real<T>;
     R sums[kColumns] = {};
-    for (int64_t k = 0; k < rows; ++k) {
-      const T* __restrict__ x = static_cast<const T*>(gradient) + order[k] * width;
-      for (int64_t c = 0; c < columns; ++c) sums[c] += Storage<T>::load(x[c]);
+    if (rows <= kLongRun) {
+      add<T>(sums, 0, rows);
+    } else {
+      add<T>(sums, 0, piece_begin(rows, 1));
+      for (int p = 1; p < kPieces; ++p) {
+        R piece[kColumns] = {};
+        add<T>(piece, piece_begin(rows, p), piece_begin(rows, p + 1));
+        for (int64_t c = 0; c < columns; ++c) sums[c] += piece[c];
+      }
     }
     T* __restrict__ to = static_cast<T*>(out);
     const R by = R(scale);

@@ -1,12 +1,13 @@
-// Random values on CUDA: one thread runs one Philox block of one run of the box and writes those of
-// its elements that lie inside the run. Threads share nothing. The mathematics is in
-// distributions.h, as on the CPU.
+// Random values on CUDA: a thread takes a stretch of neighbouring elements that fills 16 bytes or
+// more, runs the Philox blocks that it lies on, and writes those of its elements that lie inside
+// the run of the box. Threads share nothing. The mathematics is in distributions.h, as on the CPU.
 
 #include <algorithm>
 
 #include "check.h"
 #include "distributions.h"
 #include "launch.cuh"
+#include "vector.cuh"
 
 namespace consistent {
 namespace {
@@ -14,129 +15,151 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int64_t kMostBlocks = most_blocks(1 << 16);  // beyond it, a thread takes several turns
 
-// Where a thread's Philox block lies: its element l has local index `at + l`; those in [first,
-// last) lie inside the run.
+// The elements of a thread: those of as many Philox blocks of `kPerBlock` as fill 16 bytes, of one
+// to four.
+template <class T, int kPerBlock>
+constexpr int kStretchOf = std::min(std::max(kPerBlock, 16 / int(sizeof(T))), 4 * kPerBlock);
+
+// Where a thread's stretch lies: element l of it is element `first + l` of the logical tensor, and
+// has local index `at + l`; those in [begin, end) lie inside the run.
 struct Place {
-  uint64_t block;
+  uint64_t first;
   int64_t at;
-  int first, last;
+  int begin, end;
 };
 
-__host__ __device__ inline int64_t blocks_in_run(const Box& box, int per_block) {
-  return (box.run + per_block - 2) / per_block + 1;  // enough wherever in a block the run begins
+__host__ __device__ inline int64_t stretches_in_run(const Box& box, int stretch) {
+  return (box.run + stretch - 2) / stretch + 1;  // enough wherever in a stretch the run begins
 }
 
-template <int kPerBlock>
-__device__ __forceinline__ Place place_of(const Box& box, int64_t blocks, int64_t index) {
-  const int64_t r = index / blocks, j = index - r * blocks;
-  const int64_t start = box.run_start(r);
-  const int64_t block = start / kPerBlock + j;
-  const int64_t inside = block * kPerBlock - start;
-  const int64_t left = box.run - inside;
-  return Place{uint64_t(block), r * box.run + inside, inside < 0 ? int(-inside) : 0,
-               left < kPerBlock ? int(left) : kPerBlock};
+// Where runs begin. Most boxes are one run, which needs no division.
+struct Start {
+  int64_t r, j, at;
+  __device__ __forceinline__ Start(const Box& box, int64_t stretches, int64_t index) {
+    if (box.runs == 1) {
+      r = 0, j = index, at = box.offset;
+    } else {
+      r = index / stretches, j = index - r * stretches, at = box.run_start(r);
+    }
+  }
+};
+
+template <int kStretch>
+__device__ __forceinline__ Place place_of(const Box& box, int64_t stretches, int64_t index) {
+  const Start start(box, stretches, index);
+  const uint64_t first = (uint64_t(start.at) / kStretch + uint64_t(start.j)) * kStretch;
+  const int64_t inside = int64_t(first) - start.at, left = box.run - inside;
+  return Place{first, start.r * box.run + inside, inside < 0 ? int(-inside) : 0,
+               left < kStretch ? int(left) : kStretch};
+}
+
+// Calls visit(place) for each stretch of this thread that meets the box.
+template <int kStretch, class Visit>
+__device__ __forceinline__ void each_stretch(const Box& box, const Visit& visit) {
+  const int64_t stretches = stretches_in_run(box, kStretch), total = stretches * box.runs;
+  const int64_t step = int64_t(gridDim.x) * kThreads;
+  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < total; i += step) {
+    const Place place = place_of<kStretch>(box, stretches, i);
+    if (place.begin < place.end) visit(place);
+  }
+}
+
+// Whether all of a stretch is in the run and at an address where packs can be moved.
+template <class T, int kCount>
+__device__ __forceinline__ bool whole(const T* x, const Place& place) {
+  return place.begin == 0 && place.end == kCount && aligned_to<sizeof(T) * kCount>(x + place.at);
 }
 
 template <class T, int kCount>
-struct alignas(sizeof(T) * kCount) Pack {
-  T value[kCount];
-};
+__device__ __forceinline__ Pack<T, kCount> read(const T* x, const Place& place) {
+  if (whole<T, kCount>(x, place)) return load_pack<Pack<T, kCount>>(x + place.at);
+  Pack<T, kCount> values = {};
+#pragma unroll
+  for (int lane = 0; lane < kCount; ++lane) {
+    if (lane >= place.begin && lane < place.end) values.value[lane] = x[place.at + lane];
+  }
+  return values;
+}
 
 template <class T, int kCount>
 __device__ __forceinline__ void write(T* out, const Place& place, const Pack<T, kCount>& values) {
-  T* to = out + place.at;
-  const bool aligned = reinterpret_cast<uintptr_t>(to) % sizeof(values) == 0;
-  if (place.first == 0 && place.last == kCount && aligned) {
-    *reinterpret_cast<Pack<T, kCount>*>(to) = values;
-    return;
-  }
+  if (whole<T, kCount>(out, place)) return store_pack(out + place.at, values);
 #pragma unroll
   for (int lane = 0; lane < kCount; ++lane) {
-    if (lane >= place.first && lane < place.last) to[lane] = values.value[lane];
+    if (lane >= place.begin && lane < place.end) out[place.at + lane] = values.value[lane];
   }
 }
 
-__device__ __forceinline__ void words_of(Draw draw, uint64_t block, uint32_t words[4]) {
-  philox(draw, uint32_t(block), uint32_t(block >> 32), words);
-}
-
-__device__ __forceinline__ int64_t first_index() {
-  return int64_t(blockIdx.x) * kThreads + threadIdx.x;
-}
-__device__ __forceinline__ int64_t index_step() { return int64_t(gridDim.x) * kThreads; }
+// The words of the stretch's elements, in order.
+template <class Word, int kCount>
+struct Words {
+  static constexpr int kPerBlock = 16 / int(sizeof(Word));
+  Word word[kCount];
+  __device__ __forceinline__ Words(Draw draw, const Place& place) {
+#pragma unroll
+    for (int i = 0; i < kCount; i += kPerBlock) {
+      const uint64_t block = (place.first + uint64_t(i)) / kPerBlock;
+      uint32_t raw[4];
+      philox(draw, uint32_t(block), uint32_t(block >> 32), raw);
+      memcpy(word + i, raw, sizeof(raw));
+    }
+  }
+};
 
 template <class F, class T>
 __global__ void __launch_bounds__(kThreads) fill_kernel(T* out, F f, Draw draw, Box box) {
   using Word = typename F::Word;
-  constexpr int kCount = 16 / sizeof(Word);
-  const int64_t blocks = blocks_in_run(box, kCount), total = blocks * box.runs;
-  for (int64_t index = first_index(); index < total; index += index_step()) {
-    const Place place = place_of<kCount>(box, blocks, index);
-    if (place.last <= place.first) continue;
-    uint32_t raw[4];
-    words_of(draw, place.block, raw);
-    Word words[kCount];
-    memcpy(words, raw, sizeof(raw));
+  constexpr int kCount = kStretchOf<T, 16 / int(sizeof(Word))>;
+  each_stretch<kCount>(box, [&](const Place& place) {
+    const Words<Word, kCount> words(draw, place);
     Pack<T, kCount> values;
 #pragma unroll
     for (int i = 0; i < kCount; i += 2) {
       typename F::Value a, b;
-      f(words[i], words[i + 1], a, b);
+      f(words.word[i], words.word[i + 1], a, b);
       values.value[i] = Storage<T>::store(a);
       values.value[i + 1] = Storage<T>::store(b);
     }
     write(out, place, values);
-  }
+  });
 }
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     bernoulli_kernel(T* out, const double* p, Draw draw, Box box) {
-  const int64_t blocks = blocks_in_run(box, 4), total = blocks * box.runs;
-  for (int64_t index = first_index(); index < total; index += index_step()) {
-    const Place place = place_of<4>(box, blocks, index);
-    if (place.last <= place.first) continue;
-    uint32_t words[4];
-    words_of(draw, place.block, words);
-    Pack<T, 4> values = {};
+  constexpr int kCount = kStretchOf<T, 4>;
+  each_stretch<kCount>(box, [&](const Place& place) {
+    const Pack<double, kCount> chances = read<double, kCount>(p, place);
+    const Words<uint32_t, kCount> words(draw, place);
+    Pack<T, kCount> values;
 #pragma unroll
-    for (int lane = 0; lane < 4; ++lane) {
-      if (lane < place.first || lane >= place.last) continue;
-      const double chance = p[place.at + lane] * 0x1p32;
-      values.value[lane] = Storage<T>::store(double(words[lane]) < chance ? 1 : 0);
+    for (int lane = 0; lane < kCount; ++lane) {
+      const double chance = chances.value[lane] * 0x1p32;
+      values.value[lane] = Storage<T>::store(double(words.word[lane]) < chance ? 1 : 0);
     }
     write(out, place, values);
-  }
+  });
 }
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     dropout_kernel(T* out, const T* x, Dropout dropout, Draw draw, Box box) {
-  const int64_t blocks = blocks_in_run(box, 4), total = blocks * box.runs;
+  constexpr int kCount = kStretchOf<T, 4>;
   const Real<T> scale = Real<T>(dropout.scale);
-  for (int64_t index = first_index(); index < total; index += index_step()) {
-    const Place place = place_of<4>(box, blocks, index);
-    if (place.last <= place.first) continue;
-    uint32_t words[4];
-    words_of(draw, place.block, words);
-    Pack<T, 4> values = {};
-    const T* from = x + place.at;
-    const bool aligned = reinterpret_cast<uintptr_t>(from) % sizeof(values) == 0;
-    const bool whole = place.first == 0 && place.last == 4;
-    if (whole && aligned) values = *reinterpret_cast<const Pack<T, 4>*>(from);
+  each_stretch<kCount>(box, [&](const Place& place) {
+    Pack<T, kCount> values = read<T, kCount>(x, place);
+    const Words<uint32_t, kCount> words(draw, place);
 #pragma unroll
-    for (int lane = 0; lane < 4; ++lane) {
-      if (lane < place.first || lane >= place.last) continue;
-      if (!(whole && aligned)) values.value[lane] = from[lane];
-      const Real<T> factor = words[lane] <= dropout.last ? scale : Real<T>(0);
+    for (int lane = 0; lane < kCount; ++lane) {
+      const Real<T> factor = words.word[lane] <= dropout.last ? scale : Real<T>(0);
       values.value[lane] = Storage<T>::store(Storage<T>::load(values.value[lane]) * factor);
     }
     write(out, place, values);
-  }
+  });
 }
 
-unsigned grid_for(const Box& box, int per_block) {
-  const int64_t threads = blocks_in_run(box, per_block) * box.runs;
+unsigned grid_for(const Box& box, int stretch) {
+  const int64_t threads = stretches_in_run(box, stretch) * box.runs;
   return unsigned(std::min<int64_t>((threads + kThreads - 1) / kThreads, kMostBlocks));
 }
 
@@ -147,7 +170,7 @@ struct LaunchFill {
   cudaStream_t stream;
   template <class F, class T>
   void operator()(F f, T) const {
-    const unsigned grid = grid_for(box, 16 / sizeof(typename F::Word));
+    const unsigned grid = grid_for(box, kStretchOf<T, 16 / int(sizeof(typename F::Word))>);
     launch({grid, kThreads, 0, stream}, fill_kernel<F, T>, static_cast<T*>(out), f, draw, box);
   }
 };
@@ -160,8 +183,8 @@ struct LaunchBernoulli {
   cudaStream_t stream;
   template <class T>
   void operator()(T) const {
-    launch({grid_for(box, 4), kThreads, 0, stream}, bernoulli_kernel<T>, static_cast<T*>(out), p,
-           draw, box);
+    launch({grid_for(box, kStretchOf<T, 4>), kThreads, 0, stream}, bernoulli_kernel<T>,
+           static_cast<T*>(out), p, draw, box);
   }
 };
 
@@ -174,8 +197,8 @@ struct LaunchDropout {
   cudaStream_t stream;
   template <class T>
   void operator()(T) const {
-    launch({grid_for(box, 4), kThreads, 0, stream}, dropout_kernel<T>, static_cast<T*>(out),
-           static_cast<const T*>(x), dropout, draw, box);
+    launch({grid_for(box, kStretchOf<T, 4>), kThreads, 0, stream}, dropout_kernel<T>,
+           static_cast<T*>(out), static_cast<const T*>(x), dropout, draw, box);
   }
 };
 

@@ -14,10 +14,15 @@ namespace consistent {
 namespace {
 
 constexpr int kThreads = 256;
+
+// Blocks of a multiprocessor at once, for packs of `kCount`. With more there are too few registers
+// to load eight parts before the first is added: ptxas loads one at a time, or spills.
+template <int kCount>
+constexpr int kBlocksAtOnce = kCount == 8 ? 3 : 4;
 constexpr int64_t kMostBlocks = most_blocks(1 << 16);  // beyond it, each takes several turns
 constexpr int64_t kMostSharedBytes = 160 << 10;        // for a row, where the GPU has as much
 constexpr int64_t kOtherSharedBytes = 1 << 10;         // at least what else the block needs
-constexpr int64_t kUnaskedBytes = 48 << 10;            // a kernel may have these without asking
+constexpr int64_t kUnaskedBytes = 48 << 10;            // a block has these in all without asking
 
 template <class R>
 __device__ __forceinline__ R activated(Activation kind, R x) {
@@ -35,77 +40,83 @@ __device__ __forceinline__ R activated(Activation kind, R x) {
   }
 }
 
-template <class T, int kCount>
-__device__ __forceinline__ void read(const T* from, Real<T> to[kCount]) {
-  const Pack<T, kCount> pack = *reinterpret_cast<const Pack<T, kCount>*>(from);
-#pragma unroll
-  for (int j = 0; j < kCount; ++j) to[j] = Storage<T>::load(pack.value[j]);
-}
-
 template <class Out, int kCount, class R>
 __device__ __forceinline__ void store(Out* to, const R from[kCount]) {
   Pack<Out, kCount> pack;
 #pragma unroll
   for (int j = 0; j < kCount; ++j) pack.value[j] = Storage<Out>::store(from[j]);
-  *reinterpret_cast<Pack<Out, kCount>*>(to) = pack;
+  store_pack(to, pack);
+}
+
+// Elements of a vector along the columns: 16 bytes at a time, if it is aligned so.
+template <int kCount, class R>
+__device__ __forceinline__ Pack<R, kCount> read_vector(const R* from) {
+  if (aligned_to<sizeof(R) * kCount>(from)) return load_pack<Pack<R, kCount>>(from);
+  Pack<R, kCount> made;
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) made.value[j] = from[j];
+  return made;
+}
+
+// Adds `kParts` parts from `first` on to `sums`, in order. All are loaded before the first is
+// added.
+template <class T, int kCount, int kParts>
+__device__ __forceinline__ void add_parts(Real<T> (&sums)[kCount], const Parts& parts, int first,
+                                          int64_t from) {
+  Pack<T, kCount> packs[kParts];
+#pragma unroll
+  for (int p = 0; p < kParts; ++p) {
+    packs[p] = load_pack<Pack<T, kCount>>(static_cast<const T*>(parts.data[first + p]) + from);
+  }
+#pragma unroll
+  for (int p = 0; p < kParts; ++p) {
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      const Real<T> next = Storage<T>::load(packs[p].value[j]);
+      sums[j] = p == 0 && first == 0 ? next : sums[j] + next;
+    }
+  }
 }
 
 // The totals of `kCount` elements of a row, from `column` on: element `from` of the parts, `at` of
 // the output. They go to `sums`, and to `total` unless it is null.
 template <class T, class Out, int kCount>
-__device__ __forceinline__ void totals(Real<T> sums[kCount], Out* total, const Parts& parts,
+__device__ __forceinline__ void totals(Real<T> (&sums)[kCount], Out* total, const Parts& parts,
                                        const Epilogue& epilogue, int64_t from, int64_t at,
                                        int64_t column) {
   using R = Real<T>;
-  read<T, kCount>(static_cast<const T*>(parts.data[0]) + from, sums);
-#pragma unroll 4
-  for (int p = 1; p < parts.count; ++p) {
-    R next[kCount];
-    read<T, kCount>(static_cast<const T*>(parts.data[p]) + from, next);
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) sums[j] += next[j];
-  }
-  const R by = R(epilogue.scale);
   const R* bias = static_cast<const R*>(epilogue.bias);
-  R more[kCount] = {};
-  if (epilogue.residual != nullptr) {
-    read<T, kCount>(static_cast<const T*>(epilogue.residual) + at, more);
-  }
+  const T* residual = static_cast<const T*>(epilogue.residual);
+  Pack<R, kCount> shift = {};
+  Pack<T, kCount> more = {};
+  if (bias != nullptr) shift = read_vector<kCount>(bias + column);
+  if (residual != nullptr) more = load_pack<Pack<T, kCount>>(residual + at);
+  int p = 0;
+  for (; parts.count - p >= 8; p += 8) add_parts<T, kCount, 8>(sums, parts, p, from);
+  if (parts.count - p >= 4) add_parts<T, kCount, 4>(sums, parts, p, from), p += 4;
+  if (parts.count - p >= 2) add_parts<T, kCount, 2>(sums, parts, p, from), p += 2;
+  if (parts.count - p >= 1) add_parts<T, kCount, 1>(sums, parts, p, from);
+  const R by = R(epilogue.scale);
 #pragma unroll
   for (int j = 0; j < kCount; ++j) {
     R value = sums[j] * by;
-    if (bias != nullptr) value += bias[column + j];
-    if (epilogue.residual != nullptr) value += more[j];
+    if (bias != nullptr) value += shift.value[j];
+    if (residual != nullptr) value += Storage<T>::load(more.value[j]);
     sums[j] = value;
   }
   if (total != nullptr) store<Out, kCount>(total + at, sums);
 }
 
-// The row and column of an element. In 32 bits where they are enough, since their division is
-// cheap.
-struct Place {
-  int64_t row, column;
-  __device__ __forceinline__ Place(int64_t at, const RowsOfSlice& slice) {
-    if (slice.rows * slice.columns < int64_t(1) << 32) {
-      const uint32_t columns = uint32_t(slice.columns), r = uint32_t(at) / columns;
-      row = r, column = uint32_t(at) - r * columns;
-    } else {
-      row = at / slice.columns, column = at - row * slice.columns;
-    }
-  }
-};
-
 template <class T, class Out, int kCount>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksAtOnce<kCount>)
     reduce_flat(Out* out, Out* total, Parts parts, Epilogue epilogue, RowsOfSlice slice) {
   const int64_t packs = slice.rows * slice.columns / kCount;
   const int64_t step = int64_t(gridDim.x) * kThreads;
   for (int64_t p = int64_t(blockIdx.x) * kThreads + threadIdx.x; p < packs; p += step) {
     const int64_t at = p * kCount;
-    const Place place(at, slice);
-    Real<T> sums[kCount];
-    totals<T, Out, kCount>(sums, total, parts, epilogue, slice.start(place.row) + place.column, at,
-                           place.column);
+    const int64_t row = at / slice.columns, column = at - row * slice.columns;
+    Real<T> sums[kCount] = {};
+    totals<T, Out, kCount>(sums, total, parts, epilogue, slice.start(row) + column, at, column);
 #pragma unroll
     for (int j = 0; j < kCount; ++j) sums[j] = activated(epilogue.activation, sums[j]);
     store<Out, kCount>(out + at, sums);
@@ -113,7 +124,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T, class Out, int kCount, bool kKept>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksAtOnce<kCount>)
     reduce_rows(Out* out, Out* total, Parts parts, Epilogue epilogue, RowsOfSlice slice) {
   using R = Real<T>;
   CONSISTENT_DYNAMIC_SHARED(double, memory);
@@ -125,7 +136,7 @@ __global__ void __launch_bounds__(kThreads)
     // Calls visit(column, values) for each pack of this thread.
     const auto each = [&](Out* seen, const auto& visit) {
       for (int64_t c = threadIdx.x * kCount; c < slice.columns; c += kThreads * kCount) {
-        R values[kCount];
+        R values[kCount] = {};
         totals<T, Out, kCount>(values, seen, parts, epilogue, start + c, first + c, c);
 #pragma unroll
         for (int j = 0; j < kCount; ++j) values[j] = activated(epilogue.activation, values[j]);
@@ -161,11 +172,14 @@ __global__ void __launch_bounds__(kThreads)
     const R* bias = static_cast<const R*>(epilogue.norm_bias);
     again([&](int64_t c, const R* values) {
       R made[kCount];
+      Pack<R, kCount> scale = {}, shift = {};
+      if (weight != nullptr) scale = read_vector<kCount>(weight + c);
+      if (bias != nullptr) shift = read_vector<kCount>(bias + c);
 #pragma unroll
       for (int j = 0; j < kCount; ++j) {
         made[j] = (values[j] - mean) * by;
-        if (weight != nullptr) made[j] *= weight[c + j];
-        if (bias != nullptr) made[j] += bias[c + j];
+        if (weight != nullptr) made[j] *= scale.value[j];
+        if (bias != nullptr) made[j] += shift.value[j];
       }
       store<Out, kCount>(out + first + c, made);
     });
@@ -219,7 +233,7 @@ struct Launch {
       return;
     }
     const auto kernel = reduce_rows<T, Out, kCount, true>;
-    if (bytes > kUnaskedBytes) {
+    if (bytes > kUnaskedBytes - kOtherSharedBytes) {
       CONSISTENT_CHECK_CUDA(
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)));
     }

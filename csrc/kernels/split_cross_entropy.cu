@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "approximate.h"
 #include "block.cuh"
 #include "check.h"
 #include "launch.cuh"
@@ -15,6 +16,7 @@ namespace consistent {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kBlocksAtOnce = 3;  // of a multiprocessor: leaves 80 registers for strided rows
 constexpr int kGroups = kThreads / kWarp;
 constexpr int64_t kMostBlocks = most_blocks(1 << 16);  // beyond it, a block takes several rows
 
@@ -35,12 +37,12 @@ struct Row {
     if (!(seen > largest)) return;
     const R before = reference(), was = largest;
     largest = seen;
-    if (was != least<R>()) total *= exponential(R(before - seen));
+    if (was != least<R>()) total *= approximate_exponential(R(before - seen));
     if (weights != R(0)) weighted += weights * (before - seen);
   }
 
   __device__ __forceinline__ void add(R x, R w, bool smooth) {
-    total += exponential(R(x - reference()));
+    total += approximate_exponential(R(x - reference()));
     if (!smooth) return;
     weighted += w * (x - reference());
     weights += w;
@@ -95,10 +97,9 @@ __global__ void __launch_bounds__(kThreads)
       mine.add(value, weight == nullptr ? R(1) : weight[c], split.smooth);
     };
     const int64_t head = head_of(x, split.held), packs = (split.held - head) / kCount;
-    const PackOf<T>* body = reinterpret_cast<const PackOf<T>*>(x + head);
     for (int64_t c = threadIdx.x; c < head; c += kThreads) one(c);
     for (int64_t p = threadIdx.x; p < packs; p += kThreads) {
-      const PackOf<T> pack = body[p];
+      const PackOf<T> pack = load_pack<PackOf<T>>(x + head + p * kCount);
       R values[kCount], top = least<R>();
 #pragma unroll
       for (int j = 0; j < kCount; ++j) {
@@ -120,7 +121,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // A block takes 32 rows, one for each lane; its warps share the classes.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     forward_lanes(Real<T>* statistics, const T* logits, const int64_t* target,
                   const Real<T>* weight, ClassSplit split) {
   using R = Real<T>;
@@ -167,7 +168,7 @@ struct RowGradient {
   __device__ __forceinline__ T of(T x, int64_t c, const R* weight) const {
     if (nothing) return Storage<T>::store(R(0));
     const R w = weight == nullptr ? R(1) : weight[c];
-    const R share = exponential(R(Storage<T>::load(x) - reference)) * scale - shift * w;
+    const R share = approximate_exponential(R(Storage<T>::load(x) - reference)) * scale - shift * w;
     return Storage<T>::store(R(c == place ? share - pick : share));
   }
 };
@@ -187,10 +188,10 @@ __global__ void __launch_bounds__(kThreads)
     for (int64_t c = threadIdx.x; c < head; c += kThreads) to[c] = by.of(x[c], c, weight);
     for (int64_t p = threadIdx.x; p < packs; p += kThreads) {
       const int64_t c = head + p * kCount;
-      PackOf<T> pack = *reinterpret_cast<const PackOf<T>*>(x + c);
+      PackOf<T> pack = load_pack<PackOf<T>>(x + c);
 #pragma unroll
       for (int j = 0; j < kCount; ++j) pack.value[j] = by.of(pack.value[j], c + j, weight);
-      *reinterpret_cast<PackOf<T>*>(to + c) = pack;
+      store_pack(to + c, pack);
     }
     for (int64_t c = head + packs * kCount + threadIdx.x; c < split.held; c += kThreads) {
       to[c] = by.of(x[c], c, weight);
@@ -199,7 +200,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     backward_lanes(T* gradient, const T* logits, const int64_t* target, const Real<T>* rows,
                    const Real<T>* weight, ClassSplit split) {
   const int lane = threadIdx.x % kWarp, group = threadIdx.x / kWarp;

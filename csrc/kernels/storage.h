@@ -43,6 +43,11 @@ using Real = std::conditional_t<std::is_same<T, double>::value, double, float>;
 // bit, for normal and subnormal results alike (Dukhan's FP16 conversion).
 CONSISTENT_INLINE Half to_half(float value) {
   const uint32_t word = bits_as<uint32_t>(value);
+#if defined(__CUDACC__) && defined(__CUDA_ARCH__)
+  Half made;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(made.bits) : "f"(value));
+  return value == value ? made : Half{uint16_t((word >> 31 << 15) | 0x7E00u)};
+#else
   const uint32_t doubled = word + word;
   const float magnitude = bits_as<float>(word & 0x7FFFFFFFu);
   const uint32_t exponent = doubled & 0xFF000000u;
@@ -51,21 +56,34 @@ CONSISTENT_INLINE Half to_half(float value) {
   const uint32_t bits = bits_as<uint32_t>(base);
   const uint32_t rounded = ((bits >> 13) & 0x7C00u) + (bits & 0x0FFFu);
   return Half{uint16_t((word >> 31 << 15) | (doubled > 0xFF000000u ? 0x7E00u : rounded))};
+#endif
 }
 
 CONSISTENT_INLINE float from_half(Half half) {
+#if defined(__CUDACC__) && defined(__CUDA_ARCH__)
+  float made;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(made) : "h"(half.bits));
+  return made;
+#else
   const uint32_t word = uint32_t(half.bits) << 16;
   const uint32_t doubled = word + word;
   const float normal = bits_as<float>((doubled >> 4) + (0xE0u << 23)) * 0x1p-112f;
   const float subnormal = bits_as<float>((doubled >> 17) | (126u << 23)) - 0.5f;
   const uint32_t bits = bits_as<uint32_t>(doubled < (1u << 27) ? subnormal : normal);
   return bits_as<float>((word & 0x80000000u) | bits);
+#endif
 }
 
 CONSISTENT_INLINE BFloat16 to_bfloat16(float value) {
+#if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  BFloat16 made;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(made.bits) : "f"(value));
+  return value == value ? made : BFloat16{0x7FC0u};
+#else
   const uint32_t word = bits_as<uint32_t>(value);
   const uint32_t rounded = (word + 0x7FFFu + ((word >> 16) & 1u)) >> 16;
   return BFloat16{uint16_t((word & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC0u : rounded)};
+#endif
 }
 
 template <class T>

@@ -16,6 +16,11 @@ namespace consistent::peer {
 namespace {
 
 constexpr int kThreads = 256;
+
+// Blocks of a multiprocessor at once, for numbers of this type. With more there are too few
+// registers to load from eight peers before the first is added, and ptxas loads one at a time.
+template <class T>
+constexpr int kBlocksAtOnce = sizeof(T) == 1 ? 3 : 4;
 constexpr int64_t kMostBlocks = most_blocks(2048);  // per peer; beyond it, several units a thread
 
 unsigned blocks_for(int64_t units) {
@@ -35,7 +40,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T, int kCount, Op kOp>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksAtOnce<T>)
     reduce_kernel(char* out, const __grid_constant__ Boxes boxes, uint32_t units) {
   const uint32_t step = gridDim.x * kThreads;
   for (uint64_t i = blockIdx.x * kThreads + threadIdx.x; i < units; i += step) {

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "../kernels/storage.h"
+#include "../kernels/units.h"
 #include "device_moves.h"
 
 namespace consistent::peer {
@@ -64,56 +65,54 @@ CONSISTENT_INLINE W folded(W a, W b) {
   }
 }
 
+// Adds `kPeers` boxes from `first` on to `total`, in order. All are loaded before the first is
+// added: what a peer has takes a microsecond or two to arrive, and so they arrive together.
+template <class T, int kCount, Op kOp, int kPeers, class Wide>
+CONSISTENT_INLINE void fold_boxes(Wide (&total)[kCount], const Boxes& boxes, int first,
+                                  int64_t offset) {
+  Pack<T, kCount> packs[kPeers];
+  for (int k = 0; k < kPeers; ++k) {
+    packs[k] = load_as<Pack<T, kCount>>(boxes.rows[first + k].base + offset);
+  }
+  for (int k = 0; k < kPeers; ++k) {
+    for (int j = 0; j < kCount; ++j) {
+      const Wide next = Storage<T>::load(packs[k].value[j]);
+      total[j] = k == 0 && first == 0 ? next : folded<kOp, Wide>(total[j], next);
+    }
+  }
+}
+
 template <class T, int kCount, Op kOp>
 CONSISTENT_INLINE void reduce_unit(char* out, const Boxes& boxes, uint32_t unit) {
   using Wide = decltype(Storage<T>::load(T()));
-  using P = Pack<T, kCount>;
-  const uint32_t at = unit * uint32_t(sizeof(P));
+  const uint32_t at = unit * uint32_t(sizeof(Pack<T, kCount>));
   const int64_t offset = offset_of(boxes.rows[0], at);
-  P pack = load_as<P>(boxes.rows[0].base + offset);
-  Wide total[kCount];
-  for (int j = 0; j < kCount; ++j) total[j] = Storage<T>::load(pack.value[j]);
-  for (int k = 1; k < boxes.count; ++k) {
-    pack = load_as<P>(boxes.rows[k].base + offset);
-    for (int j = 0; j < kCount; ++j) {
-      total[j] = folded<kOp, Wide>(total[j], Storage<T>::load(pack.value[j]));
-    }
-  }
-  for (int j = 0; j < kCount; ++j) pack.value[j] = Storage<T>::store(total[j]);
-  store_as<P>(out + at, pack);
+  Wide total[kCount] = {};
+  int k = 0;
+  for (; boxes.count - k >= 8; k += 8) fold_boxes<T, kCount, kOp, 8>(total, boxes, k, offset);
+  if (boxes.count - k >= 4) fold_boxes<T, kCount, kOp, 4>(total, boxes, k, offset), k += 4;
+  if (boxes.count - k >= 2) fold_boxes<T, kCount, kOp, 2>(total, boxes, k, offset), k += 2;
+  if (boxes.count - k >= 1) fold_boxes<T, kCount, kOp, 1>(total, boxes, k, offset);
+  Pack<T, kCount> made;
+  for (int j = 0; j < kCount; ++j) made.value[j] = Storage<T>::store(total[j]);
+  store_as(out + at, made);
 }
 
 // The largest number of bytes, at most 16, that divides all rows, strides and addresses.
 inline int unit_of(const Boxes& boxes) {
-  uint64_t bits = 16;
+  uint64_t joined = 0;
   for (int k = 0; k < boxes.count; ++k) {
     const Rows& box = boxes.rows[k];
     if (box.bytes() == 0) continue;
-    bits |= uint64_t(box.row) | reinterpret_cast<uintptr_t>(box.base);
-    if (box.count > 1) bits |= uint64_t(box.stride);
+    joined |= uint64_t(box.row) | reinterpret_cast<uintptr_t>(box.base);
+    if (box.count > 1) joined |= uint64_t(box.stride);
   }
-  return int(bits & (~bits + 1));
+  return unit_dividing(joined);
 }
 
 inline int unit_of(const Boxes& a, const Boxes& b) {
   const int first = unit_of(a), second = unit_of(b);
   return first < second ? first : second;
-}
-
-template <class Run>
-void visit_unit(int bytes, const Run& run) {
-  switch (bytes) {
-    case 16:
-      return run(std::integral_constant<int, 16>());
-    case 8:
-      return run(std::integral_constant<int, 8>());
-    case 4:
-      return run(std::integral_constant<int, 4>());
-    case 2:
-      return run(std::integral_constant<int, 2>());
-    default:
-      return run(std::integral_constant<int, 1>());
-  }
 }
 
 template <class Run>

@@ -126,8 +126,9 @@ struct Look {
 };
 
 inline std::vector<Look> looks() {
-  return {{{1, 0, 3}, 7},    {{513, 2, 5}, 40}, {{8, 4, 0}, 5}, {{16, 0, 9}, 0},
-          {{1030, 1, 2}, 3}, {{64, 1, 5}, 9},   {{0, 0, 4}, 6}, {{24, 3, 2}, 300}};
+  return {{{1, 0, 3}, 7},     {{513, 2, 5}, 40},  {{8, 4, 0}, 5}, {{16, 0, 9}, 0},
+          {{1030, 1, 2}, 3},  {{64, 1, 5}, 9},    {{0, 0, 4}, 6}, {{24, 3, 2}, 300},
+          {{300, 0, 3}, 700}, {{100, 1, 2}, 200}, {{6, 0, 2}, 9}};
 }
 
 inline std::vector<int64_t> indices(const Look& look) {
@@ -170,6 +171,7 @@ inline std::vector<Fused> fused_cases() {
           {whole(5, 64), 320, 2, Activation::none, Norm::layer, true},
           {whole(2, 3000), 6000, 8, Activation::relu, Norm::rms, false},
           {{4, 16, 2, 80, 32}, 2 * 80, 3, Activation::silu, Norm::layer, true},
+          {whole(2, 12288), 2 * 12288, 1, Activation::none, Norm::rms, true},
           {whole(1, 60000), 60000, 2, Activation::relu, Norm::layer, true},
           {whole(3, 41601), 3 * 41601, 1, Activation::none, Norm::rms, true},
           {whole(9, 24), 9 * 24, 7, Activation::gelu, Norm::layer, false},

@@ -132,7 +132,7 @@ FAULTS = [
     ),
     Fault(
         "more shared memory than was asked for", REDUCE,
-        "if (bytes > kUnaskedBytes) {", "if (bytes < 0) {",
+        "if (bytes > kUnaskedBytes - kOtherSharedBytes) {", "if (bytes < 0) {",
         "reduce_shards", MEMORY, "invalid argument",
     ),
     Fault(
@@ -164,7 +164,7 @@ FAULTS = [
     ),
     Fault(
         "a row that another rank holds", EMBEDDING,
-        "if (row >= window.held) return;", "if (row > window.held) return;",
+        "if (row >= held || (k > 0", "if (row > held || (k > 0",
         "masked_embedding", MEMORY, "heap-buffer-overflow",
     ),
     Fault(

@@ -1,0 +1,32 @@
+// Functions of float32 to a few units in the last place: on CUDA by the processor's own
+// instructions, a few for each. For results of which no bits are promised; those that must have the
+// same bits everywhere use philox.h.
+
+#pragma once
+
+#include "philox.h"
+
+namespace consistent {
+
+// e^x; x is far below 2^16 where the result is neither 0 nor infinity, so x log2(e) is exact
+// enough.
+CONSISTENT_INLINE float approximate_exponential(float x) {
+#ifdef __CUDA_ARCH__
+  return exp2f(x * 1.44269504088896341f);
+#else
+  return exponential(x);
+#endif
+}
+CONSISTENT_INLINE double approximate_exponential(double x) { return exponential(x); }
+
+// a / b; 0 on CUDA where b is beyond 2^126.
+CONSISTENT_INLINE float approximate_quotient(float a, float b) {
+#ifdef __CUDA_ARCH__
+  return __fdividef(a, b);
+#else
+  return a / b;
+#endif
+}
+CONSISTENT_INLINE double approximate_quotient(double a, double b) { return a / b; }
+
+}  // namespace consistent

@@ -1,0 +1,34 @@
+// In how many bytes at a time memory can be moved.
+
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+namespace consistent {
+
+// The largest of 16, 8, 4, 2 and 1 bytes that divides all sizes and addresses, which are given
+// joined by |.
+inline int unit_dividing(uint64_t joined) {
+  const uint64_t bits = joined | 16;
+  return int(bits & (~bits + 1));
+}
+
+// Calls run(constant), whose value is `bytes`.
+template <class Run>
+void visit_unit(int bytes, const Run& run) {
+  switch (bytes) {
+    case 16:
+      return run(std::integral_constant<int, 16>());
+    case 8:
+      return run(std::integral_constant<int, 8>());
+    case 4:
+      return run(std::integral_constant<int, 4>());
+    case 2:
+      return run(std::integral_constant<int, 2>());
+    default:
+      return run(std::integral_constant<int, 1>());
+  }
+}
+
+}  // namespace consistent
