@@ -10,6 +10,7 @@ when torch has CUDA and nvcc is found."""
 import os
 import shutil
 import site
+import subprocess
 import sys
 from glob import glob
 from pathlib import Path
@@ -20,11 +21,8 @@ OLDEST_TORCH = (2, 11)  # of newer ones docs/install.md says which were tried
 # CPU and CUDA must give the same bits: multiply and add are fused where the source says so only.
 CXX_FLAGS = ["-O3", "-g0", "-Wall", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 NVCC_FLAGS = ["-O3", "-fmad=false"]
-# Compute capability of a GPU -> the first CUDA that builds for it.
-CUDA_FOR = {
-    "7.5": (10, 0), "8.0": (11, 0), "8.6": (11, 1), "8.9": (11, 8), "9.0": (11, 8),
-    "10.0": (12, 8), "12.0": (12, 8),
-}  # fmt: skip
+# What kernels are built for where no GPU is seen; where one is, torch builds for those it sees.
+GPUS = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
 
 
 def stop(sentence: str) -> None:
@@ -81,13 +79,15 @@ def wants_cuda(torch, cpp_extension) -> bool:
     return possible and choice != "0"
 
 
-def name_gpus(torch) -> None:
-    """Torch builds for the GPUs of this machine. Where there is none it fails, and the kernels are
-    built for all that this CUDA knows."""
-    if torch.cuda.device_count() == 0:
-        cuda = tuple(int(part) for part in torch.version.cuda.split(".")[:2])
-        known = [gpu for gpu, first in CUDA_FOR.items() if cuda >= first]
-        os.environ.setdefault("TORCH_CUDA_ARCH_LIST", ";".join(known) + "+PTX")
+def choose_gpus(torch, cpp_extension) -> None:
+    """Names the GPUs to build for, which torch can't where it sees none: those that nvcc knows, and
+    for newer ones the last as PTX."""
+    if os.environ.get("TORCH_CUDA_ARCH_LIST") or torch.cuda.device_count() > 0:
+        return
+    nvcc = Path(cpp_extension.CUDA_HOME, "bin", "nvcc")
+    known = subprocess.run([nvcc, "--list-gpu-code"], capture_output=True, text=True, check=True)
+    found = [gpu for gpu in GPUS if "sm_" + gpu.replace(".", "") in known.stdout.split()]
+    os.environ["TORCH_CUDA_ARCH_LIST"] = ";".join(found) + "+PTX"
 
 
 # Package -> the folders of csrc/ that its module `_C` is built from.
@@ -139,7 +139,7 @@ torch, cpp_extension = load_cpp_extension()
 check_compiler(cpp_extension)
 cuda = wants_cuda(torch, cpp_extension)
 if cuda:
-    name_gpus(torch)
+    choose_gpus(torch, cpp_extension)
 FOLDER = "torch{}_{}".format(*torch.__version__.split(".")[:2])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -132,3 +133,32 @@ def test_a_build_without_torch_or_compiler_says_what_to_install(
     monkeypatch.setitem(sys.modules, "torch", None)  # type: ignore[arg-type]
     with pytest.raises(SystemExit, match="torch is not installed.*first .torch==2.13.0"):
         script.load_cpp_extension()
+
+
+@pytest.mark.parametrize(
+    ("known", "seen", "wanted"),
+    [
+        ("sm_75 sm_80 sm_86 sm_87 sm_89 sm_90 sm_100 sm_103 sm_120", 0,
+         "7.5;8.0;8.6;8.9;9.0;10.0;12.0+PTX"),
+        ("sm_70 sm_75 sm_80 sm_86 sm_89 sm_90", 0, "7.5;8.0;8.6;8.9;9.0+PTX"),
+        ("sm_90", 1, None),  # torch builds for the GPUs that it sees
+    ],
+)  # fmt: skip
+def test_where_no_gpu_is_seen_kernels_are_built_for_all_that_nvcc_knows(
+    known: str, seen: int, wanted: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setuptools, "setup", lambda **_: None)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    monkeypatch.chdir(ROOT)
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text(f"#!/bin/sh\nprintf '%s\\n' {known}\n")
+    nvcc.chmod(0o755)
+    script = module_of(ROOT / "setup.py")
+    script.choose_gpus(torch, SimpleNamespace(CUDA_HOME=str(tmp_path)))
+    assert os.environ.get("TORCH_CUDA_ARCH_LIST") == wanted
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.6")
+    script.choose_gpus(torch, SimpleNamespace(CUDA_HOME=str(tmp_path)))
+    assert os.environ["TORCH_CUDA_ARCH_LIST"] == "8.6"
