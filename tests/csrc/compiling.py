@@ -16,8 +16,8 @@ _LIMIT_S = 240.0
 _NO_RANDOM_ADDRESSES = 0x0040000  # ADDR_NO_RANDOMIZE of personality(2)
 
 
-def run(*command: object) -> str:
-    """What the command prints.
+def run(*command: object, errors: bool = False) -> str:
+    """What the command prints to its standard output, and with `errors` to its other one.
 
     Its addresses are not random: where the kernel draws them from more bits than a sanitizer's
     shadow memory allows for, a program may crash in the sanitizer's own handler, again and again.
@@ -34,7 +34,7 @@ def run(*command: object) -> str:
         printed = [text.decode()[-2000:] for text in (late.stdout, late.stderr) if text]
         raise AssertionError(f"{command} has not ended after {_LIMIT_S} s: {printed}") from None
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done.stdout + (done.stderr if errors else "")
 
 
 def _fix_addresses() -> None:

@@ -45,7 +45,7 @@ def test_every_generation_of_x86_gives_the_same_bits(march, wanted, tmp_path):
 
 
 BINDINGS = sorted(path.name for path in (ROOT / "csrc" / "bindings").glob("*.cpp"))
-CUDA = sorted(str(path.relative_to(ROOT / "csrc")) for path in (ROOT / "csrc").glob("*/*.cu"))
+PROGRAMS = sorted(path.name for path in (ROOT / "csrc" / "tests").glob("*.cu"))
 
 
 @pytest.mark.parametrize("source", BINDINGS)
@@ -57,11 +57,11 @@ def test_torch_stays_in_the_bindings(source):
 
 
 @needs_nvcc
-@pytest.mark.parametrize("source", CUDA)
-def test_cuda_sources_compile(source, tmp_path):
+@pytest.mark.parametrize("source", PROGRAMS)  # the kernels: test_sass.py
+def test_programs_that_compare_cuda_with_the_cpu_compile(source, tmp_path):
     flags = "-std=c++17", "-O1", "-Xptxas", "-O0", "-arch=sm_90", "-fmad=false"
     flags = *flags, "-Werror=all-warnings"
-    run(NVCC, *flags, "-c", ROOT / "csrc" / source, "-o", tmp_path / "out.o")
+    run(NVCC, *flags, "-c", ROOT / "csrc" / "tests" / source, "-o", tmp_path / "out.o")
 
 
 @pytest.mark.skipif(CXX is None, reason="a C++ compiler is needed")
