@@ -51,6 +51,7 @@ from .visualize import visualize
 if TYPE_CHECKING:
     from . import auto, checkpoint
     from .auto import search, simulate
+    from .verification import verify
 
 placement = Placement
 """``placement(type, ranks, axes=None)``: ``Placement``, under the name with which it prints."""
@@ -68,6 +69,7 @@ _LATER = {
     "checkpoint": ("checkpoint", None),
     "search": ("auto", "search"),
     "simulate": ("auto", "simulate"),
+    "verify": ("verification", "verify"),
 }
 
 
@@ -121,6 +123,7 @@ __all__ = [
     "search",
     "simulate",
     "tensor",
+    "verify",
     "visualize",
     "zeros",
 ]

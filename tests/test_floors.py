@@ -39,6 +39,7 @@ FLOORS = {
     "consistent.report": 8.1,
     "consistent.visualize": 8.1,
     "consistent.flow": 9,
+    "consistent.verification": 8.6,
     "consistent.integrations": 9,
     "consistent.command": 9,
     "consistent.doctor": 0,

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from ..doctor import main as doctor
-from . import bench, info, script
+from . import bench, info, script, verify
 
 USAGE = """\
 usage: python -m consistent COMMAND
@@ -20,6 +20,9 @@ usage: python -m consistent COMMAND
                              run a script and print what its global tensors did
     --html PATH              write the report as a page too
     --trace PATH             take times, and write them for ui.perfetto.dev
+  verify [OPTIONS] FILE      run a file's step on one process and under plans, and name the first
+                             tensor that differs
+    --plan PLAN              a plan, may be repeated; --ranks N; --html PATH
 
 info and bench tell more under torchrun, and explain runs scripts of several ranks there:
 
@@ -31,6 +34,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "doctor": doctor.main,
     "bench": bench.main,
     "explain": script.main,
+    "verify": verify.main,
 }
 
 

@@ -1,0 +1,53 @@
+"""``python -m consistent verify FILE``: whether a step has the numbers of one process."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+NAMES = "consistent.verify"
+
+
+def main(words: list[str]) -> int:
+    """Verify the ``step`` of a file; 0 if all its numbers are those of one process, else 1."""
+    parser = argparse.ArgumentParser(
+        prog="python -m consistent verify",
+        description="Hold the step of a file against one process: step(place), and if they are "
+        "there plans, programs, ranks, grid and batch, as consistent.verify takes them.",
+    )
+    parser.add_argument("--plan", action="append", metavar="PLAN", help="a plan; may be repeated")
+    parser.add_argument("--ranks", type=int, metavar="N", help="processes for each plan")
+    parser.add_argument("--html", metavar="PATH", help="write what was found as a page too")
+    parser.add_argument("file", metavar="FILE", help="the program; it is not run as __main__")
+    given = parser.parse_args(words)
+    if not Path(given.file).is_file():
+        parser.error(f"{given.file!r} is not a file. Give the path of a Python file.")
+    sys.path.insert(0, str(Path(given.file).resolve().parent))
+    made = runpy.run_path(given.file, run_name=NAMES)
+    if not callable(made.get("step")):
+        parser.error(
+            f"{given.file} defines no function `step`. Write step(place), which builds the model, "
+            "wraps it in place(model) and trains it a step."
+        )
+    from ..verification import verify
+
+    asked: dict[str, Any] = {
+        name: made[name] for name in ("programs", "ranks", "grid", "batch") if name in made
+    }
+    if given.ranks:
+        asked["ranks"] = given.ranks
+    plans = [_plan(text) for text in given.plan or ()] or made.get("plans", ["data", "zero3"])
+    found = verify(made["step"], plans, **asked)
+    print(found)
+    if given.html:
+        print(f"page: {found.save(given.html)}")
+    return 0 if found.ok else 1
+
+
+def _plan(text: str) -> Any:
+    """``data``, or a plan for each axis as it is written in Python."""
+    return ast.literal_eval(text) if text.startswith("{") else text

@@ -1,0 +1,155 @@
+"""Walks what two worlds have seen, in the order of one process, and finds what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .held import Held, joined
+from .kinds import Near, kind_of
+from .watch import Key, Seen
+
+# How far rounding goes is seen from one run in the step's own dtype: another order of sums is off
+# by some times as much, or by some units in the last place where that run happened to be exact.
+TIMES, UNITS = 10, 64
+
+
+@dataclass
+class Wrong:
+    """A tensor that differs by more than rounding explains.
+
+    Args:
+        beyond: how many times more than rounding may.
+    """
+
+    key: Key
+    where: str
+    layout: str
+    kind: str
+    error: float
+    allowed: float
+
+    @property
+    def beyond(self) -> float:
+        return self.error / self.allowed if self.allowed else float("inf")
+
+    @property
+    def tensor(self) -> str:
+        """What it is, in words."""
+        what, name, number = self.key
+        if what == "returned":
+            return f"what the step returns ({number})"
+        words = {
+            "given": "what is given to", "result": "the result of",
+            "gradient": "the gradient of the result of", "parameter": "parameter",
+        }  # fmt: skip
+        again = f", call {number + 1}" if number else ""
+        return f"{words.get(what, 'the gradient of parameter')} {name}{again}"
+
+    def __str__(self) -> str:
+        lines = [self.tensor]
+        if self.where:
+            lines.append(f"  at {self.where}")
+        lines.append(f"  layout: {self.layout}")
+        lines.append(f"  {self.kind}")
+        lines.append(f"  off by {self.error:.3g}, where rounding explains {self.allowed:.3g}")
+        return "\n".join(lines)
+
+
+def gathered(by_rank: Sequence[Sequence[Seen]]) -> dict[Key, Held]:
+    """Key -> what all ranks of one world hold, in the order of the first rank that has it."""
+    found: dict[Key, Held] = {}
+    for rank, seen in enumerate(by_rank):
+        for each in seen:
+            held = found.setdefault(each.key, Held(each.key, each.where, each.spec, {}))
+            held.parts[rank] = each.value
+    return found
+
+
+@dataclass
+class Right:
+    """One process: in the step's own dtype, and in float64 where that could be run."""
+
+    single: dict[Key, Held]
+    double: dict[Key, Held]
+
+    def value(self, key: Key) -> Tensor:
+        return (self.double.get(key) or self.single[key]).values[0].double()
+
+    def allowed(self, key: Key) -> float:
+        """By how much rounding may move this tensor, in its largest element."""
+        single, exact = self.single[key].values[0], self.value(key)
+        if not single.numel():
+            return 0.0
+        eps = torch.finfo(single.dtype).eps if single.is_floating_point() else 2.0**-23
+        own = (single.double() - exact).abs().max() if single.shape == exact.shape else 0.0
+        return float(TIMES * own + UNITS * eps * exact.abs().max())
+
+
+def differences(right: Right, other: dict[Key, Held]) -> list[Wrong]:
+    """All tensors of ``other`` that are wrong, in the order of one process."""
+    found = (_difference(right, other[key]) for key in right.single if key in other)
+    return [wrong for wrong in found if wrong is not None]
+
+
+def in_modules(seen: dict[Key, Held]) -> dict[Key, Held]:
+    """Without ops outside modules: another program calls others there."""
+    between = ("given", "result", "gradient")
+    return {k: held for k, held in seen.items() if k.what not in between or " in " in k.name}
+
+
+def _difference(right: Right, held: Held) -> Wrong | None:
+    exact, allowed = right.value(held.key), right.allowed(held.key)
+    values = [v.double() for v in held.values]
+    if exact.is_complex():
+        values, exact = [torch.view_as_real(v) for v in values], torch.view_as_real(exact)
+
+    def near(a: Tensor, b: Tensor) -> bool:
+        return a.shape == b.shape and bool(
+            torch.isclose(a, b, rtol=0, atol=allowed or 1e-300, equal_nan=True).all()
+        )
+
+    earlier = held.key._replace(number=held.key.number - 1)
+    before = right.value(earlier).double() if earlier in right.single else None
+    if held.spec is not None:
+        together = held.whole().double()
+        alike = all(near(v.double(), run[0].double()) for run in held.copies() for v in run[1:])
+        if alike and near(together, exact):
+            return None
+        if alike or not held.spec.layout.is_whole:
+            values = [together]
+    elif _is_right(values, exact, held.key.what, near):
+        return None
+    error = max(_error(value, exact) for value in values)
+    kind = kind_of(values, exact, len(held.parts), near, before)
+    return Wrong(held.key, held.where, held.layout, kind, error, allowed)
+
+
+def _is_right(values: list[Tensor], exact: Tensor, what: str, near: Near) -> bool:
+    """Whether plain tensors of ranks are right: whole, or, but for parameters, in some layout."""
+    if all(near(v, exact) for v in values):
+        return True
+    if what in ("parameter", "parameter gradient") or len(values) == 1:
+        return False
+    return _is_some_layout(values, exact, what, near)
+
+
+def _is_some_layout(values: list[Tensor], exact: Tensor, what: str, near: Near) -> bool:
+    """Whether plain tensors of ranks are pieces or addends of the right one: a program by hand does
+    not say which. Each rank's gradient may be that of its own mean, n times as large."""
+    n = len(values)
+    factors = (1.0, float(n), 1.0 / n) if what == "gradient" else (1.0,)
+    made = [joined(values, exact.shape)]
+    if all(v.shape == exact.shape for v in values):
+        total = torch.stack(values).sum(0)
+        made += [total, total / n]
+    return any(m is not None and near(m / f, exact) for m in made for f in factors)
+
+
+def _error(a: Tensor, b: Tensor) -> float:
+    if a.shape != b.shape:
+        return float("inf")
+    return float((a - b).abs().max()) if a.numel() else 0.0

@@ -1,0 +1,29 @@
+"""A fixture for pytest: ``pytest_plugins = ["consistent.verification.fixtures"]`` in conftest.py.
+
+```
+def test_my_step(verify):
+    verify(step, plans=["data", "zero3"])
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from .verify import Verified
+from .verify import verify as run
+
+
+@pytest.fixture
+def verify() -> Callable[..., Verified]:
+    """``consistent.verify`` that fails the test where a tensor differs."""
+
+    def checked(*args: Any, **kwargs: Any) -> Verified:
+        found = run(*args, **kwargs)
+        found.check()
+        return found
+
+    return checked

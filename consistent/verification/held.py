@@ -1,0 +1,79 @@
+"""One tensor as the ranks of a world hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mirrored.reduction import ordered_reduce
+
+from ..spec import Partial, Split, TensorSpec
+from .watch import Key
+
+
+@dataclass
+class Held:
+    """Rank -> what it holds; with a spec it is a shard of a global tensor, else plain."""
+
+    key: Key
+    where: str
+    spec: TensorSpec | None
+    parts: dict[int, Tensor]
+
+    @property
+    def values(self) -> list[Tensor]:
+        """What ranks hold, in their order."""
+        return [self.parts[rank] for rank in sorted(self.parts)]
+
+    @property
+    def layout(self) -> str:
+        """The layout as it is written in a program; of a plain tensor, that it is one."""
+        if self.spec is None:
+            return f"plain on {len(self.parts)} ranks" if len(self.parts) > 1 else "plain"
+        return repr(self.spec)
+
+    def whole(self) -> Tensor:
+        """The tensor that a global one is, by its spec."""
+        assert self.spec is not None
+        shards = [self.parts[rank] for rank in self.spec.placement.ranks.ravel().tolist()]
+        grid = list(zip(self.spec.placement.shape, self.spec.sbp, strict=True))
+        for n, entry in reversed(grid):
+            runs = [shards[k : k + n] for k in range(0, len(shards), n)]
+            if isinstance(entry, Split):
+                shards = [torch.cat(run, entry.dim) for run in runs]
+            elif isinstance(entry, Partial):
+                shards = [ordered_reduce(run, entry.op) for run in runs]
+            else:
+                shards = [run[0] for run in runs]
+        return shards[0]
+
+    def copies(self) -> list[list[Tensor]]:
+        """Tensors that must be equal: what ranks hold that differ along B axes only."""
+        assert self.spec is not None
+        found: dict[tuple, list[Tensor]] = {}
+        for rank, value in sorted(self.parts.items()):
+            at = self.spec.placement.coordinate_of(rank)
+            assert at is not None
+            split = tuple(
+                -1 if entry.is_broadcast else c for c, entry in zip(at, self.spec.sbp, strict=True)
+            )
+            found.setdefault(split, []).append(value)
+        return list(found.values())
+
+
+def joined(values: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
+    """Pieces of one tensor of this shape along some dim, in order of ranks; None if they are
+    not."""
+    first = values[0]
+    if first.ndim != len(shape):
+        return None
+    for dim, size in enumerate(shape):
+        others = [(*v.shape[:dim], *v.shape[dim + 1 :]) for v in values]
+        if sum(v.shape[dim] for v in values) == size and all(
+            o == (*shape[:dim], *shape[dim + 1 :]) for o in others
+        ):
+            return torch.cat(list(values), dim)
+    return None

@@ -1,0 +1,127 @@
+"""What is wrong with a tensor, from what the ranks hold and what one process has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from .held import joined
+
+Near = Callable[[Tensor, Tensor], bool]  # whether a value differs from another by rounding only
+
+
+def kind_of(
+    values: Sequence[Tensor], right: Tensor, n: int, near: Near, before: Tensor | None = None
+) -> str:
+    """The kind of fault, in words.
+
+    Args:
+        values: what the ranks hold where each is to have the whole; or the one value that they hold
+            together.
+        right: the value of one process.
+        n: the number of ranks.
+        near: whether two tensors differ by rounding only.
+        before: the value that one process had there a step earlier, if any.
+    """
+    value = values[0]
+    if value.shape != right.shape:
+        return _of_another_shape(values, right, near)
+    if not all(bool(v.isfinite().all()) for v in values) and bool(right.isfinite().all()):
+        return "a value that is not finite"
+    if all(not v.any() for v in values) and right.any():
+        return "a value that is missing: zeros"
+    if any(not near(v, value) for v in values[1:]):
+        return _of_ranks_that_differ(values, right, near)
+    if before is not None and near(value, before):
+        return "a stale value: that of the step before"
+    return _of_one_value(value, right, n, near)
+
+
+def _of_another_shape(values: Sequence[Tensor], right: Tensor, near: Near) -> str:
+    whole, value = joined(values, right.shape), values[0]
+    is_shard = whole is not None and near(whole, right)
+    if value.ndim == right.ndim:
+        for dim, (size, all_of_it) in enumerate(zip(value.shape, right.shape, strict=True)):
+            if size < all_of_it:
+                is_shard |= any(
+                    near(value, right.narrow(dim, k, size)) for k in range(all_of_it - size + 1)
+                )
+    if is_shard:
+        return "a shard taken for the whole"
+    return f"another shape: {tuple(value.shape)} for {tuple(right.shape)}"
+
+
+def _of_ranks_that_differ(values: Sequence[Tensor], right: Tensor, near: Near) -> str:
+    n, total = len(values), torch.stack(list(values)).sum(0)
+    if near(total, right):
+        return "an addend taken for the whole: the ranks' values sum to it"
+    if near(total / n, right):
+        return "each rank's own part taken for the whole: the mean over ranks is right"
+    alike = [k for k, v in enumerate(values) if near(v, right)]
+    if alike:
+        return f"ranks differ: right on {_ranks(alike)} only"
+    if _is_masked(values, right, near):
+        return "other random numbers: each rank drops other elements"
+    return "ranks differ, and none is right: other data or random numbers on each"
+
+
+def _of_one_value(value: Tensor, right: Tensor, n: int, near: Near) -> str:
+    scale = right.flatten().double()
+    square = float(scale @ scale)
+    times = float(value.flatten().double() @ scale) / square if square else 0.0
+    if times and near(value / times, right):
+        return _of_a_factor(times, n)
+    rows = _right_rows(value, right, near)
+    if rows:
+        return (
+            f"{rows} of {len(right)} rows are right: a mask or batch of one rank, or rows left out"
+        )
+    if _is_masked([value], right, near):
+        return "other random numbers: other elements are dropped"
+    if _is_permuted(value, right, near):
+        return "the right rows in another order"
+    return "other values"
+
+
+def _of_a_factor(times: float, n: int) -> str:
+    if abs(times + 1) < 1e-3:
+        return "the wrong sign"
+    if abs(times - n) < 1e-2:
+        return f"{n} times the value: doubled, a whole taken for an addend or summed once too often"
+    if abs(times - 1 / n) < 1e-3:
+        return f"1/{n} of the value: a wrong divisor, or an addend that was not summed"
+    return f"{times:.4g} times the value: a wrong divisor or weight"
+
+
+def _right_rows(value: Tensor, right: Tensor, near: Near) -> int:
+    if right.ndim < 1 or len(right) < 2:
+        return 0
+    return sum(near(a, b) and bool(b.any()) for a, b in zip(value, right, strict=True))
+
+
+def _is_permuted(value: Tensor, right: Tensor, near: Near) -> bool:
+    if right.ndim < 1 or not 1 < len(right) <= 4096:
+        return False
+    orders = [
+        x.flatten(1).double().sum(1).argsort() if x.ndim > 1 else x.argsort()
+        for x in (value, right)
+    ]
+    return near(value[orders[0]], right[orders[1]])
+
+
+def _is_masked(values: Sequence[Tensor], right: Tensor, near: Near) -> bool:
+    """Whether each value has zeros at other places, and what both have is equal."""
+    for value in values:
+        both = (value != 0) & (right != 0)
+        zeros = (value == 0) ^ (right == 0)
+        if not (both.any() and zeros.any()):
+            return False
+        if not near(value[both], right[both]):
+            return False
+    return True
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"

@@ -1,0 +1,48 @@
+"""What verify found, as a page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..drawing.pages.html import cell, escaped, frame, search, table
+
+if TYPE_CHECKING:
+    from .verify import Compared, Verified
+
+# A fault at the beginning makes all that follows differ: so many rows tell where it began.
+MOST = 200
+
+
+def page(found: Verified) -> str:
+    """A page with a table for each plan and program."""
+    bad = [each for each in found.results if not each.ok]
+    lead = (
+        f"{len(bad)} of {len(found.results)} do not have the numbers of one process."
+        if bad
+        else f"All {len(found.results)} have the numbers of one process."
+    )
+    return frame("Numbers of one process", lead, search() + "".join(map(_section, found.results)))
+
+
+def _section(result: Compared) -> str:
+    title = f"<h2>{escaped(result.name)}</h2>"
+    if result.error:
+        title += f"<p>It raised.</p><pre>{escaped(result.error)}</pre>"
+    if not result.wrong:
+        return f"{title}<p>{result.compared} tensors are those of one process.</p>"
+    heads = [("tensor", False), ("what is wrong", False), ("off by", True), ("rounding", True)]
+    heads += [("layout", False), ("where", False)]
+    rows = [
+        [
+            cell(escaped(wrong.tensor)),
+            cell(escaped(wrong.kind)),
+            cell(f"{wrong.error:.3g}"),
+            cell(f"{wrong.allowed:.3g}"),
+            cell(f"<code>{escaped(wrong.layout)}</code>", "lays"),
+            cell(escaped(wrong.where), "site"),
+        ]
+        for wrong in result.wrong[:MOST]
+    ]
+    said = f"{len(result.wrong)} of {result.compared} tensors differ, in the order of the program"
+    left = f"; the first {MOST} are shown" if len(result.wrong) > MOST else ""
+    return f"{title}<p>{said}{left}.</p>" + table("tensors", heads, rows)

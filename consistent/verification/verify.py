@@ -1,0 +1,186 @@
+"""verify: whether a step has the numbers of one process under a plan, or in another program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..drawing.files import write
+from ..spec import SbpLike
+from .compare import Right, Wrong, differences, gathered, in_modules
+from .worlds import Ran, Step, World, run
+
+
+@dataclass
+class Compared:
+    """One world beside one process.
+
+    Args:
+        name: the plan, or the name that the program was given.
+        wrong: the tensors that differ, in the order of the program.
+        compared: how many tensors were compared.
+        error: what ended the run, if it did not end well.
+    """
+
+    name: str
+    wrong: list[Wrong] = field(default_factory=list)
+    compared: int = 0
+    error: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether all that was compared is right."""
+        return not self.wrong and not self.error
+
+    def __str__(self) -> str:
+        said = f"{self.name}: {self.compared} tensors are those of one process"
+        if self.wrong:
+            said = (
+                f"{self.name}: {len(self.wrong)} of {self.compared} tensors differ from one "
+                f"process, the first is\n{_indented(str(self.wrong[0]))}"
+            )
+        if self.error:
+            said += f"\n  and it raised:\n{_indented(_indented(self.error.strip()))}"
+        return said
+
+
+@dataclass
+class Verified:
+    """What ``verify`` found: ``print(found)``, ``found.save("page.html")``, and
+    ``found.check()``, which raises if anything differs."""
+
+    results: list[Compared]
+    draws: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether every plan and program has the numbers of one process."""
+        return all(each.ok for each in self.results)
+
+    def check(self) -> None:
+        """Raise if a tensor differs, as a test does.
+
+        Raises:
+            AssertionError: the text of what was found.
+        """
+        if not self.ok:
+            raise AssertionError(str(self))
+
+    def __str__(self) -> str:
+        said = [str(each) for each in self.results]
+        if self.draws:
+            said.append(
+                "The step draws random numbers. Those of global tensors are the same on any number "
+                "of ranks, but not torch's own, so plans were held against one rank under a plan."
+            )
+        return "\n".join(said)
+
+    def html(self) -> str:
+        """What was found as one page that needs nothing beside it."""
+        from .page import page  # pages are loaded when they are asked for
+
+        return page(self)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page to ``path``; folders are made."""
+        return write(path, self.html())
+
+
+def verify(
+    step: Step,
+    plans: Sequence[Any] = (),
+    *,
+    programs: Mapping[str, Step] | None = None,
+    ranks: int = 2,
+    grid: Sequence[int] | None = None,
+    batch: SbpLike | None = None,
+    seconds: float = 120.0,
+) -> Verified:
+    """Run a step on one process and under each plan, and name the first tensor that differs.
+
+    Every result of an op, every gradient, and parameters before and after an optimizer's step are
+    compared. How far rounding goes is measured: the step runs in float64 too, and what one process
+    is off by in its own dtype says how much another order of sums may be off by. Nothing runs in
+    the calling process; ranks are forked, and no GPU is needed.
+
+    Args:
+        step: ``step(place)`` builds its model, wraps it in ``place(model)``, and trains it a step
+            or more on whole batches, the same in each process: seed inside. What it returns, a loss
+            say, is compared too.
+        plans: each as ``parallelize`` takes it.
+        programs: name -> another program that is said to do the same on so many ranks, by DDP,
+            FSDP2, DTensor or by hand. It calls ``place(model)``, too, which then only names the
+            model's parts. Its parameters and their gradients must be whole, or DTensors; its
+            activations may be pieces or addends of the right ones.
+        ranks: so many processes for each plan and program.
+        grid: the shape of the placement for plans of several axes, such as ``(2, 2)``.
+        batch: how the batch that a model is given lies under a plan; by default split along dim 0
+            by the first axis.
+        seconds: what runs longer is ended, and said to hang.
+
+    Returns:
+        What was found: ``print`` it, ``save`` it as a page, ``check()`` it in a test.
+
+    Raises:
+        RuntimeError: ranks cannot be forked here, or the step itself raises on one process.
+    """
+    _check_here()
+    alone = run(step, World(), seconds)
+    draws = alone.draws and bool(plans)
+    right = _right(step, alone, World(double=True), seconds)
+    same_draws = right
+    if draws:
+        one = World(plan=plans[0] if isinstance(plans[0], str) else "data", batch=batch)
+        wide = World(plan=one.plan, batch=batch, double=True)
+        same_draws = _right(step, run(step, one, seconds), wide, seconds)
+    worlds = [World(ranks, plan, tuple(grid) if grid else None, batch) for plan in plans]
+    results = [
+        _compared(_plan_name(world.plan), same_draws, run(step, world, seconds)) for world in worlds
+    ]
+    for name, program in (programs or {}).items():
+        ran = run(program, World(ranks), seconds)
+        results.append(_compared(name, right, ran, by_another=True))
+    return Verified(results, draws)
+
+
+def _check_here() -> None:
+    if dist.is_available() and dist.is_initialized():
+        raise RuntimeError(
+            "verify: this process is a rank already, and verify starts ranks of its own.\n"
+            "  Call it in a program of one process, without torchrun and init_process_group."
+        )
+    if torch.cuda.is_initialized():
+        raise RuntimeError(
+            "verify: CUDA is in use in this process, so it cannot be forked.\n"
+            "  Call verify before anything uses a GPU, or with CUDA_VISIBLE_DEVICES= set."
+        )
+
+
+def _right(step: Step, single: Ran, double: World, seconds: float) -> Right:
+    if single.error:
+        raise RuntimeError(f"verify: the step raises on one process.\n{single.error}")
+    exact = run(step, double, seconds)
+    return Right(gathered(single.seen), {} if exact.error else gathered(exact.seen))
+
+
+def _compared(name: str, right: Right, ran: Ran, by_another: bool = False) -> Compared:
+    if by_another:
+        right = Right(in_modules(right.single), right.double)
+    other = gathered(ran.seen)
+    if ran.error:  # what only some of the ranks came to cannot be put together
+        other = {key: held for key, held in other.items() if len(held.parts) == len(ran.seen)}
+    compared = len(right.single.keys() & other.keys())
+    return Compared(name, differences(right, other), compared, ran.error)
+
+
+def _plan_name(plan: Any) -> str:
+    return plan if isinstance(plan, str) else repr(plan)
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())

@@ -1,0 +1,221 @@
+"""What one rank of a step sees: results of ops, their gradients, parameters and what is returned.
+
+Nothing is sent to see it: a global tensor is kept as this rank's shard with its spec, and put
+together afterwards.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from mirrored.transports.faults.place import user_line
+
+from ..spec import TensorSpec
+from ..tensor.global_tensor import GlobalTensor
+
+# Results of these say nothing that the ops around them do not.
+_UNSEEN = frozenset({"detach", "requires_grad_", "register_hook", "retain_grad", "to_global"})
+# These draw numbers, and a global tensor draws others than torch's generator (docs/how_do_i.md).
+_DRAWING = frozenset(
+    """dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout dropout_ bernoulli
+    bernoulli_ multinomial rand_like randn_like randint_like normal_ uniform_ exponential_ rrelu
+    gumbel_softmax""".split()
+)
+_WRAPPED = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")
+
+
+class Key(NamedTuple):
+    """Which tensor of a step this is, the same in every world.
+
+    ``what`` is what an op is "given", its "result", the "gradient" of that result, a "parameter
+    gradient", a "parameter" after a step, or what the program "returned". ``number`` counts those
+    of one name.
+    """
+
+    what: str
+    name: str
+    number: int
+
+
+class Seen(NamedTuple):
+    """A tensor as this rank holds it, and the line that made it. Without a spec it is plain."""
+
+    key: Key
+    value: Tensor
+    spec: TensorSpec | None
+    where: str
+
+
+class Watch:
+    """Keeps what it is shown, in order."""
+
+    def __init__(self, prepare: Callable[[nn.Module], nn.Module]) -> None:
+        self.seen: list[Seen] = []
+        self.draws = False
+        self.used: dict[str, str] = {}  # parameter -> the line that used it first
+        self._prepare = prepare
+        self._counts = Counter[tuple[str, str]]()
+        self._models: list[nn.Module] = []
+        self._modules: dict[int, str] = {}
+        self._names: dict[int, str] = {}
+        self._inside: list[str] = []
+
+    def place(self, model: nn.Module) -> nn.Module:
+        """What a step wraps its model in: lays it out as this world asks, and names its parts."""
+        model = self._prepare(model)
+        self._models.append(model)
+        self._modules |= {id(module): _plain_name(n) for n, module in model.named_modules()}
+        return model
+
+    def keep(self, what: str, name: str, value: Tensor, where: str) -> None:
+        """Note one tensor."""
+        spec, found = _held(value)
+        if found is None:
+            return
+        number = self._counts[what, name]
+        self._counts[what, name] += 1
+        self.seen.append(Seen(Key(what, name, number), found, spec, where))
+
+    def op(self, func: Any, given: tuple, out: Any) -> None:
+        """An op of the user's program: what it was given, what it made, and later the gradients of
+        that."""
+        name = getattr(func, "__name__", "")
+        if not self._models or name.startswith(("__", "empty")) or name in _UNSEEN:
+            return  # what comes before the model is placed makes it, and data
+        if _is_library():
+            return
+        self.draws |= name in _DRAWING
+        where = user_line()
+        called = f"{name} in {self._inside[-1]}" if self._inside else name
+        for x in tree_leaves(given):
+            if isinstance(x, nn.Parameter) and id(x) in self._names:
+                self.used.setdefault(self._names[id(x)], where)
+            elif _is_compared(x) and out is not x:  # what is written to is not what it was
+                self.keep("given", called, x, where)
+        for x in out if isinstance(out, tuple | list) else (out,):
+            if not _is_compared(x):
+                continue
+            self.keep("result", called, x, where)
+            if x.requires_grad and x.grad_fn is not None:
+                x.register_hook(partial(self._gradient, called, where))
+
+    def _gradient(self, called: str, where: str, gradient: Tensor | None) -> None:
+        if gradient is not None:
+            self.keep("gradient", called, gradient, where)
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Those of all models, by the names that they have without wrappers."""
+        for model in self._models:
+            yield from ((_plain_name(name), p) for name, p in model.named_parameters())
+
+    def before_step(self, *given: Any) -> None:
+        """Note the gradients that an optimizer is about to use."""
+        for name, p in self.parameters():
+            if p.grad is not None:
+                self.keep("parameter gradient", name, p.grad, self.used.get(name, ""))
+
+    def after_step(self, *given: Any) -> None:
+        """Note what an optimizer made of the parameters."""
+        for name, p in self.parameters():
+            self.keep("parameter", name, p, self.used.get(name, ""))
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside, all that this thread runs is noted."""
+        hooks = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+            register_optimizer_step_pre_hook(self.before_step),
+            register_optimizer_step_post_hook(self.after_step),
+        ]
+        try:
+            with _Ops(self):
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def finish(self, returned: Any) -> None:
+        """Note what the step returned, and gradients that no optimizer has taken."""
+        if not any(seen.key.what == "parameter" for seen in self.seen):
+            self.before_step()
+        for value in tree_leaves(returned):
+            if isinstance(value, float):
+                value = torch.tensor(value, dtype=torch.float64)
+            if isinstance(value, Tensor):
+                self.keep("returned", "result of the step", value, "")
+
+    def _enter(self, module: nn.Module, given: Any) -> None:
+        self._names |= {
+            id(p): name for name, p in self.parameters() if not self._inside
+        }  # a plan may have put others in their place
+        self._inside.append(self._modules.get(id(module), type(module).__name__))
+
+    def _leave(self, module: nn.Module, given: Any, out: Any) -> None:
+        with suppress(IndexError):
+            self._inside.pop()
+
+
+class _Ops(TorchFunctionMode):
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self._watch.op(func, args, out)
+        return out
+
+
+def _is_compared(x: Any) -> bool:
+    return isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())
+
+
+def _held(value: Tensor) -> tuple[TensorSpec | None, Tensor | None]:
+    """(spec or None, this rank's own copy); no copy if this rank has none of it."""
+    with torch.no_grad():
+        if isinstance(value, GlobalTensor):
+            local = value.to_local().detach()
+            return value._spec, None if local.is_meta else local.clone()
+        whole: Any = getattr(value, "full_tensor", None)
+        if whole is not None:  # a DTensor: the tensor that it stands for
+            return None, whole().detach().clone()
+        return None, None if value.is_meta else value.detach().clone()
+
+
+def _plain_name(name: str) -> str:
+    for word in _WRAPPED:
+        name = f"{name}.".replace(word, "").removesuffix(".")
+    return name
+
+
+def _is_library() -> bool:
+    """Whether the innermost code that is neither torch's nor this package's is the library's."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        top = module.partition(".")[0]
+        if top != "torch" and not module.startswith(__package__):
+            return top in ("consistent", "mirrored")
+        frame = frame.f_back
+    return False

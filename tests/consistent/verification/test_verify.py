@@ -1,0 +1,123 @@
+"""verify finds faults of the kinds that people make, says which they are, and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import consistent
+from consistent.verification.compare import Right, gathered
+from consistent.verification.verify import Compared, _compared
+from consistent.verification.worlds import World, run
+from tests.ranks import ALL
+
+from .faulty import BY_HAND, OURS, OVER_DTENSOR, Place, batch, by_hand, over_dtensor, step
+
+SECONDS = 60.0
+
+
+@cache
+def right() -> Right:
+    single, double = (run(step, World(double=double), SECONDS) for double in (False, True))
+    assert not single.error and not double.error
+    return Right(gathered(single.seen), gathered(double.seen))
+
+
+def found(fault: object, plan: str | None) -> Compared:
+    world = World(2, plan)
+    return _compared("", right(), run(fault, world, SECONDS), by_another=plan is None)
+
+
+FAULTS = [
+    pytest.param(fault, words, plan, id=f"{where}: {name}")
+    for where, faults, plan in (
+        ("ours", OURS, "data"),
+        ("by hand", BY_HAND, None),
+        ("DTensor", OVER_DTENSOR, None),
+    )
+    for k, (name, (fault, words)) in enumerate(faults.items())
+    if ALL or k < 3
+]
+
+
+@pytest.mark.parametrize(("fault", "words", "plan"), FAULTS)
+def test_a_fault_is_found_with_its_kind_and_line(fault: object, words: str, plan: str) -> None:
+    made = found(fault, plan)
+    assert made.wrong, made
+    assert words in made.wrong[0].kind
+    assert "faulty.py" in made.wrong[0].where
+
+
+def test_what_is_right_is_called_right() -> None:
+    others = {"by hand": by_hand, "DTensor": over_dtensor}
+    made = consistent.verify(step, ["data", "zero3", "tensor"], programs=others)
+    assert made.ok, made
+    assert all(each.compared > 20 for each in made.results)
+    made.check()
+
+
+def dropping(place: Place) -> torch.Tensor:
+    torch.manual_seed(0)
+    model = place(nn.Sequential(nn.Linear(6, 12), nn.Dropout(0.5), nn.Linear(12, 4)))
+    x, y = batch()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    return loss
+
+
+def test_random_numbers_are_held_against_one_rank_under_the_plan() -> None:
+    made = consistent.verify(dropping, ["data"])
+    assert made.ok and made.draws and "random numbers" in str(made)
+
+
+def raising(place: Place) -> None:
+    place(nn.Linear(2, 2))
+    raise ValueError("of the step itself")
+
+
+def test_what_raises_on_one_process_is_raised() -> None:
+    with pytest.raises(RuntimeError, match="of the step itself"):
+        consistent.verify(raising, ["data"])
+
+
+def hanging(place: Place) -> None:
+    step(place)
+    if torch.distributed.is_initialized() and torch.distributed.get_rank():
+        torch.distributed.barrier()
+
+
+def test_what_hangs_or_raises_is_said_and_the_page_shows_it(tmp_path: Path) -> None:
+    made = consistent.verify(step, programs={"<hangs>": hanging, "raises": raising}, seconds=10)
+    hangs, raises = made.results
+    assert hangs.error and not made.ok
+    assert "of the step itself" in raises.error
+    text = made.save(tmp_path / "page.html").read_text()
+    assert "&lt;hangs&gt;" in text and "of the step itself" in text
+    with pytest.raises(AssertionError, match="of the step itself"):
+        made.check()
+
+
+PROGRAM = """
+import consistent
+from tests.consistent.verification.faulty import OURS, step as right
+{step}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "status"), [("step = right", 0), ("step = OURS['wrong sign'][0]", 1)]
+)
+def test_the_command_ends_with_what_it_found(line: str, status: int, tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM.format(step=line))
+    words = [sys.executable, "-m", "consistent", "verify", "--plan", "data", str(path)]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == status, ended.stderr
+    assert ("the wrong sign" in ended.stdout) == bool(status)
