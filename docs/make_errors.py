@@ -44,6 +44,7 @@ AREAS = {
     "consistent/step": "nn.Graph",
     "consistent/report": "Reports",
     "consistent/visualize": "Reports",
+    "consistent/verification": "Verifying",
     "consistent/command": "The command line",
     "consistent/doctor": "The command line",
     "consistent/__main__": "The command line",
