@@ -63,6 +63,7 @@ NAMES = """
     torch.optim.Optimizer._process_value_according_to_param_policy
     torch.optim.optimizer._foreach_supported_types
     torch.utils._foreach_utils._foreach_supported_types
+    torch.utils._pytree.tree_leaves
     torch.utils._python_dispatch.TorchDispatchMode
     torch.utils._python_dispatch._disable_current_modes
     torch.utils.checkpoint._DEFAULT_DETERMINISM_MODE
@@ -70,6 +71,7 @@ NAMES = """
 """.split()
 
 LATER = """
+    torch._C._autograd._get_sequence_nr
     torch._C._distributed_c10d.PrefixStore
     torch._C._distributed_c10d.ProcessGroup
     torch._C._distributed_c10d.Store

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from mirrored.readable import in_a_line, readable
 
 from .held import Held, joined
 from .kinds import Near, kind_of
@@ -50,13 +52,47 @@ class Wrong:
         return f"{words.get(what, 'the gradient of parameter')} {name}{again}"
 
     def __str__(self) -> str:
-        lines = [self.tensor]
+        lines = [in_a_line(self.tensor)]
         if self.where:
-            lines.append(f"  at {self.where}")
-        lines.append(f"  layout: {self.layout}")
-        lines.append(f"  {self.kind}")
+            lines.append(f"  at {in_a_line(self.where)}")
+        lines.append(f"  layout: {in_a_line(self.layout)}")
+        lines.append(f"  {in_a_line(self.kind)}")
         lines.append(f"  off by {self.error:.3g}, where rounding explains {self.allowed:.3g}")
         return "\n".join(lines)
+
+
+@dataclass
+class Compared:
+    """One world beside one process.
+
+    Args:
+        name: the plan, or the name that the program was given.
+        wrong: the tensors that differ, in the order of the program.
+        compared: how many tensors were compared.
+        error: what ended the run, if it did not end well.
+    """
+
+    name: str
+    wrong: list[Wrong] = field(default_factory=list)
+    compared: int = 0
+    error: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether all that was compared is right."""
+        return not self.wrong and not self.error
+
+    def __str__(self) -> str:
+        name = in_a_line(self.name)
+        said = f"{name}: {self.compared} tensors are those of one process"
+        if self.wrong:
+            said = (
+                f"{name}: {len(self.wrong)} of {self.compared} tensors differ from one "
+                f"process, the first is\n{_indented(str(self.wrong[0]))}"
+            )
+        if self.error:
+            said += f"\n  and it raised:\n{_indented(_indented(readable(self.error.strip())))}"
+        return said
 
 
 def gathered(by_rank: Sequence[Sequence[Seen]]) -> dict[Key, Held]:
@@ -153,3 +189,7 @@ def _error(a: Tensor, b: Tensor) -> float:
     if a.shape != b.shape:
         return float("inf")
     return float((a - b).abs().max()) if a.numel() else 0.0
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from ..drawing.pages.html import cell, escaped, frame, search, table
-
-if TYPE_CHECKING:
-    from .verify import Compared, Verified
+from .compare import Compared
 
 # A fault at the beginning makes all that follows differ: so many rows tell where it began.
 MOST = 200
 
 
-def page(found: Verified) -> str:
+def page(results: Sequence[Compared]) -> str:
     """A page with a table for each plan and program."""
-    bad = [each for each in found.results if not each.ok]
+    bad = [each for each in results if not each.ok]
     lead = (
-        f"{len(bad)} of {len(found.results)} do not have the numbers of one process."
+        f"{len(bad)} of {len(results)} do not have the numbers of one process."
         if bad
-        else f"All {len(found.results)} have the numbers of one process."
+        else f"All {len(results)} have the numbers of one process."
     )
-    return frame("Numbers of one process", lead, search() + "".join(map(_section, found.results)))
+    return frame("Numbers of one process", lead, search() + "".join(map(_section, results)))
 
 
 def _section(result: Compared) -> str:

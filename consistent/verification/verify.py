@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,41 +12,8 @@ import torch.distributed as dist
 
 from ..drawing.files import write
 from ..spec import SbpLike
-from .compare import Right, Wrong, differences, gathered, in_modules
+from .compare import Compared, Right, differences, gathered, in_modules
 from .worlds import Ran, Step, World, run
-
-
-@dataclass
-class Compared:
-    """One world beside one process.
-
-    Args:
-        name: the plan, or the name that the program was given.
-        wrong: the tensors that differ, in the order of the program.
-        compared: how many tensors were compared.
-        error: what ended the run, if it did not end well.
-    """
-
-    name: str
-    wrong: list[Wrong] = field(default_factory=list)
-    compared: int = 0
-    error: str = ""
-
-    @property
-    def ok(self) -> bool:
-        """Whether all that was compared is right."""
-        return not self.wrong and not self.error
-
-    def __str__(self) -> str:
-        said = f"{self.name}: {self.compared} tensors are those of one process"
-        if self.wrong:
-            said = (
-                f"{self.name}: {len(self.wrong)} of {self.compared} tensors differ from one "
-                f"process, the first is\n{_indented(str(self.wrong[0]))}"
-            )
-        if self.error:
-            said += f"\n  and it raised:\n{_indented(_indented(self.error.strip()))}"
-        return said
 
 
 @dataclass
@@ -84,7 +51,7 @@ class Verified:
         """What was found as one page that needs nothing beside it."""
         from .page import page  # pages are loaded when they are asked for
 
-        return page(self)
+        return page(self.results)
 
     def save(self, path: str | Path) -> Path:
         """Write the page to ``path``; folders are made."""
@@ -180,7 +147,3 @@ def _compared(name: str, right: Right, ran: Ran, by_another: bool = False) -> Co
 
 def _plan_name(plan: Any) -> str:
     return plan if isinstance(plan, str) else repr(plan)
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.splitlines())

@@ -24,10 +24,10 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from mirrored.transports.faults.place import user_line
 
+from ..nn.nested import each_in, tensors_in
 from ..spec import TensorSpec
 from ..tensor.global_tensor import GlobalTensor
 
@@ -105,7 +105,7 @@ class Watch:
         self.draws |= name in _DRAWING
         where = user_line()
         called = f"{name} in {self._inside[-1]}" if self._inside else name
-        for x in tree_leaves(given):
+        for x in tensors_in(given):
             if isinstance(x, nn.Parameter) and id(x) in self._names:
                 self.used.setdefault(self._names[id(x)], where)
             elif _is_compared(x) and out is not x:  # what is written to is not what it was
@@ -157,11 +157,9 @@ class Watch:
         """Note what the step returned, and gradients that no optimizer has taken."""
         if not any(seen.key.what == "parameter" for seen in self.seen):
             self.before_step()
-        for value in tree_leaves(returned):
-            if isinstance(value, float):
-                value = torch.tensor(value, dtype=torch.float64)
-            if isinstance(value, Tensor):
-                self.keep("returned", "result of the step", value, "")
+        numbers = [torch.tensor(x, dtype=torch.float64) for x in each_in(returned, float)]
+        for value in [*tensors_in(returned), *numbers]:
+            self.keep("returned", "result of the step", value, "")
 
     def _enter(self, module: nn.Module, given: Any) -> None:
         self._names |= {

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
+from ..nn.nested import map_tensors
 from ..nn.parallelize import parallelize
 from ..spec import B, Placement, S, SbpLike
 from ..tensor.global_tensor import GlobalTensor
@@ -67,11 +67,11 @@ class World:
         batch = self.batch if self.batch is not None else (S(0),) + (B,) * (placement.ndim - 1)
 
         def lay_out(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-            def laid(x: Any) -> Any:
-                plain = isinstance(x, Tensor) and not isinstance(x, GlobalTensor) and x.ndim
+            def laid(x: Tensor) -> Tensor:
+                plain = not isinstance(x, GlobalTensor) and x.ndim
                 return distribute(x, placement, batch) if plain else x
 
-            return tree_map(laid, (args, kwargs))
+            return map_tensors((args, kwargs), laid)
 
         model = parallelize(model, placement, self.plan)
         model.register_forward_pre_hook(lay_out, with_kwargs=True, prepend=True)
@@ -154,10 +154,10 @@ def _rank(step: Step, world: World, rank: int, folder: str, port: int) -> None:
 
 
 def _as_double(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    def wide(x: Any) -> Any:
-        return x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
+    def wide(x: Tensor) -> Tensor:
+        return x.double() if x.is_floating_point() else x
 
-    return tree_map(wide, (args, kwargs))
+    return map_tensors((args, kwargs), wide)
 
 
 def _no_autocast() -> None:

@@ -35,6 +35,9 @@ from consistent.report.difference import difference
 from consistent.report.lines import Line
 from consistent.report.page import page as report_page
 from consistent.report.text import summary, table
+from consistent.verification.compare import Compared, Wrong
+from consistent.verification.verify import Verified
+from consistent.verification.watch import Key
 from mirrored.every_rank import on_every_rank
 from mirrored.readable import in_a_line
 from tests.csrc.compiling import ROOT
@@ -118,6 +121,8 @@ def outputs(name: str, folder: Path) -> dict[str, str]:
     compiled, plan = program(name), Plan({f"{name}.weight": (S(0),)}, notes=[name])
     listing, page, step = staged(name, folder)
     picture, drawing = consistent.visualize(model(name)), Drawing(9, 9, [Words(0, 0, name)], name)
+    wrong = Wrong(Key("result", name, 0), f"{name}.py:3", name, name, 1.0, 0.5)
+    verified = Verified([Compared(name, [wrong], 1), Compared(name, error="of its own lines")])
     boxed = Drawing(9, 9, [Box(0, 0, 1, 1, title=name)])
     return {
         "report/page html": report_page(before, advice(name), None),
@@ -131,6 +136,8 @@ def outputs(name: str, folder: Path) -> dict[str, str]:
         "pipeline/show text": listing,
         "auto/simulation/page html": step.html(),
         "auto/simulation/report text": str(step),
+        "verification/page html": verified.html(),
+        "verification/verify text": str(verified),
         "drawing/pages/html html": frame(name, name, ""),
         "drawing/pages/canvas html": canvas(name, "", [(name, "--bar")], [(0, name, 1, 2)]),
         "drawing/pictures/drawing svg": drawing.svg(),

@@ -6,8 +6,9 @@ anything.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
+from typing import Any
 
 from mirrored.transports.faults.place import is_users
 
@@ -27,9 +28,7 @@ def current_op(frames: Sequence[FrameType]) -> str:
         if not frame.f_globals.get("__name__", "").startswith("consistent."):
             continue
         names = frame.f_locals
-        src, dst, plan = names.get("src"), names.get("dst"), names.get("self")
-        if not boxing and isinstance(src, TensorSpec) and isinstance(dst, TensorSpec):
-            boxing = _route(src, dst)
+        boxing, plan = boxing or _boxing(names), names.get("self")
         if isinstance(names.get("recorded_at"), str):  # a compiled step sends what a line of it did
             op = f"for {names['recorded_at']}"
             break
@@ -38,6 +37,18 @@ def current_op(frames: Sequence[FrameType]) -> str:
             break
         op = frame.f_code.co_name
     return ", ".join(filter(None, (op, boxing)))
+
+
+def _boxing(names: Mapping[str, Any]) -> str:
+    """The boxing, or the first of several, that a frame with such variables carries out."""
+    routes = names.get("routes")
+    if isinstance(routes, Sequence) and routes:
+        more = f" and {len(routes) - 1} more" if len(routes) > 1 else ""
+        return _route(*routes[0]) + more
+    src, dst = names.get("src"), names.get("dst")
+    if isinstance(src, TensorSpec) and isinstance(dst, TensorSpec):
+        return _route(src, dst)
+    return ""
 
 
 def _route(src: TensorSpec, dst: TensorSpec) -> str:

@@ -120,7 +120,8 @@ class OnShards(Plan):
             return moved_views.write_through(self, args, kwargs, first)
         given = list(tensors)
         specs = [t._spec for t in given]
-        self.boxed(tensors)
+        if self.boxes:
+            self.boxed(tensors)
         for index, layout in self.boxes:
             tensors[index] = attach(tensors[index], specs[index].with_layout(layout))
         out = self._computed(tensors, args, kwargs)
