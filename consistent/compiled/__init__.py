@@ -13,25 +13,15 @@ step --2nd call--> recorder     ops on shards, messages, random numbers, in orde
 ```
 """
 
-from .checks import (
-    check_backend,
-    check_cuda_graph,
-    check_fuse,
-    check_layouts,
-    check_memory,
-    check_overlap,
-)
 from .compile import CompiledStep, compile_step
 from .errors import CannotRecord
+from .options import CompileOptions, Options, shows_options
 
 __all__ = [
     "CannotRecord",
+    "CompileOptions",
     "CompiledStep",
-    "check_backend",
-    "check_cuda_graph",
-    "check_fuse",
-    "check_layouts",
-    "check_memory",
-    "check_overlap",
+    "Options",
     "compile_step",
+    "shows_options",
 ]

@@ -9,23 +9,16 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from ..nn.nested import tensors_in
 from .agree import fit_together, gathered, sent, told
 from .backends import BACKENDS
-from .checks import (
-    check_backend,
-    check_cuda_graph,
-    check_fuse,
-    check_layouts,
-    check_memory,
-    check_overlap,
-)
 from .errors import CannotRecord
 from .key import key_of, kind_of
+from .options import CompileOptions, Options, shows_options
 from .rates import Varying
 from .recording import Around, How, Recorded, record
 from .show import save_page
@@ -45,68 +38,25 @@ class CompiledStep:
 
     Args:
         step: a function, which may call modules, ``backward()`` and optimizers.
-        backend: "inductor", or "ops", which runs what was recorded op by op.
-        fullgraph: raise CannotRecord where ``step`` cannot be a program; by default it then runs as
-            it is written, with one warning that says why.
-        tell_compiling: whether ``torch.compiler.is_compiling()`` is true while the step is
-            recorded. Many models then leave out what depends on values.
-        layouts: "auto" chooses the layouts of all ops together; None leaves it to each op.
-        memory: bytes that a program may hold at a time beside parameters, state and inputs.
-        overlap: whether messages run beside ops; "auto": where all ranks have cores to spare.
-        fuse: whether messages are one call with the ops beside them; "auto": where that wins.
-        cuda_graph: whether what runs between messages is captured as CUDA graphs.
+        options: what was asked for.
         most: programs that are kept, the ones used last.
     """
 
     def __init__(
-        self,
-        step: Callable[..., Any],
-        *,
-        backend: str = "inductor",
-        fullgraph: bool = False,
-        tell_compiling: bool = True,
-        layouts: str | None = None,
-        memory: int | None = None,
-        overlap: bool | str = False,
-        fuse: bool | str = "auto",
-        cuda_graph: bool = False,
-        most: int = 64,
+        self, step: Callable[..., Any], options: CompileOptions | None = None, *, most: int = 64
     ) -> None:
-        check_backend("consistent.compile", backend)
-        check_layouts("consistent.compile", layouts)
-        check_memory("consistent.compile", memory)
-        check_overlap("consistent.compile", overlap)
-        check_fuse("consistent.compile", fuse)
-        check_cuda_graph("consistent.compile", cuda_graph)
         functools.update_wrapper(self, step)
         self.name = getattr(step, "__qualname__", type(step).__name__)
-        self.backend = backend
+        self.options = CompileOptions() if options is None else options
         self._step, self._most = step, most
-        self._fullgraph, self.layouts, self.memory = fullgraph, layouts, memory
-        self.overlap, self.fuse, self.cuda_graph = overlap, fuse, cuda_graph
         self._trial = Trial()
-        self._how = How(
-            self.name,
-            tell_compiling,
-            BACKENDS[backend](),
-            memory,
-            overlap,
-            fuse,
-            cuda_graph,
-            Varying(),
-        )
+        backend = BACKENDS[self.options.backend]()
+        self._how = How(self.name, self.options, backend, Varying())
         self._entries: OrderedDict[int, tuple[Any, Recorded]] = OrderedDict()
         self._number = 0
         self._tries: OrderedDict[Any, int] = OrderedDict()
         self._kinds: OrderedDict[Any, None] = OrderedDict()  # those of programs, without sizes
         self._of_objects: Any = weakref.WeakKeyDictionary()
-
-    @property
-    def how(self) -> dict[str, Any]:
-        """What it was asked for, beside how failures are treated."""
-        made = {"backend": self.backend, "layouts": self.layouts, "memory": self.memory}
-        made.update(overlap=self.overlap, fuse=self.fuse, cuda_graph=self.cuda_graph)
-        return made
 
     @property
     def programs(self) -> list[Recorded]:
@@ -118,18 +68,8 @@ class CompiledStep:
         if owner is None:
             return self
         if owner not in self._of_objects:
-            self._of_objects[owner] = CompiledStep(
-                types.MethodType(self._step, owner),
-                backend=self.backend,
-                fullgraph=self._fullgraph,
-                tell_compiling=self._how.compiling,
-                layouts=self.layouts,
-                memory=self.memory,
-                overlap=self.overlap,
-                fuse=self.fuse,
-                cuda_graph=self.cuda_graph,
-                most=self._most,
-            )
+            method = types.MethodType(self._step, owner)
+            self._of_objects[owner] = CompiledStep(method, self.options, most=self._most)
         return self._of_objects[owner]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -187,7 +127,7 @@ class CompiledStep:
     # -- recording ---------------------------------------------------------------------------------
 
     def _record(self, key: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        around = Listening() if self.layouts else Around()
+        around = Listening() if self.options.layouts else Around()
         result, made = record(self._how, self._step, args, kwargs, around)
         if isinstance(made, Unsettled):
             mine: Any = "unsettled"
@@ -217,7 +157,7 @@ class CompiledStep:
         if isinstance(around, Listening) and made.program is not None:
             self._trial.choose(self._number, made.program, around.chain)
         if made.why is not None:
-            if self._fullgraph:
+            if self.options.fullgraph:
                 raise CannotRecord(made.why)
             warnings.warn(
                 f"{made.why}\n  This step runs as it is written, not as a program.", stacklevel=3
@@ -238,18 +178,8 @@ def _shorten(known: OrderedDict[Any, Any]) -> None:
         known.popitem(last=False)
 
 
-def compile_step(
-    step: Callable[..., Any] | None = None,
-    *,
-    backend: str = "inductor",
-    fullgraph: bool = False,
-    tell_compiling: bool = True,
-    layouts: str | None = None,
-    memory: int | None = None,
-    overlap: bool | str = False,
-    fuse: bool | str = "auto",
-    cuda_graph: bool = False,
-) -> Any:
+@shows_options
+def compile_step(step: Callable[..., Any] | None = None, **options: Unpack[Options]) -> Any:
     """Run a training step as one compiled program: forward, backward, optimizer, and what is sent
     between ranks.
 
@@ -271,43 +201,11 @@ def compile_step(
 
     Args:
         step: a function, or a module whose forward needs no gradients.
-        backend: "inductor", or "ops", which runs what was recorded op by op.
-        fullgraph: raise CannotRecord where the step cannot be a program. By default it runs as it
-            is written, with a warning that says why and where.
-        tell_compiling: whether ``torch.compiler.is_compiling()`` is true while the step is
-            recorded. Many models then leave out what depends on values; some take a way that only
-            torch's own tracer can go.
-        layouts: "auto" chooses the layouts of all ops of the step together, where that sends less
-            than choosing op by op: the third call is recorded, too, and the program that sends
-            less is kept. None: each op chooses alone.
-        memory: bytes that a rank may hold at a time of what the step makes, beside parameters,
-            gradients that were there, state and inputs. Where a program would hold more, what is
-            cheap is computed again for backward, and parameters are gathered again. What is then
-            held is in ``show()``.
-        overlap: start messages as early and wait for them as late as data and memory allow; a
-            thread sends them meanwhile. "auto" does so where all ranks have cores to spare for it.
-            Without ``memory``, two results more may be held at a time than else.
-        fuse: do a sum over ranks and the ops after it, or a product and its boxing, in one call of
-            a native kernel: "auto" where that is faster, by tables and costs that are the same on
-            all ranks; True wherever it can be done.
-        cuda_graph: capture what runs on a GPU between messages as CUDA graphs, in the second run of
-            the program, and replay them from then on.
+        options: the fields of ``consistent.compiled.CompileOptions``, as keywords.
 
     Raises:
-        ValueError: the backend is not known, ``layouts`` is neither, or ``memory`` is no number
-            of bytes, or ``overlap`` or ``fuse`` is none of True, False and "auto"; or
-            ``cuda_graph`` is asked for where torch has no CUDA device.
-        ImportError: ``layouts`` is "auto", and scipy is not installed.
+        ValueError, ImportError: an option cannot be had; ``CompileOptions`` says which.
     """
-    made = functools.partial(
-        CompiledStep,
-        backend=backend,
-        fullgraph=fullgraph,
-        tell_compiling=tell_compiling,
-        layouts=layouts,
-        memory=memory,
-        overlap=overlap,
-        fuse=fuse,
-        cuda_graph=cuda_graph,
-    )
+    given = CompileOptions(**options)
+    made = functools.partial(CompiledStep, options=given)
     return made if step is None else made(step)

@@ -17,12 +17,12 @@ from mirrored.transports.default import current
 from ..dispatch.plans.shards import is_global
 from ..nn.nested import map_tensors, tensors_in
 from . import captured
-from .backends import by_ops
 from .bounded import Bound
 from .captured import replayed
 from .fusing import Fusing
 from .live import listening
 from .opaque import Call
+from .options import CompileOptions
 from .passes import PASSES
 from .places import Places
 from .program import Program, Source
@@ -132,23 +132,15 @@ class How(NamedTuple):
 
     Args:
         name: for messages.
-        compiling: what ``torch.compiler.is_compiling()`` says meanwhile.
+        options: what was asked for.
         backend: makes a callable of a segment.
-        memory: bytes that a program may hold at a time.
-        overlap: whether messages run beside ops; "auto": where all ranks have cores to spare.
-        fuse: whether messages are fused with the ops beside them; "auto": where that wins.
-        cuda_graph: whether what runs between messages is captured and replayed.
         varying: optimizers that are called as they are written, because their numbers vary.
     """
 
     name: str
-    compiling: bool
+    options: CompileOptions
     backend: Callable[..., Any]
-    memory: int | None = None
-    overlap: bool | str = False
-    fuse: bool | str = "auto"
-    cuda_graph: bool = False
-    varying: Varying | None = None
+    varying: Varying
 
 
 class Around:
@@ -171,7 +163,8 @@ def record(
 ) -> tuple[Any, Recorded | Unsettled]:
     """(the result of ``step(*args, **kwargs)``, its program, or why there is none)."""
     ranks = tuple(range(current().size))
-    beside = how.overlap is True or (how.overlap == "auto" and has_spare_cores(ranks))
+    options = how.options
+    beside = options.overlap is True or (options.overlap == "auto" and has_spare_cores(ranks))
     state = find(step, (args, kwargs))
     given = tensors_in((args, kwargs))
     before, graded = Before(state, given), [x.requires_grad for x in given]
@@ -185,21 +178,20 @@ def record(
     places.know()
     drawn = _drawn_by_python()
     rates, around = Rates(state), around or Around()
-    varying = how.varying or Varying()
-    varying.note(state.optimizers)
+    how.varying.note(state.optimizers)
     try:
         with (
-            listening(recorder, state, rates, places.changes, places.know, varying),
+            listening(recorder, state, rates, places.changes, places.know, how.varying),
             rates.watched(),
             recorder.recording(),
-            compiling(how.compiling),
+            compiling(options.tell_compiling),
             around.inside(lambda: recorder.is_paused),
         ):
             result = step(*args, **kwargs)
             recorder.check_seeds()
     except Exception as error:
         error.add_note(f"  while {how.name} was recorded to be compiled")
-        if how.compiling:
+        if options.tell_compiling:
             error.add_note(
                 "  torch.compiler.is_compiling() was true meanwhile. If that is why the step came "
                 "here, call consistent.compile(..., tell_compiling=False)."
@@ -211,8 +203,8 @@ def record(
     changed = [fact.path for fact in [*state.facts, *more] if not fact.holds()] + rates.written()
     if drawn != _drawn_by_python():
         changed.append("the state of Python's or numpy's random numbers")
-    bound = None if how.memory is None else Bound(how.memory)
-    fusing = Fusing(how.fuse is True, how.backend is by_ops) if how.fuse else None
+    bound = None if options.memory is None else Bound(options.memory)
+    fusing = Fusing(options.fuse is True, options.backend == "ops") if options.fuse else None
     if changed and recorder.why is None:
         _absent(bound, fusing)
         return result, Unsettled(changed)
@@ -225,7 +217,7 @@ def record(
         _absent(bound, fusing)
         return result, Recorded.failed(recorder.why)
     backend = how.backend
-    if how.cuda_graph:
+    if options.cuda_graph:
         backend = replayed(backend, captured.capturer, captured.capturer.device)
     program = cut(how.name, recorder, writes, shown, calls, backend, PASSES, bound, fusing, beside)
     return result, Recorded(program, before)

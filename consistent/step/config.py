@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Unpack
 
 import torch
 
-from ..compiled import (
-    check_backend,
-    check_cuda_graph,
-    check_fuse,
-    check_layouts,
-    check_memory,
-    check_overlap,
-)
+from ..compiled import CompileOptions, Options, shows_options
 from ..pipeline.schedules import check_name
+
+
+class _Option:
+    """One option of a compiled step, as an attribute of ``graph.config``."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, config: GraphConfig, owner: Any = None) -> Any:
+        return self if config is None else getattr(config.options, self._name)
+
+    def __set__(self, config: GraphConfig, value: Any) -> None:
+        config.options = replace(config.options, **{self._name: value})
 
 
 @dataclass
@@ -30,26 +36,37 @@ class GraphConfig:
             that hold a parameter alike; with 3 parameters lie split as well, and are gathered for
             use.
         schedule: the order in which stages run micro-batches; see ``consistent.nn.pipeline``.
-        backend: run the whole step as one recorded program, by "inductor" or by "ops"; see
-            ``consistent.compile``. None: as it is written.
-        layouts: of the recorded program, as for ``consistent.compile``.
-        memory: bytes, as for ``consistent.compile``.
-        overlap: as for ``consistent.compile``.
-        fuse: as for ``consistent.compile``.
-        cuda_graph: as for ``consistent.compile``.
+        is_compiled: run the whole step as one recorded program; see ``consistent.compile``.
+        options: how that is compiled.
+
+    ``backend`` is that of ``options``, or None where ``is_compiled`` is false; ``layouts``,
+    ``memory``, ``overlap``, ``fuse`` and ``cuda_graph`` are those of ``options``.
     """
 
     amp: torch.dtype | None = None
     micro_batches: int = 1
     zero: int = 0
     schedule: str = "1f1b"
-    backend: str | None = None
-    layouts: str | None = None
-    memory: int | None = None
-    overlap: bool | str = False
-    fuse: bool | str = "auto"
-    cuda_graph: bool = False
+    is_compiled: bool = False
+    options: CompileOptions = CompileOptions()
     _settled: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    layouts = _Option()
+    memory = _Option()
+    overlap = _Option()
+    fuse = _Option()
+    cuda_graph = _Option()
+
+    @property
+    def backend(self) -> str | None:
+        """What runs the recorded program; None: the step runs as it is written."""
+        return self.options.backend if self.is_compiled else None
+
+    @backend.setter
+    def backend(self, value: str | None) -> None:
+        self.is_compiled = value is not None
+        if value is not None:
+            self.options = replace(self.options, backend=value)
 
     def enable_amp(self, mode: bool = True, *, dtype: torch.dtype = torch.bfloat16) -> None:
         """Run ``build`` under autocast to ``dtype``."""
@@ -83,35 +100,16 @@ class GraphConfig:
             )
         self.zero = stage if mode else 0
 
-    def enable_compile(
-        self,
-        mode: bool = True,
-        *,
-        backend: str = "inductor",
-        layouts: str | None = None,
-        memory: int | None = None,
-        overlap: bool | str = False,
-        fuse: bool | str = "auto",
-        cuda_graph: bool = False,
-    ) -> None:
-        """Record the second step and run it as a program from then on. ``layouts``,
-        ``memory``, ``overlap``, ``fuse`` and ``cuda_graph`` are as for ``consistent.compile``.
+    @shows_options
+    def enable_compile(self, mode: bool = True, **options: Unpack[Options]) -> None:
+        """Record the second step and run it as a program from then on. ``options`` are those of
+        ``consistent.compile``.
 
         Raises:
-            ValueError: the backend is not known, ``layouts`` is neither "auto" nor None,
-                ``memory`` is no number of bytes, or ``overlap`` or ``fuse`` is none of True, False
-                and "auto"; or ``cuda_graph`` is asked for where torch has no CUDA device.
-            ImportError: ``layouts`` is "auto", and scipy is not installed.
+            ValueError, ImportError: an option cannot be had; ``CompileOptions`` says which.
         """
-        check_backend("enable_compile", backend)
-        check_layouts("enable_compile", layouts)
-        check_memory("enable_compile", memory)
-        check_overlap("enable_compile", overlap)
-        check_fuse("enable_compile", fuse)
-        check_cuda_graph("enable_compile", cuda_graph)
-        self.backend = backend if mode else None
-        self.layouts, self.memory, self.overlap = layouts, memory, overlap
-        self.fuse, self.cuda_graph = fuse, cuda_graph
+        self.options = CompileOptions(**options, what="enable_compile")
+        self.is_compiled = mode
 
     def set_schedule(self, name: str) -> None:
         """Run stages in the order of this schedule.

@@ -149,7 +149,7 @@ class Graph:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         stages = self.stages()
         zero.settle(self, self.config.zero)
-        if self.config.backend is None:
+        if not self.config.is_compiled:
             return self._step(*args, **kwargs)
         if len(stages) > 1:
             raise ValueError(
@@ -157,12 +157,8 @@ class Graph:
                 f"{self.config.backend!r}.\n  A compiled step is one program on all ranks, and "
                 "stages run different ones.\n  Leave enable_compile() out."
             )
-        config = self.config
-        how: dict[str, Any] = {"backend": config.backend, "layouts": config.layouts}
-        how.update(memory=config.memory, overlap=config.overlap, fuse=config.fuse)
-        how.update(cuda_graph=config.cuda_graph)
-        if self._compiled is None or self._compiled.how != how:
-            self._compiled = CompiledStep(self._step, **how)
+        if self._compiled is None or self._compiled.options != self.config.options:
+            self._compiled = CompiledStep(self._step, self.config.options)
         return self._compiled(*args, **kwargs)
 
     def show(self, path: str | Path | None = None) -> str:

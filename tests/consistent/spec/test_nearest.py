@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import consistent
-from consistent.compiled import check_backend
+from consistent.compiled import CompileOptions
 from consistent.nn import Plan
 from consistent.pipeline.schedules import check_name
 from consistent.spec.nearest import suggestion
@@ -34,7 +34,7 @@ def test_a_mistyped_schedule() -> None:
 
 def test_a_mistyped_backend() -> None:
     with pytest.raises(ValueError, match="backend is 'inductr'. Did you mean 'inductor'"):
-        check_backend("compile", "inductr")
+        CompileOptions(backend="inductr", what="compile")
 
 
 def test_a_mistyped_entry_of_a_plan() -> None:

@@ -1,0 +1,118 @@
+"""What a compiled step can be asked for. A new option is added here, and used where it acts."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import inspect
+from collections.abc import Callable
+from dataclasses import InitVar, dataclass
+from typing import Any, TypedDict, TypeVar
+
+from ..spec.nearest import suggestion
+from . import captured
+from .backends import BACKENDS
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """The options of ``consistent.compile``, which are checked when they are given.
+
+    Args:
+        backend: "inductor", or "ops", which runs what was recorded op by op.
+        fullgraph: raise CannotRecord where the step cannot be a program. By default it runs as it
+            is written, with a warning that says why and where.
+        tell_compiling: whether ``torch.compiler.is_compiling()`` is true while the step is
+            recorded. Many models then leave out what depends on values; some take a way that only
+            torch's own tracer can go.
+        layouts: "auto" chooses the layouts of all ops of the step together, where that sends less
+            than choosing op by op: the third call is recorded, too, and the program that sends
+            less is kept. None: each op chooses alone.
+        memory: bytes that a rank may hold at a time of what the step makes, beside parameters,
+            gradients that were there, state and inputs. Where a program would hold more, what is
+            cheap is computed again for backward, and parameters are gathered again. What is then
+            held is in ``show()``.
+        overlap: start messages as early and wait for them as late as data and memory allow; a
+            thread sends them meanwhile. "auto" does so where all ranks have cores to spare for it.
+            Without ``memory``, two results more may be held at a time than else.
+        fuse: do a sum over ranks and the ops after it, or a product and its boxing, in one call of
+            a native kernel: "auto" where that is faster, by tables and costs that are the same on
+            all ranks; True wherever it can be done.
+        cuda_graph: capture what runs on a GPU between messages as CUDA graphs, in the second run of
+            the program, and replay them from then on.
+        what: the call that error messages name.
+
+    Raises:
+        ValueError: the backend is not known, ``layouts`` is neither, ``memory`` is not a number of
+            bytes, or ``overlap`` or ``fuse`` is none of True, False and "auto"; or ``cuda_graph``
+            is asked for where torch has no CUDA device.
+        ImportError: ``layouts`` is "auto", and scipy is not installed.
+    """
+
+    backend: str = "inductor"
+    fullgraph: bool = False
+    tell_compiling: bool = True
+    layouts: str | None = None
+    memory: int | None = None
+    overlap: bool | str = False
+    fuse: bool | str = "auto"
+    cuda_graph: bool = False
+    what: InitVar[str] = "consistent.compile"
+
+    def __post_init__(self, what: str) -> None:
+        if self.backend not in BACKENDS:
+            near, known = suggestion(self.backend, BACKENDS), ", ".join(BACKENDS)
+            raise ValueError(f"{what}: backend is {self.backend!r}.{near} Give one of {known}.")
+        self._check_layouts(what)
+        memory, cuda_graph = self.memory, self.cuda_graph
+        if memory is not None and (type(memory) is not int or memory < 0):
+            raise ValueError(
+                f"{what}: memory is {memory!r}. Give a whole number of bytes, or None."
+            )
+        if self.overlap not in (True, False, "auto"):
+            raise ValueError(f'{what}: overlap is {self.overlap!r}. Give True, False or "auto".')
+        if self.fuse not in (True, False, "auto"):
+            raise ValueError(f'{what}: fuse is {self.fuse!r}. Give True, False or "auto".')
+        if cuda_graph not in (True, False):
+            raise ValueError(f"{what}: cuda_graph is {cuda_graph!r}. Give True or False.")
+        if cuda_graph and (why := captured.capturer.why_not()):
+            raise ValueError(
+                f"{what}: cuda_graph is True, and {why}.\n  Only a GPU captures what it runs.\n"
+                "  Leave it out, or give cuda_graph=torch.cuda.is_available()."
+            )
+
+    def _check_layouts(self, what: str) -> None:
+        if self.layouts not in (None, "auto"):
+            raise ValueError(f'{what}: layouts is {self.layouts!r}. Give "auto" or None.')
+        if self.layouts == "auto" and importlib.util.find_spec("scipy") is None:
+            raise ImportError(
+                f'{what}: layouts="auto" is solved by scipy, and scipy is not installed.\n'
+                "  pip install scipy, or pip install consistent[auto]; or leave layouts= out."
+            )
+
+
+class Options(TypedDict, total=False):
+    """The same as keywords, for checkers and editors."""
+
+    backend: str
+    fullgraph: bool
+    tell_compiling: bool
+    layouts: str | None
+    memory: int | None
+    overlap: bool | str
+    fuse: bool | str
+    cuda_graph: bool
+
+
+def shows_options(function: _F) -> _F:
+    """Let ``help()`` show each option, with its default, for ``**options`` of ``function``."""
+    signature = inspect.signature(function)
+    kept = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    options = [
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default)
+        for f in dataclasses.fields(CompileOptions)
+    ]
+    function.__signature__ = signature.replace(parameters=[*kept, *options])  # type: ignore
+    return function
