@@ -39,6 +39,11 @@ def sent(program: Program | None) -> Any:
     return [(call.kind, call.op, call.ranks, call.gathered) for call in program.messages()]
 
 
+def apart(name: str) -> str:
+    """Why no rank has a program of the step ``name``."""
+    return f"{name}: ranks could not record the step, or recorded other messages."
+
+
 def fit_together(every: list[Any]) -> bool:
     """Whether every two ranks have the same messages to send each other."""
     if FAILED in every:

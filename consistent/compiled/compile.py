@@ -14,7 +14,7 @@ from typing import Any, Unpack
 import torch
 
 from ..nn.nested import tensors_in
-from .agree import fit_together, gathered, sent, told
+from .agree import apart, fit_together, gathered, sent, told
 from .backends import BACKENDS
 from .errors import CannotRecord
 from .key import key_of, kind_of
@@ -130,23 +130,12 @@ class CompiledStep:
         around = Listening() if self.options.layouts else Around()
         result, made = record(self._how, self._step, args, kwargs, around)
         if isinstance(made, Unsettled):
-            mine: Any = "unsettled"
-        else:
-            mine = sent(made.program)
-        every = gathered(mine)
-        if "unsettled" in every:  # on all ranks alike, so that they go on counting alike
             self._tries[key] = self._tries.get(key, 0) + 1
             if self._tries[key] < TRIES:
                 return result
-            if isinstance(made, Unsettled):
-                made = Recorded.failed(made.text(self.name))
-            else:
-                made = Recorded.failed(f"{self.name}: on another rank each call changes its state.")
-        elif isinstance(made, Recorded) and made.why is None and not fit_together(every):
-            made = Recorded.failed(
-                f"{self.name}: ranks could not record the step, or recorded other messages."
-            )
-        assert isinstance(made, Recorded)
+            made = Recorded.failed(made.text(self.name))
+        elif made.program is not None and not fit_together(gathered(sent(made.program))):
+            made = Recorded.failed(apart(self.name))
         self._number += 1
         self._entries[self._number] = key, made
         if made.why is None:

@@ -11,15 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mirrored.background import has_spare_cores
-from mirrored.transports.default import current
-
 from ..dispatch.plans.shards import is_global
 from ..nn.nested import map_tensors, tensors_in
 from . import captured
-from .bounded import Bound
+from .agree import apart, gathered
 from .captured import replayed
-from .fusing import Fusing
 from .live import listening
 from .opaque import Call
 from .options import CompileOptions
@@ -28,7 +24,7 @@ from .places import Places
 from .program import Program, Source
 from .rates import Rates, Varying
 from .recorder import NodePlace, Recorder, compiling
-from .segments import cut
+from .segments import cut, trace_of
 from .show import text
 from .state import Fact, State, find, same_value
 from .unsettled import Unsettled
@@ -161,10 +157,9 @@ def record(
     kwargs: dict[str, Any],
     around: Around | None = None,
 ) -> tuple[Any, Recorded | Unsettled]:
-    """(the result of ``step(*args, **kwargs)``, its program, or why there is none)."""
-    ranks = tuple(range(current().size))
+    """(the result of ``step(*args, **kwargs)``, its program, or why there is none). There is one on
+    all ranks, or on none."""
     options = how.options
-    beside = options.overlap is True or (options.overlap == "auto" and has_spare_cores(ranks))
     state = find(step, (args, kwargs))
     given = tensors_in((args, kwargs))
     before, graded = Before(state, given), [x.requires_grad for x in given]
@@ -203,32 +198,30 @@ def record(
     changed = [fact.path for fact in [*state.facts, *more] if not fact.holds()] + rates.written()
     if drawn != _drawn_by_python():
         changed.append("the state of Python's or numpy's random numbers")
-    bound = None if options.memory is None else Bound(options.memory)
-    fusing = Fusing(options.fuse is True, options.backend == "ops") if options.fuse else None
-    if changed and recorder.why is None:
-        _absent(bound, fusing)
-        return result, Unsettled(changed)
-    if graded != [x.requires_grad for x in given]:
-        recorder.refuse("an argument requires grad after the step and did not before, or reversed.")
-    writes = places.changes()
-    shown = map_tensors(result, lambda x: places.place_of(x, given))
-    _check_result(recorder, shown)
-    if recorder.why is not None:
-        _absent(bound, fusing)
-        return result, Recorded.failed(recorder.why)
+    is_unsettled = bool(changed) and recorder.why is None
+    if is_unsettled:
+        writes, shown = [], None
+    else:
+        if graded != [x.requires_grad for x in given]:
+            recorder.refuse(
+                "an argument requires grad after the step and did not before, or reversed."
+            )
+        writes = places.changes()
+        shown = map_tensors(result, lambda x: places.place_of(x, given))
+        _check_result(recorder, shown)
+    every = gathered("unsettled" if is_unsettled else recorder.why is None)
+    if "unsettled" in every:  # on all ranks alike, so that they go on counting alike
+        return result, Unsettled(changed if is_unsettled else ())
+    if not all(every):
+        return result, Recorded.failed(recorder.why or apart(how.name))
+    trace = trace_of(recorder, writes, shown, calls)
+    for run in PASSES:
+        run(trace, options)
     backend = how.backend
     if options.cuda_graph:
         backend = replayed(backend, captured.capturer, captured.capturer.device)
-    program = cut(how.name, recorder, writes, shown, calls, backend, PASSES, bound, fusing, beside)
+    program = cut(how.name, recorder, trace, writes, shown, backend)
     return result, Recorded(program, before)
-
-
-def _absent(bound: Bound | None, fusing: Fusing | None) -> None:
-    """Take part in what all ranks decide together, without a program."""
-    if bound is not None:
-        bound.absent()
-    if fusing is not None:
-        fusing.absent()
 
 
 def _drawn_by_python() -> tuple:

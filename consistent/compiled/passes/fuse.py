@@ -13,8 +13,15 @@
 %4 = mm(%3, %1)
 ```
 
-A fusion changes how a message is sent, so all its ranks must do it, or none
-(``compiled/fusing.py``). Where one fusion has taken what another needs, the other is left out.
+A fusion changes how a message is sent, so all its ranks must do it, or none:
+
+```
+each rank     what it could fuse
+all ranks     what all ranks of a message could fuse, and what of it wins: by the cost model
+each rank     fuses that
+```
+
+Where one fusion has taken what another needs, the other is left out.
 """
 
 from __future__ import annotations
@@ -28,10 +35,16 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
-from ...overlap.chunked_matmul import Boxing
+from mirrored.transports.default import current
+
+from ...overlap.chunked_matmul import MOST_CHUNKS, Boxing, chunk_count
+from ...overlap.symmetric_matmul import fused_over
+from ..agree import gathered
 from ..fused.calls import MultipliedSum, MultipliedWhole, Summed
+from ..fused.worth import sum_wins
 from ..opaque import MESSAGE, Call
-from .peak import Count
+from ..options import CompileOptions
+from .peak import Count, remove_dead
 from .products import Product, product_of
 from .tails import BESIDE, Tail, put_before, tail_of
 from .trace import Trace
@@ -62,15 +75,50 @@ class Fusion(NamedTuple):
 
 
 # Called with the number of chunks.
-_Fuse = Callable[[int], None]
+_Run = Callable[[int], None]
 
 
-def fusions(trace: Trace) -> list[Fusion]:
+def fuse(trace: Trace, options: CompileOptions) -> None:
+    """Fuse what all ranks of a message can, and what wins; all that can be, if it is asked for."""
+    if not options.fuse:
+        return
+    remove_dead(trace)
+    mine = _fusions(trace)
+    others = [set(each) for each in gathered(mine)]
+    both = [f for f in mine if all(f in others[rank] for rank in f.ranks)]
+    chosen = {f: chunks for f in both if (chunks := _chunks(f, options))}
+    done = _fuse(trace, chosen)
+    if done:
+        trace.notes.append(f"fuse: {done} messages are one call with the ops beside them")
+
+
+def _chunks(found: Fusion, options: CompileOptions) -> int:
+    """In how many chunks it is done; 0 where it does not win. All its ranks get the same."""
+    always = options.fuse is True
+    if found.specs is not None:
+        if always:
+            return MOST_CHUNKS
+        count = chunk_count(*found.specs)
+        return count if count > 1 or fused_over(*found.specs) else 0
+    if always:
+        return 1
+    assert found.dtype is not None
+    return int(
+        sum_wins(
+            found.kind, found.ops, found.nbytes, found.dtype, len(found.ranks), found.device,
+            one_by_one=options.backend == "ops",
+            shared=found.device == "cuda"
+            and current().shares(found.ranks, "cuda", found.nbytes),
+        )
+    )  # fmt: skip
+
+
+def _fusions(trace: Trace) -> list[Fusion]:
     """What could be fused on this rank, in the order of messages."""
     return [f for at in _numbered(trace) for f, _ in _beside(trace, *at)]
 
 
-def fuse(trace: Trace, chosen: dict[Fusion, int]) -> int:
+def _fuse(trace: Trace, chosen: dict[Fusion, int]) -> int:
     """Fuse these, products in so many chunks. Gives how many messages were fused."""
     done = 0
     for at in _numbered(trace):
@@ -93,7 +141,7 @@ def _numbered(trace: Trace) -> list[tuple[Node, int]]:
     return found
 
 
-def _beside(trace: Trace, message: Node, number: int) -> Iterator[tuple[Fusion, _Fuse]]:
+def _beside(trace: Trace, message: Node, number: int) -> Iterator[tuple[Fusion, _Run]]:
     call = trace.call(message)
     if not call.outs or len(trace.given(message)) != 1:
         return

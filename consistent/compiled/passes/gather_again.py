@@ -8,7 +8,7 @@
                                    %8 = mm(%7, t(%9))
 ```
 
-A gather is a message of several ranks, so they decide together (``compiled/bounded.py``). A
+A gather is a message of several ranks, so they decide together (``bound_memory.py``). A
 repetition is known by two numbers that are alike on all ranks: the place of the gather among the
 messages, and how many messages are before the first that reads it again.
 """

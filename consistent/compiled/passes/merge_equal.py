@@ -20,13 +20,14 @@ from typing import Any
 from torch.fx import Node
 
 from ..opaque import Call
+from ..options import CompileOptions
 from .trace import Trace, memory_of
 
 # What one rank sends in it twice, another may send once.
 _BY_RANK = ("exchange", "broadcast")
 
 
-def merge_equal(trace: Trace) -> None:
+def merge_equal(trace: Trace, _: CompileOptions) -> None:
     """Merge equal messages, in the order in which they are sent. A tensor that was gathered beside
     others is there, too."""
     first: dict[tuple, tuple[Node, int]] = {}  # what a result depends on -> message, its position

@@ -20,15 +20,36 @@ from typing import Any
 
 from torch.fx import Node
 
+from mirrored.background import has_spare_cores
+from mirrored.transports.default import current
+
+from ...spec.bytes_text import bytes_text
 from ..opaque import MESSAGE, SENDING, START_MESSAGE, WAIT_MESSAGE
+from ..options import CompileOptions
 from ..program import LIVE
-from .peak import Count
+from .peak import Count, remove_dead
 from .trace import Trace, memory_of
 
 _AHEAD = 2  # so many of the largest results may be held more than before, if no bound is given
 
 
-def overlap(trace: Trace, most: int | None = None) -> int:
+def overlap(trace: Trace, options: CompileOptions) -> None:
+    """Let messages run beside ops: always, or ("auto") where all ranks have cores to spare."""
+    if not options.overlap:
+        return
+    if options.overlap == "auto" and not has_spare_cores(tuple(range(current().size))):
+        return
+    remove_dead(trace)
+    before = Count(trace).bytes
+    moved = _overlapped(trace, None if options.memory is None else max(options.memory, before))
+    after = Count(trace).bytes
+    trace.notes.append(
+        f"overlap: {moved} messages run beside ops; {bytes_text(after)} held at a time, "
+        f"{bytes_text(before)} before"
+    )
+
+
+def _overlapped(trace: Trace, most: int | None) -> int:
     """Move starts and waits apart. Gives how many messages run beside other ops.
 
     Args:

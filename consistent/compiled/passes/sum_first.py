@@ -15,12 +15,13 @@ import torch
 from torch.fx import Node
 
 from ..opaque import MESSAGE
+from ..options import CompileOptions
 from .trace import Trace, memory_of
 
 _ADDS = (torch.ops.aten.add.Tensor,)
 
 
-def sum_first(trace: Trace) -> None:
+def sum_first(trace: Trace, _: CompileOptions) -> None:
     """Do it wherever both sums are used for nothing else, until nothing changes."""
     changed = True
     while changed:

@@ -38,12 +38,16 @@ class Trace:
         lasting: values that the caller of the step gets, or a place that lasts: what is done with
             them afterwards is not seen here.
         keep_bytes: how much more may be kept alive at a time than the step itself keeps.
+        held: bytes that it held at a time before any pass, if they are bounded.
+        saved: messages that are not sent any more.
+        notes: what passes have done, for people.
     """
 
     graph: Graph
     calls: dict[int, Call]
     lasting: set[Node] = field(default_factory=set)
     keep_bytes: int = 16 << 20
+    held: int = 0
     replaced: dict[Node, Node] = field(default_factory=dict)
     saved: list[Saved] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

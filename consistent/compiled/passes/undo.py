@@ -11,12 +11,13 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
+from ..options import CompileOptions
 from .trace import Trace, memory_of
 
 _aten = torch.ops.aten
 
 
-def undo(trace: Trace) -> None:
+def undo(trace: Trace, _: CompileOptions) -> None:
     """Do it wherever nothing writes into either meanwhile."""
     for node in list(trace.messages()):
         call = trace.call(node)

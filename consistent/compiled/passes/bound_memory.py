@@ -1,0 +1,64 @@
+"""A program that holds no more than so many bytes at a time, where it can.
+
+```
+before other passes   all ranks: the most that one holds         how much merge_equal may keep
+after them            each rank by itself: it sends nothing      passes/recompute
+                      all ranks together, until none is above    passes/gather_again
+```
+"""
+
+from __future__ import annotations
+
+from ...spec.bytes_text import bytes_text
+from ..agree import gathered
+from ..options import CompileOptions
+from .gather_again import Repetition, may_repeat, proposals, repeat
+from .peak import Count, remove_dead
+from .recompute import recompute
+from .trace import Trace
+
+_ROUNDS = 64
+
+
+def leave_room(trace: Trace, options: CompileOptions) -> None:
+    """Let other passes keep only what the bound leaves on the fullest rank."""
+    if options.memory is None:
+        return
+    remove_dead(trace)
+    trace.held = Count(trace).bytes
+    most = max(gathered(trace.held))
+    trace.keep_bytes = min(trace.keep_bytes, max(0, options.memory - most))
+
+
+def bound_memory(trace: Trace, options: CompileOptions) -> None:
+    """Make values again, and gather again, until no more than ``options.memory`` is held."""
+    if options.memory is None:
+        return
+    remove_dead(trace)
+    again = recompute(trace, options.memory)
+    sent = _gather_again(trace, options.memory)
+    again += recompute(trace, options.memory) if sent else 0
+    after = Count(trace).bytes
+    trace.notes.append(
+        f"memory: {bytes_text(trace.held)} held at a time, {bytes_text(after)} after "
+        f"{again} values are made again and {sent} gathered again; "
+        f"the bound is {bytes_text(options.memory)}"
+        + ("" if after <= options.memory else ", and nothing else can be let go of")
+    )
+
+
+def _gather_again(trace: Trace, most: int) -> int:
+    """Repeat gathers that some rank proposes and all can repeat. Gives how many."""
+    sent = 0
+    refused: set[Repetition] = set()
+    for _ in range(_ROUNDS):
+        every = gathered(proposals(trace, most))
+        wanted = sorted({one for mine in every for one in mine} - refused)
+        if not wanted:
+            break
+        if all(gathered(may_repeat(trace, wanted[0]))):
+            repeat(trace, wanted[0])
+            sent += 1
+        else:
+            refused.add(wanted[0])
+    return sent
