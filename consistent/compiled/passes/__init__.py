@@ -15,9 +15,9 @@ from .bound_memory import bound_memory, leave_room
 from .fuse import fuse
 from .merge_equal import merge_equal
 from .overlap import overlap
+from .remove_redundant_gather import remove_redundant_gather
 from .sum_first import sum_first
 from .trace import Saved, Trace
-from .undo import undo
 
 Pass = Callable[[Trace, CompileOptions], None]
 
@@ -28,7 +28,7 @@ PASSES: tuple[Pass, ...] = (
     leave_room,
     # A gather of which only this rank's own part is read is left out, and that part is copied. It
     # comes before merge_equal: a gather that is not needed must not be the one that others join.
-    undo,
+    remove_redundant_gather,
     # Equal messages on equal values are sent once, and the first result is kept for later readers.
     merge_equal,
     # Two sums over ranks that are added are added before, and summed over ranks once. It comes

@@ -112,7 +112,7 @@ def test_an_own_part_is_not_gathered(rank: int) -> None:
 
     program, text = recorded(step, split(7, 4))
     assert program.messages() == [], text
-    assert [saved.why.partition(":")[0] for saved in program.saved] == ["undo"]
+    assert [saved.why.partition(":")[0] for saved in program.saved] == ["remove_redundant_gather"]
 
     def turned(x: Any) -> Any:
         return (torch.tanh(x.to_global(sbp=B).to_global(sbp=S(1))),)

@@ -1,4 +1,4 @@
-"""A part that was gathered and is cut out again is there already.
+"""A gather of which a rank reads only its own part is left out: that part is there already.
 
 ```
 %2 = join(%1)                      %2 = join(%1)     left out if nothing else uses it
@@ -17,7 +17,7 @@ from .trace import Trace, memory_of
 _aten = torch.ops.aten
 
 
-def undo(trace: Trace, _: CompileOptions) -> None:
+def remove_redundant_gather(trace: Trace, _: CompileOptions) -> None:
     """Do it wherever nothing writes into either meanwhile."""
     for node in list(trace.messages()):
         call = trace.call(node)
@@ -39,7 +39,9 @@ def undo(trace: Trace, _: CompileOptions) -> None:
                 trace.replace(user, copy)
                 trace.graph.erase_node(user)
             if not whole.users and whole not in trace.lasting:
-                trace.leave_out(node, "undo: only this rank's own part of it is used")
+                trace.leave_out(
+                    node, "remove_redundant_gather: only this rank's own part of it is used"
+                )
 
 
 def _cut(user: Node, whole: Node, dims: int) -> tuple[int, int, int] | None:
