@@ -15,8 +15,8 @@ from .bound_memory import bound_memory, leave_room
 from .fuse import fuse
 from .merge_equal import merge_equal
 from .overlap import overlap
+from .reassociate_all_reduce import reassociate_all_reduce
 from .remove_redundant_gather import remove_redundant_gather
-from .sum_first import sum_first
 from .trace import Saved, Trace
 
 Pass = Callable[[Trace, CompileOptions], None]
@@ -33,7 +33,7 @@ PASSES: tuple[Pass, ...] = (
     merge_equal,
     # Two sums over ranks that are added are added before, and summed over ranks once. It comes
     # after merge_equal, which can leave one message where two were to be added.
-    sum_first,
+    reassociate_all_reduce,
     # memory=: what is cheap is made again, and what was gathered is gathered again, until the bound
     # is met. It comes after all passes that change which messages are sent: these change what is
     # held, and it repeats some of them on purpose.

@@ -21,7 +21,7 @@ from .trace import Trace, memory_of
 _ADDS = (torch.ops.aten.add.Tensor,)
 
 
-def sum_first(trace: Trace, _: CompileOptions) -> None:
+def reassociate_all_reduce(trace: Trace, _: CompileOptions) -> None:
     """Do it wherever both sums are used for nothing else, until nothing changes."""
     changed = True
     while changed:
@@ -52,7 +52,7 @@ def _tried(trace: Trace, node: Node) -> bool:
     total.meta.update(node.meta)
     trace.replace(node, total)
     trace.graph.erase_node(node)
-    trace.leave_out(a, "sum_first: it is added to another sum, which is sent")
+    trace.leave_out(a, "reassociate_all_reduce: it is added to another sum, which is sent")
     for item in list(b.users):
         trace.graph.erase_node(item)
     trace.graph.erase_node(b)
