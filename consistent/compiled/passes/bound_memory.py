@@ -2,8 +2,8 @@
 
 ```
 before other passes   all ranks: the most that one holds         how much merge_equal may keep
-after them            each rank by itself: it sends nothing      passes/recompute
-                      all ranks together, until none is above    passes/gather_again
+after them            each rank by itself: it sends nothing      passes/rematerialize
+                      all ranks together, until none is above    passes/regather
 ```
 """
 
@@ -12,9 +12,9 @@ from __future__ import annotations
 from ...spec.bytes_text import bytes_text
 from ..agree import gathered
 from ..options import CompileOptions
-from .gather_again import Repetition, may_repeat, proposals, repeat
 from .peak import Count, remove_dead
-from .recompute import recompute
+from .regather import Repetition, may_repeat, proposals, repeat
+from .rematerialize import rematerialize
 from .trace import Trace
 
 _ROUNDS = 64
@@ -35,9 +35,9 @@ def bound_memory(trace: Trace, options: CompileOptions) -> None:
     if options.memory is None:
         return
     remove_dead(trace)
-    again = recompute(trace, options.memory)
-    sent = _gather_again(trace, options.memory)
-    again += recompute(trace, options.memory) if sent else 0
+    again = rematerialize(trace, options.memory)
+    sent = _regather(trace, options.memory)
+    again += rematerialize(trace, options.memory) if sent else 0
     after = Count(trace).bytes
     trace.notes.append(
         f"memory: {bytes_text(trace.held)} held at a time, {bytes_text(after)} after "
@@ -47,7 +47,7 @@ def bound_memory(trace: Trace, options: CompileOptions) -> None:
     )
 
 
-def _gather_again(trace: Trace, most: int) -> int:
+def _regather(trace: Trace, most: int) -> int:
     """Repeat gathers that some rank proposes and all can repeat. Gives how many."""
     sent = 0
     refused: set[Repetition] = set()

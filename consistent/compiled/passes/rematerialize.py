@@ -21,8 +21,8 @@ import torch
 from torch.fx import Node
 
 from ..opaque import DRAWN
-from .again import Again
 from .peak import Count
+from .rematerialization import Rematerialization
 from .trace import Trace
 
 _NAMED = frozenset(
@@ -47,12 +47,12 @@ def is_cheap(node: Node) -> bool:
     return named or op.is_view or torch.Tag.pointwise in op.tags
 
 
-def recompute(trace: Trace, most: int) -> int:
+def rematerialize(trace: Trace, most: int) -> int:
     """Make values again until no more than ``most`` bytes are held at a time, or nothing is left
     that helps. Gives how many."""
     again, count = 0, Count(trace)
     least = count.bytes
-    more: list[Again] = []  # those since the peak was last lowered
+    more: list[Rematerialization] = []  # those since the peak was last lowered
     while count.bytes > most:
         found = _one(trace, count)
         if found is None:
@@ -66,7 +66,7 @@ def recompute(trace: Trace, most: int) -> int:
     return again
 
 
-def _one(trace: Trace, count: Count) -> tuple[Again, Count] | None:
+def _one(trace: Trace, count: Count) -> tuple[Rematerialization, Count] | None:
     """Make one value again that is held at the peak and not read there: the largest that helps."""
     peak = count.peak
     if peak >= len(count.nodes):
@@ -74,7 +74,7 @@ def _one(trace: Trace, count: Count) -> tuple[Again, Count] | None:
     here = count.bytes_at(peak)
     left = _TRIES
     for memory in waiting(count):
-        tried = Again(trace, count, memory, lambda n: count.at[n] > peak, is_cheap)
+        tried = Rematerialization(trace, count, memory, lambda n: count.at[n] > peak, is_cheap)
         if not tried.is_done:
             continue
         after = Count(trace)

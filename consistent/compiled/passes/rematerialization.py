@@ -13,7 +13,7 @@ from .trace import Trace, memory_of
 _MOST = 32  # ops that make one value again
 
 
-class Again:
+class Rematerialization:
     """One memory that is made again for those that read it ``later``.
 
     Args:

@@ -20,9 +20,9 @@ from typing import NamedTuple
 from torch.fx import Node
 
 from ..opaque import MESSAGE
-from .again import Again
 from .peak import Count
-from .recompute import is_cheap, waiting
+from .rematerialization import Rematerialization
+from .rematerialize import is_cheap, waiting
 from .trace import Trace, memory_of
 
 
@@ -78,7 +78,7 @@ def repeat(trace: Trace, one: Repetition) -> None:
     _again(trace, one)
 
 
-def _again(trace: Trace, one: Repetition) -> Again | None:
+def _again(trace: Trace, one: Repetition) -> Rematerialization | None:
     count = Count(trace)
     messages, before = _messages(trace, count)
     if len(messages) != one.count:
@@ -91,7 +91,9 @@ def _again(trace: Trace, one: Repetition) -> Again | None:
     def may(node: Node) -> bool:
         return node is source or is_cheap(node)
 
-    return Again(trace, count, memory_of(item), lambda n: before[count.at[n]] >= one.after, may)
+    return Rematerialization(
+        trace, count, memory_of(item), lambda n: before[count.at[n]] >= one.after, may
+    )
 
 
 def _is_gather(trace: Trace, node: Node) -> bool:
