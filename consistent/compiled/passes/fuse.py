@@ -44,9 +44,9 @@ from ..fused.calls import MultipliedSum, MultipliedWhole, Summed
 from ..fused.worth import sum_wins
 from ..opaque import MESSAGE, Call
 from ..options import CompileOptions
+from .epilogue_fusion import BESIDE, EpilogueMatch, match_epilogue, put_before
+from .matmul_fusion import Product, match_product
 from .peak import Count, remove_dead
-from .products import Product, product_of
-from .tails import BESIDE, Tail, put_before, tail_of
 from .trace import Trace
 
 
@@ -146,22 +146,22 @@ def _beside(trace: Trace, message: Node, number: int) -> Iterator[tuple[Fusion, 
     if not call.outs or len(trace.given(message)) != 1:
         return
     written, device = Count.written(trace), call.outs[0][2].type
-    product = product_of(trace, message, written)
+    product = match_product(trace, message, written)
     if product is not None:
         specs = product.src, product.dst
         known = Fusion(call.ranks, number, product.name, call.kind, device, specs=specs)
         yield known, lambda chunks: _fuse_product(trace, message, product, chunks)
-    tail = tail_of(trace, message, written) if call.is_sum else None
-    if tail is not None:
+    matched = match_epilogue(trace, message, written) if call.is_sum else None
+    if matched is not None:
         (x,) = trace.given(message)
-        name = ", ".join((call.kind, *tail.names))
+        name = ", ".join((call.kind, *matched.names))
         dtype = x.meta["dtype"]
         nbytes = prod(x.meta["shape"]) * dtype.itemsize
-        known = Fusion(call.ranks, number, name, call.kind, device, nbytes, dtype, tail.names)
-        yield known, lambda _: _fuse_tail(trace, message, tail, name)
+        known = Fusion(call.ranks, number, name, call.kind, device, nbytes, dtype, matched.names)
+        yield known, lambda _: _fuse_epilogue(trace, message, matched, name)
 
 
-def _fuse_tail(trace: Trace, message: Node, tail: Tail, name: str) -> None:
+def _fuse_epilogue(trace: Trace, message: Node, matched: EpilogueMatch, name: str) -> None:
     call = trace.call(message)
     given = call.run.arguments  # type: ignore[attr-defined]
     (x,) = trace.given(message)
@@ -170,14 +170,14 @@ def _fuse_tail(trace: Trace, message: Node, tail: Tail, name: str) -> None:
         call.ranks,
         given["dim"] % len(x.meta["shape"]) if cuts else 0,
         tuple(given["sizes"]) if cuts else None,
-        tail.epilogue,
-        tuple(key in tail.beside for key in BESIDE),
-        tail.keeps,
-        tail.dtype,
+        matched.epilogue,
+        tuple(key in matched.beside for key in BESIDE),
+        matched.keeps,
+        matched.dtype,
     )
-    beside = [tail.beside[key] for key in BESIDE if key in tail.beside]
-    made = [tail.at, tail.total] if tail.keeps else [tail.at]
-    _put(trace, message, replace(call, run=run, kind=name), [x, *beside], made, tail.inside)
+    beside = [matched.beside[key] for key in BESIDE if key in matched.beside]
+    made = [matched.at, matched.total] if matched.keeps else [matched.at]
+    _put(trace, message, replace(call, run=run, kind=name), [x, *beside], made, matched.inside)
 
 
 def _fuse_product(trace: Trace, message: Node, product: Product, chunks: int) -> None:

@@ -24,7 +24,7 @@ from ...movement.world import my_coordinate
 from ...overlap.chunked_matmul import MOST_CHUNKS, Boxing
 from ...spec import B, P, Split, TensorSpec
 from ..opaque import Call
-from .tails import is_before, stretch
+from .epilogue_fusion import is_before, stretch
 from .trace import Trace, memory_of
 
 _aten = torch.ops.aten
@@ -54,7 +54,7 @@ class Product:
     is_first: bool
 
 
-def product_of(trace: Trace, message: Node, written: set[Any]) -> Product | None:
+def match_product(trace: Trace, message: Node, written: set[Any]) -> Product | None:
     """The product beside a message that boxes one tensor in one move; None if there is none, or if
     it cannot be cut in chunks."""
     specs, items = message.meta.get("boxing"), list(message.users)

@@ -37,7 +37,7 @@ BESIDE = ("bias", "residual", "weight", "norm_bias")
 
 
 @dataclass
-class Tail:
+class EpilogueMatch:
     """Args:
     at: the value that the kernel gives.
     total: what the activation and the norm are given; ``at`` where there is neither.
@@ -66,7 +66,7 @@ def stretch(trace: Trace, message: Node) -> Iterator[Node]:
         node = node.next
 
 
-def tail_of(trace: Trace, message: Node, written: set[Any]) -> Tail | None:
+def match_epilogue(trace: Trace, message: Node, written: set[Any]) -> EpilogueMatch | None:
     """What follows the one result of ``message``; None where the kernel can do none of it.
 
     Args:
@@ -75,58 +75,58 @@ def tail_of(trace: Trace, message: Node, written: set[Any]) -> Tail | None:
     items = list(message.users)
     if len(items) != 1 or not items[0].meta["shape"] or items[0].meta["dtype"] not in _SUMMED:
         return None
-    tail = _Matching(trace, message, items[0], written).found()
-    return tail if tail.names and tail.at.meta.get("contiguous") else None
+    matched = _EpilogueMatcher(trace, message, items[0], written).found()
+    return matched if matched.names and matched.at.meta.get("contiguous") else None
 
 
-class _Matching:
+class _EpilogueMatcher:
     """One sum, and how far the kernel follows it."""
 
     def __init__(self, trace: Trace, message: Node, item: Node, written: set[Any]) -> None:
         self._trace, self._message, self._written = trace, message, written
         self._after = set(stretch(trace, message))
-        self._tail = Tail(item, item)
+        self._match = EpilogueMatch(item, item)
 
-    def found(self) -> Tail:
+    def found(self) -> EpilogueMatch:
         if self._reduced_again():
-            return self._tail
+            return self._match
         for step in (self._scale, self._bias, self._residual):
             step()
-        self._tail.total = self._tail.at
-        total = self._tail.total
+        self._match.total = self._match.at
+        total = self._match.total
         if memory_of(total) not in self._written and total.meta.get("contiguous"):
             inside = self._activation() | self._norm()
-            self._tail.keeps = bool(inside) and (
+            self._match.keeps = bool(inside) and (
                 total in self._trace.lasting or not set(total.users) <= inside
             )
         self._cast()
-        return self._tail
+        return self._match
 
     # -- one op at a time --------------------------------------------------------------------------
 
     def _scale(self) -> None:
-        node = self._only_user(self._tail.at)
+        node = self._only_user(self._match.at)
         if node is None or node.kwargs or len(node.args) != 2:
             return
         a, b = node.args
-        number = b if a is self._tail.at else a
+        number = b if a is self._match.at else a
         if not isinstance(number, int | float) or isinstance(number, bool):
             return
         if node.target in _TIMES:
             self._take(node, "scale", Epilogue(scale=float(number)))
-        elif node.target in _BY and a is self._tail.at and number != 0:
+        elif node.target in _BY and a is self._match.at and number != 0:
             self._take(node, "scale", Epilogue(scale=1 / number))
 
     def _bias(self) -> None:
-        shape = self._tail.at.meta["shape"]
+        shape = self._match.at.meta["shape"]
         if len(shape) > 1:
             self._added("bias", shape[-1:])
 
     def _residual(self) -> None:
-        self._added("residual", self._tail.at.meta["shape"])
+        self._added("residual", self._match.at.meta["shape"])
 
     def _added(self, name: str, shape: tuple[int, ...]) -> None:
-        at = self._tail.at
+        at = self._match.at
         node = self._only_user(at)
         if node is None or node.target is not _aten.add.Tensor or node.kwargs:
             return
@@ -136,42 +136,44 @@ class _Matching:
 
     def _activation(self) -> set[Node]:
         """What it is done by."""
-        at = self._tail.at
+        at = self._match.at
         done = [node for node in at.users if node in self._after and _activation(node)]
         if len(done) != 1 or done[0].args[0] is not at:
             return set()
         name = _activation(done[0])
-        self._take(done[0], name, replace(self._tail.epilogue, activation=name))
+        self._take(done[0], name, replace(self._match.epilogue, activation=name))
         return set(done)
 
     def _norm(self) -> set[Node]:
         """The same."""
-        tail = self._tail
-        if "bias" in tail.beside and len(tail.at.meta["shape"]) < 2:
+        matched = self._match
+        if "bias" in matched.beside and len(matched.at.meta["shape"]) < 2:
             return set()
         for match in NORMS:
-            for node in tail.at.users:
+            for node in matched.at.users:
                 found = match(node)
                 if found is not None and self._fits(found):
-                    self._take(found.out, found.name, found.epilogue(tail.epilogue), **found.beside)
-                    tail.inside |= found.inside
+                    self._take(
+                        found.out, found.name, found.epilogue(matched.epilogue), **found.beside
+                    )
+                    matched.inside |= found.inside
                     return found.inside
         return set()
 
     def _fits(self, norm: Norm) -> bool:
-        tail, call = self._tail, self._trace.call(self._message)
-        shape = tail.at.meta["shape"]
+        matched, call = self._match, self._trace.call(self._message)
+        shape = matched.at.meta["shape"]
         if not norm.inside <= self._after or not 0 < norm.normalized <= len(shape):
             return False
         inner = norm.inside - {norm.out}
         read_elsewhere = any(not set(n.users) <= norm.inside for n in inner)
         if read_elsewhere or inner & self._trace.lasting:
             return False
-        if tail.at is not tail.total and not self._is_alone(tail.at, norm.inside):
+        if matched.at is not matched.total and not self._is_alone(matched.at, norm.inside):
             return False  # the kernel does not give what the activation gave
         if any(memory_of(n) in self._written - norm.writes for n in inner if memory_of(n)):
             return False
-        if tail.beside.get("bias") is not None and norm.normalized > 1:
+        if matched.beside.get("bias") is not None and norm.normalized > 1:
             return False
         if call.kind == "reduce_scatter":
             cut = call.run.arguments["dim"] % len(shape)  # type: ignore[attr-defined]
@@ -181,21 +183,21 @@ class _Matching:
         return all(self._is_beside(x, own, norm.out) for x in norm.beside.values())
 
     def _cast(self) -> None:
-        tail = self._tail
-        node = self._only_user(tail.at)
-        if node is None or node.target is not _aten._to_copy.default or tail.keeps:
+        matched = self._match
+        node = self._only_user(matched.at)
+        if node is None or node.target is not _aten._to_copy.default or matched.keeps:
             return
-        wide = _WIDE.get(tail.at.meta["dtype"])
+        wide = _WIDE.get(matched.at.meta["dtype"])
         if wide is None or node.kwargs.get("dtype") is not wide:
             return
         if set(node.kwargs) <= {"dtype", "layout", "device"}:
             self._take(node, "cast")
-            tail.dtype = wide
+            matched.dtype = wide
 
     def _reduced_again(self) -> bool:
         """The kernel of the sum, given what a message has summed: so a step is recorded that is
         planned to read every rank's addend."""
-        at = self._tail.at
+        at = self._match.at
         node = self._only_user(at)
         if node is None or node.target is not _REDUCED.default:
             return False
@@ -220,17 +222,17 @@ class _Matching:
         keeps = bool(given.get("keep_total")) and 1 in items
         total = items[1] if keeps else items[0]
         inside = {node, *items.values()}
-        self._tail = Tail(items[0], total, epilogue, beside, names, None, keeps, inside)
+        self._match = EpilogueMatch(items[0], total, epilogue, beside, names, None, keeps, inside)
         return True
 
     # -- who reads what ----------------------------------------------------------------------------
 
     def _take(self, node: Node, name: str, epilogue: Any = None, **beside: Any) -> None:
-        tail = self._tail
-        tail.at, tail.names = node, (*tail.names, name)
-        tail.inside.add(node)
-        tail.epilogue = epilogue or tail.epilogue
-        tail.beside |= {key: x for key, x in beside.items() if x is not None}
+        matched = self._match
+        matched.at, matched.names = node, (*matched.names, name)
+        matched.inside.add(node)
+        matched.epilogue = epilogue or matched.epilogue
+        matched.beside |= {key: x for key, x in beside.items() if x is not None}
 
     def _only_user(self, node: Node) -> Node | None:
         """The one op that reads it, near its message, where nothing writes into it."""
@@ -246,7 +248,7 @@ class _Matching:
     def _is_beside(self, x: Any, shape: tuple[int, ...] | None, reader: Node) -> bool:
         """Whether ``x`` has these sizes, and what ``reader`` reads of it is there before the
         message."""
-        if not isinstance(x, Node) or x.meta.get("dtype") is not self._tail.at.meta["dtype"]:
+        if not isinstance(x, Node) or x.meta.get("dtype") is not self._match.at.meta["dtype"]:
             return False
         if shape is not None and x.meta.get("shape") != tuple(shape):
             return False
