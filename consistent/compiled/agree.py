@@ -39,7 +39,7 @@ def sent(program: Program | None) -> Any:
     return [(call.kind, call.op, call.ranks, call.gathered) for call in program.messages()]
 
 
-def apart(name: str) -> str:
+def no_program(name: str) -> str:
     """Why no rank has a program of the step ``name``."""
     return f"{name}: ranks could not record the step, or recorded other messages."
 

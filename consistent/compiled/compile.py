@@ -14,7 +14,7 @@ from typing import Any, Unpack
 import torch
 
 from ..nn.nested import tensors_in
-from .agree import apart, fit_together, gathered, sent, told
+from .agree import fit_together, gathered, no_program, sent, told
 from .backends import BACKENDS
 from .errors import CannotRecord
 from .key import key_of, kind_of
@@ -135,7 +135,7 @@ class CompiledStep:
                 return result
             made = Recorded.failed(made.text(self.name))
         elif made.program is not None and not fit_together(gathered(sent(made.program))):
-            made = Recorded.failed(apart(self.name))
+            made = Recorded.failed(no_program(self.name))
         self._number += 1
         self._entries[self._number] = key, made
         if made.why is None:

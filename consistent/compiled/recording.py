@@ -14,7 +14,7 @@ import torch
 from ..dispatch.plans.shards import is_global
 from ..nn.nested import map_tensors, tensors_in
 from . import captured
-from .agree import apart, gathered
+from .agree import gathered, no_program
 from .captured import replayed
 from .live import listening
 from .opaque import Call
@@ -213,7 +213,7 @@ def record(
     if "unsettled" in every:  # on all ranks alike, so that they go on counting alike
         return result, Unsettled(changed if is_unsettled else ())
     if not all(every):
-        return result, Recorded.failed(recorder.why or apart(how.name))
+        return result, Recorded.failed(recorder.why or no_program(how.name))
     trace = trace_of(recorder, writes, shown, calls)
     for run in PASSES:
         run(trace, options)

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.fx import GraphModule
 
-from .apart import Run
 from .inductor import Inductor
+from .unalias_outputs import Run
 
 Backend = Callable[[GraphModule, Sequence[torch.Tensor]], Run]
 

@@ -14,10 +14,10 @@ from torch.fx import GraphModule
 
 from mirrored.readable import is_utf8, readable
 
-from .apart import Run, apart
 from .form import Form, Number, form_of
 from .in_order import TAG, keep_in_order
-from .numbers import keep_numbers
+from .realize_scalars import realize_scalars
+from .unalias_outputs import Run, unalias_outputs
 
 _log = logging.getLogger(__name__)
 _MOST_FORMS = 16  # whose code is kept for further sizes
@@ -43,7 +43,7 @@ class Inductor:
         import torch.compiler.config
 
         keep_in_order()
-        graph = keep_numbers(graph, inputs)
+        graph = realize_scalars(graph, inputs)
         caches: Any = torch.compiler.config
         tag = {"cache_key_tag": f"{caches.cache_key_tag}; {TAG}"}
         with config.patch(fallback_random=True), caches.patch(tag):
@@ -119,4 +119,4 @@ def _cannot_run() -> bool:
 def _by_numbers(graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
     from torch._inductor.compile_fx import compile_fx
 
-    return apart(graph, compile_fx(graph, list(inputs)))  # type: ignore[arg-type]
+    return unalias_outputs(graph, compile_fx(graph, list(inputs)))  # type: ignore[arg-type]

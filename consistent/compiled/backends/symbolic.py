@@ -27,8 +27,8 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-from .apart import Run, apart
 from .form import Form, Number, fill, lies, strides_of
+from .unalias_outputs import Run, unalias_outputs
 
 _aten = torch.ops.aten
 # Where a number may be a tensor: it is rounded to the dtype of the result in any case.
@@ -77,7 +77,7 @@ class Symbolic:
         self._shapes = ShapeEnv(duck_shape=False)
         symbols = [_symbol(self._shapes, i, n) for i, n in enumerate(self._given(form.numbers))]
         lifted = _Lifted(form, self._ints, symbols, self._floats)
-        self._run = apart(graph, lifted.compiled(graph, inputs, self._shapes))
+        self._run = unalias_outputs(graph, lifted.compiled(graph, inputs, self._shapes))
         self._dtypes = lifted.dtypes
         self._guards = self._shapes.produce_guards_expression(symbols, ignore_static=False)
 

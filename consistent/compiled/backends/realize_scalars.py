@@ -1,4 +1,4 @@
-"""Numbers that Inductor computes once, and not again for each element that they are used for.
+"""Realize scalars: Inductor computes them once, and not again for each element that reads them.
 
 ```
 %5 = 1 - 0.9 ** step                        %5 = 1 - 0.9 ** step
@@ -48,7 +48,7 @@ def _teach_inductor() -> None:
         return x
 
 
-def keep_numbers(graph: GraphModule, inputs: Sequence[Tensor]) -> GraphModule:
+def realize_scalars(graph: GraphModule, inputs: Sequence[Tensor]) -> GraphModule:
     """``graph``, in which numbers that follow from ``inputs`` are kept where ops on larger tensors
     read them. Results and the order of ops are the same."""
     if any(x.device.type != "cpu" for x in inputs):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from consistent.compiled.backends.numbers import KEPT, keep_numbers
+from consistent.compiled.backends.realize_scalars import KEPT, realize_scalars
 from tests.twins import randn
 
 
@@ -39,7 +39,7 @@ def _decayed(x: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
 def test_a_number_that_follows_from_inputs_is_kept_before_a_larger_op_reads_it() -> None:
     x, step = randn(6), torch.tensor(3.0)
     graph = _recorded(_decayed, x, step)
-    made = keep_numbers(graph, [x, step])
+    made = realize_scalars(graph, [x, step])
     assert _ops(made) == [
         "add_ = add_.Tensor(step_1)",
         "pow_1 = pow.Scalar(add_)",
@@ -53,7 +53,7 @@ def test_a_number_that_follows_from_inputs_is_kept_before_a_larger_op_reads_it()
 
 def test_values_and_what_is_written_are_the_same() -> None:
     x, step = randn(6), torch.tensor(3.0)
-    made = keep_numbers(_recorded(_decayed, x, step.clone()), [x, step])
+    made = realize_scalars(_recorded(_decayed, x, step.clone()), [x, step])
     own = step.clone()
     torch.testing.assert_close(made(x, own), _decayed(x, step))
     assert own == step == 4
@@ -61,7 +61,7 @@ def test_values_and_what_is_written_are_the_same() -> None:
 
 def test_numbers_in_kernels_of_a_gpu_stay_where_they_are() -> None:
     graph = _recorded(_decayed, randn(6), torch.tensor(3.0))
-    assert keep_numbers(graph, [torch.empty(6, device="meta")]) is graph
+    assert realize_scalars(graph, [torch.empty(6, device="meta")]) is graph
 
 
 def test_the_op_keeps_what_torch_asks_of_ops() -> None:

@@ -1,4 +1,4 @@
-"""Results that lie apart where those of the recorded ops did."""
+"""Un-alias outputs: results share memory only where those of the recorded ops did."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..memory import has_memory, storage_of
 Run = Callable[..., Sequence[torch.Tensor]]
 
 
-def apart(graph: GraphModule, run: Run) -> Run:
+def unalias_outputs(graph: GraphModule, run: Run) -> Run:
     """``run``, whose results lie in one memory only where those of the recorded ops did.
 
     Inductor leaves out copies of what it made, even where several results are such copies: they
