@@ -10,7 +10,7 @@ from dataclasses import InitVar, dataclass
 from typing import Any, TypedDict, TypeVar
 
 from ..spec.nearest import suggestion
-from . import captured
+from . import cuda_graphs
 from .backends import BACKENDS
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -77,7 +77,7 @@ class CompileOptions:
             raise ValueError(f'{what}: fuse is {self.fuse!r}. Give True, False or "auto".')
         if cuda_graph not in (True, False):
             raise ValueError(f"{what}: cuda_graph is {cuda_graph!r}. Give True or False.")
-        if cuda_graph and (why := captured.capturer.why_not()):
+        if cuda_graph and (why := cuda_graphs.capturer.why_not()):
             raise ValueError(
                 f"{what}: cuda_graph is True, and {why}.\n  Only a GPU captures what it runs.\n"
                 "  Leave it out, or give cuda_graph=torch.cuda.is_available()."

@@ -13,9 +13,9 @@ import torch
 
 from ..dispatch.plans.shards import is_global
 from ..nn.nested import map_tensors, tensors_in
-from . import captured
+from . import cuda_graphs
 from .agree import gathered, no_program
-from .captured import replayed
+from .cuda_graphs import replayed
 from .live import listening
 from .opaque import Call
 from .options import CompileOptions
@@ -219,7 +219,7 @@ def record(
         run(trace, options)
     backend = how.backend
     if options.cuda_graph:
-        backend = replayed(backend, captured.capturer, captured.capturer.device)
+        backend = replayed(backend, cuda_graphs.capturer, cuda_graphs.capturer.device)
     program = cut(how.name, recorder, trace, writes, shown, backend)
     return result, Recorded(program, before)
 

@@ -18,7 +18,7 @@ from torch import nn
 
 import consistent
 from benchmarks.device_time import wait
-from consistent.compiled import captured
+from consistent.compiled import cuda_graphs
 from consistent.spec import B, Placement, S
 from tests.consistent.compiled.recorded_graphs import RecordedGraphs
 from tests.gpu.world import World, start
@@ -125,7 +125,7 @@ def main() -> None:
     world = start(__doc__)
     torch.set_default_dtype(torch.float64)
     if world.device == "cpu":
-        captured.capturer = RecordedGraphs
+        cuda_graphs.capturer = RecordedGraphs
     compare(world)
     if world.device == "cpu":
         world.expect("replay" in RecordedGraphs.done, "nothing was replayed")

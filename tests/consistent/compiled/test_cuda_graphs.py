@@ -15,9 +15,9 @@ from torch.fx import Graph, GraphModule
 
 import consistent
 from consistent import B, Placement, S
-from consistent.compiled import captured
-from consistent.compiled.captured.cut import cut
-from consistent.compiled.captured.replayed import MOST
+from consistent.compiled import cuda_graphs
+from consistent.compiled.cuda_graphs.cut import cut
+from consistent.compiled.cuda_graphs.replayed import MOST
 from consistent.compiled.opaque import MESSAGE
 from tests.consistent.compiled.recorded_graphs import RecordedGraphs
 from tests.consistent.compiled.steps import beside
@@ -31,12 +31,12 @@ _aten = torch.ops.aten
 @contextmanager
 def stand_in(fails: str = "") -> Iterator[list[str]]:
     """In place of CUDA graphs; gives what is done."""
-    before, done = captured.capturer, []
-    captured.capturer = type("Ours", (RecordedGraphs,), {"done": done, "fails": fails})
+    before, done = cuda_graphs.capturer, []
+    cuda_graphs.capturer = type("Ours", (RecordedGraphs,), {"done": done, "fails": fails})
     try:
         yield done
     finally:
-        captured.capturer = before
+        cuda_graphs.capturer = before
 
 
 def _plan(rank: int, plan: Any, rows: int) -> list[str]:
