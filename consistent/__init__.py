@@ -12,7 +12,7 @@ from . import pipeline as pipelines
 from .autograd.leaves import no_sync
 from .compiled import CannotRecord
 from .compiled import compile_step as compile
-from .compiled.together import use_chooser
+from .compiled.layout_search import use_chooser
 from .doctor import owners as _owners
 from .movement.check_mode import check_mode
 from .movement.plain_values import plain_may_differ
@@ -58,7 +58,7 @@ placement = Placement
 
 _owners.check(*(_Path(path).resolve().parent for path in (__file__, _mirrored.__file__)))
 install_with_first_tensor()
-use_chooser(lambda chain: import_module(".auto.together", __name__).chosen(chain))
+use_chooser(lambda chain: import_module(".auto.layout_search", __name__).chosen(chain))
 use_search(lambda *given: import_module(".auto.layouts.search", __name__).best_plan(*given))
 
 nn.Graph, nn.graph, nn.pipeline = step.Graph, step, pipelines.pipeline

@@ -18,12 +18,12 @@ from .agree import fit_together, gathered, no_program, sent, told
 from .backends import BACKENDS
 from .errors import CannotRecord
 from .key import key_of, kind_of
+from .layout_search import Trial
+from .layout_search.trial import Following, Listening
 from .options import CompileOptions, Options, shows_options
 from .rates import Varying
 from .recording import Around, How, Recorded, record
 from .show import save_page
-from .together import Trial
-from .together.trial import Following, Listening
 from .unsettled import Unsettled
 
 # What a rank is about to do, where it runs none of its programs.

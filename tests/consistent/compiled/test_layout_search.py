@@ -11,7 +11,7 @@ from torch import nn
 
 import consistent
 from consistent import B, Placement, S
-from consistent.compiled.together import trial
+from consistent.compiled.layout_search import trial
 from tests.consistent.compiled.steps import beside
 from tests.consistent.compiled.test_steps import batches as tokens
 from tests.consistent.compiled.test_steps import planned

@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Sequence
 
 from ...boxing.plan import boxing_bytes
-from ...compiled.together.chain import CHOSEN, MOVE, Chain, Step
+from ...compiled.layout_search.chain import CHOSEN, MOVE, Chain, Step
 from ...rules.candidates import candidates
 from ...rules.choose import Choice, choose
 from ...rules.signature import Call, Signature

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...compiled.together.chain import CHOSEN, Chain, Decision, Solution
+from ...compiled.layout_search.chain import CHOSEN, Chain, Decision, Solution
 from ...rules.signature import Call
 from ..layouts.figures import figures_of
 from ..layouts.problem import Option

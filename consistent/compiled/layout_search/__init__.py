@@ -2,7 +2,7 @@
 
 ```
 2nd call   recorded; each global op is noted, with what it reads       listen, chain
-           one choice for each op that sends less in all               auto/together (integers)
+           one choice for each op that sends less in all               auto/layout_search (integers)
 3rd call   recorded again, each op with its choice                     follow
 later      the program of the two that sends less                      trial
 ```
