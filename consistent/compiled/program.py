@@ -25,8 +25,8 @@ from ..dispatch.plans.shards import attach, is_global
 from ..forms.random import generator
 from ..nn.moving.carry import forgetting
 from ..nn.nested import map_each
-from .drawing import signed
 from .opaque import SENDING, Call, known, shape_of
+from .random_op import signed
 from .watching import Pieces, Watching, watchers
 
 _Off = torch._C.DisableTorchFunction

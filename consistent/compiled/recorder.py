@@ -30,12 +30,12 @@ from ..nn import gather_ahead
 from ..nn.nested import map_tensors, tensors_in
 from ..spec import TensorSpec
 from .agreeing import Agreed, may_raise
-from .drawing import Drawing, signed
 from .errors import CannotRecord
 from .memory import Memory, geometry, has_memory, held_by, is_contiguous, storage_of
 from .messages import Noting
 from .opaque import DRAWN, MESSAGE, START, WAIT, Call, shape_of
 from .program import LIVE, Source
+from .random_op import RandomOp, signed
 from .state import Slot
 
 _aten = torch.ops.aten
@@ -418,7 +418,7 @@ class Recorder(TorchDispatchMode):
         made = [values[0]] if filled else [out]
         call = Call(
             f"{func} {offset} {map_tensors(values[: at - 1], shape_of)!r} {values[at + 1 :]!r}",
-            Drawing(func, values, at, offset, filled),
+            RandomOp(func, values, at, offset, filled),
             tuple(map(shape_of, made)),
         )
         self.calls[call.number] = call

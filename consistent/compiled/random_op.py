@@ -12,7 +12,7 @@ def signed(seed: int) -> int:
     return seed - (1 << 64) if seed >= 1 << 63 else seed
 
 
-class Drawing:
+class RandomOp:
     """A random op of ours, so many draws after the beginning of its segment."""
 
     def __init__(self, func: Any, values: list[Any], at: int, offset: int, filled: bool) -> None:
