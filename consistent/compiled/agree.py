@@ -14,8 +14,8 @@ from .program import Program
 FAILED = "failed"
 
 
-def told(number: int) -> list[int]:
-    """That of every rank."""
+def number_of_each(number: int) -> list[int]:
+    """The ``number`` of every rank, by one small tensor, in order of rank."""
     transport = current()
     if transport.size == 1:
         return [number]

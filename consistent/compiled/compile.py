@@ -14,7 +14,7 @@ from typing import Any, Unpack
 import torch
 
 from ..nn.nested import tensors_in
-from .agree import fit_together, gathered, no_program, sent, told
+from .agree import fit_together, gathered, no_program, number_of_each, sent
 from .backends import BACKENDS
 from .errors import CannotRecord
 from .key import key_of, kind_of
@@ -121,7 +121,7 @@ class CompiledStep:
     def _agree(self, number: int) -> int:
         """What all ranks do. They differ where shapes of plain tensors do: then all run the step as
         it is written, and record it the next time."""
-        numbers = told(number)
+        numbers = number_of_each(number)
         return number if len(set(numbers)) == 1 else min(_RECORD, *numbers)
 
     # -- recording ---------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ def _call(number: int) -> Call:
     return _thread.calls[number]
 
 
-def told(number: int) -> tuple[list[int], str]:
+def result_sizes(number: int) -> tuple[list[int], str]:
     """(sizes, kinds) of the results of what ``number`` stands for."""
     outs = _call(number).outs
     kinds = [f"{str(dtype)[6:]} {len(shape)} {device}" for shape, dtype, device in outs]

@@ -22,7 +22,7 @@ from torch.fx import GraphModule, Node
 
 from ..listing import is_item
 from ..memory import storage_of
-from ..opaque import DRAWN, MESSAGE, WAIT_MESSAGE, told
+from ..opaque import DRAWN, MESSAGE, WAIT_MESSAGE, result_sizes
 
 Number = int | float
 _TOLD = (MESSAGE, WAIT_MESSAGE, DRAWN)
@@ -81,7 +81,7 @@ def fill(
         return (other(node.args[0]), node.args[1]), {}  # type: ignore[arg-type]
     if node.target in _TOLD:
         at = 2 if node.target is DRAWN else 1
-        args = (*args, *told(args[at]))  # type: ignore[arg-type]
+        args = (*args, *result_sizes(args[at]))  # type: ignore[arg-type]
 
     def filled(x: Any) -> Any:
         if isinstance(x, Node):
