@@ -23,10 +23,10 @@ from torch.fx import GraphModule
 from ..dispatch.plans.gradients import set_raw_grad
 from ..dispatch.plans.shards import attach, is_global
 from ..forms.random import generator
+from ..forms.seeds import signed
 from ..nn.moving.carry import forgetting
 from ..nn.nested import map_each
 from .opaque import SENDING, Call, known, shape_of
-from .random_op import signed
 from .watching import Pieces, Watching, watchers
 
 _Off = torch._C.DisableTorchFunction

@@ -7,11 +7,6 @@ from typing import Any
 import torch
 
 
-def signed(seed: int) -> int:
-    """The same 64 bits as torch's int holds them."""
-    return seed - (1 << 64) if seed >= 1 << 63 else seed
-
-
 class RandomOp:
     """A random op of ours, so many draws after the beginning of its segment."""
 

@@ -25,6 +25,7 @@ from mirrored.transports.faults.place import user_line
 from ..dispatch.plans.shards import is_global
 from ..dispatch.running import agreed, whole_call
 from ..forms.random import draw, generator
+from ..forms.seeds import signed
 from ..movement.run import observers
 from ..nn import gather_ahead
 from ..nn.nested import map_tensors, tensors_in
@@ -35,7 +36,7 @@ from .memory import Memory, geometry, has_memory, held_by, is_contiguous, storag
 from .messages import Noting
 from .opaque import DRAWN, MESSAGE, START, WAIT, Call, shape_of
 from .program import LIVE, Source
-from .random_op import RandomOp, signed
+from .random_op import RandomOp
 from .state import Slot
 
 _aten = torch.ops.aten

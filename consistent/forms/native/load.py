@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..seeds import signed
+
 __all__ = [
     "bernoulli_",
     "cauchy_",
@@ -35,15 +37,10 @@ _ops = torch.ops.consistent
 Ints = Sequence[int] | None
 
 
-def _signed(number: int) -> int:
-    """The same 64 bits as torch's `int` holds them: seeds reach up to 2^64."""
-    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
-
-
 def _where(x: Tensor, seed: int, counter: int, starts: Ints, logical_sizes: Ints) -> tuple:
     if starts is None:
         starts = [0] * x.dim()
-    return _signed(seed), counter, starts, x.shape if logical_sizes is None else logical_sizes
+    return signed(seed), counter, starts, x.shape if logical_sizes is None else logical_sizes
 
 
 def uniform_(
@@ -181,7 +178,7 @@ def randperm(
     n: int, *, seed: int, counter: int, device: torch.device | str | None = None
 ) -> Tensor:
     """A permutation of 0 .. n-1 as int64, the same on every rank and device."""
-    return _ops.randperm(n, _signed(seed), counter, device=torch.device(device) if device else None)
+    return _ops.randperm(n, signed(seed), counter, device=torch.device(device) if device else None)
 
 
 def reduce_shards(

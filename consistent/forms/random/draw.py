@@ -24,6 +24,7 @@ from ...spec import Coordinate, P, Placement, TensorSpec
 from ..native import load
 from ..refused import need
 from ..registry import Shards, form
+from ..seeds import signed
 from . import generator
 from .generator import RngState
 
@@ -39,8 +40,7 @@ def key_from(given: torch.Generator | None, what: str, placement: Placement | No
     """
     if given is None:
         seed, counter = generator.next_key(what, placement)
-        # The native ops take 64 bits as a signed int.
-        return RngState(seed - (1 << 64) if seed >= 1 << 63 else seed, counter)
+        return RngState(signed(seed), counter)
     _compare(given, what, placement)
     return RngState(int(torch.randint(1 << 62, (), generator=given, device=given.device)), 0)
 
