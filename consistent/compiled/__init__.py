@@ -3,7 +3,7 @@
 ```
 step --2nd call--> recorder     ops on shards, messages, random numbers, in order
                        |        memory.py: which value is in which memory
-                       v        state.py: where parameters, buffers, gradients are kept
+                       v        reached.py: where parameters, buffers, gradients are kept
                    program      segments of ops, and calls that run as they are written between them
                        |
                    passes/      equal messages merged, ...

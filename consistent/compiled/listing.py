@@ -86,9 +86,9 @@ def _rows(program: Program, part: Segment, fresh: Iterator[int]) -> Iterator[Row
     inputs = (node for node in nodes if node.op == "placeholder")
     for node, number in zip(inputs, part.inputs, strict=True):
         names[node] = f"%{number}"
-    for number, source in part.reads:
-        text = f"%{number} = {_source(source)}"
-        yield _read(text, source.x)
+    for number, read in part.reads:
+        text = f"%{number} = {_read_text(read)}"
+        yield _read(text, read.x)
     numbers = iter(part.outputs)
     returned: Any = next(n for n in nodes if n.op == "output").args[0]
     outs = {node: f"%{next(numbers)}" for node in returned}
@@ -105,7 +105,7 @@ def _rows(program: Program, part: Segment, fresh: Iterator[int]) -> Iterator[Row
         yield row(program, node, names)
     for write in part.writes:
         value = "None" if write.value is None else f"%{write.value.value}"
-        yield Row("put", f"put {value} into {write.slot.path}")
+        yield Row("put", f"put {value} into {write.source.path}")
     if part.live is not None:
         yield Row("live", f"call {part.text} as it is written", name=part.text)
 
@@ -157,12 +157,12 @@ def _row(program: Program, node: Node, names: dict[Node, str]) -> Row:
     return Row("op", text, layout, where, held=sum(map(_held, results)), name=name)
 
 
-def _source(source: Any) -> str:
-    if source.kind == "slot":
-        return f"read {source.at.path}"
-    if source.kind == "argument":
-        return f"argument {source.at}"
-    return "read the learning rate" if source.kind == "rate" else "read seed and count of draws"
+def _read_text(read: Any) -> str:
+    if read.kind == "source":
+        return f"read {read.at.path}"
+    if read.kind == "argument":
+        return f"argument {read.at}"
+    return "read the learning rate" if read.kind == "rate" else "read seed and count of draws"
 
 
 def is_item(node: Node) -> bool:

@@ -15,10 +15,10 @@ import torch
 from mirrored.transports.base.unseen import unseen
 
 from ..nn.nested import tensors_in
-from .program import Source
+from .program import Read
 from .rates import Rates, Varying
+from .reached import Reached
 from .recorder import Recorder
-from .state import State
 
 _BY_TENSORS = (torch.optim.Adam, torch.optim.AdamW)
 _MISSING: Any = object()
@@ -27,7 +27,7 @@ _MISSING: Any = object()
 @contextmanager
 def listening(
     recorder: Recorder,
-    state: State,
+    reached: Reached,
     rates: Rates,
     changes: Callable[[], list[Any]],
     know: Callable[[], None],
@@ -74,15 +74,15 @@ def listening(
         return called
 
     with ExitStack() as stack:
-        for optimizer in state.optimizers:
+        for optimizer in reached.optimizers:
             name = f"{type(optimizer).__name__}.step"
             by_tensors = _is_by_tensors(optimizer) and optimizer not in varying
             made = traced(optimizer) if by_tensors else live(optimizer, "step", name)
             stack.enter_context(_put(optimizer, "step", made))
-        for schedule in state.schedules:
+        for schedule in reached.schedules:
             name = f"{type(schedule).__name__}.step"
             stack.enter_context(_put(schedule, "step", live(schedule, "step", name)))
-        for scaler in state.scalers:
+        for scaler in reached.scalers:
             for method in ("step", "update", "unscale_"):
                 made = live(scaler, method, f"GradScaler.{method}")
                 stack.enter_context(_put(scaler, method, made))
@@ -131,7 +131,7 @@ def _by_tensors(recorder: Recorder, optimizer: Any) -> Iterator[None]:
             with unseen():
                 rate = torch.tensor(float(group["lr"]), dtype=torch.float64)
             recorder.keep(rate)
-            recorder.know(Source("rate", group, rate), rate)
+            recorder.know(Read("rate", group, rate), rate)
             group["lr"] = rate
         group["capturable"] = True
     try:

@@ -8,52 +8,53 @@ import torch
 
 from ..dispatch.plans.shards import is_global
 from .memory import has_memory, storage_of
-from .program import Source
+from .program import Read
+from .reached import Reached
 from .recorder import NodePlace, Recorder, Writes
-from .state import State
 
 
 class Places:
     """The places of a step's state, and what was in them when last looked."""
 
-    def __init__(self, recorder: Recorder, state: State) -> None:
-        self._recorder, self._slots = recorder, state.slots
-        self._seen: list[Any] = [None] * len(state.slots)
-        self._memories: list[Any] = [None] * len(state.slots)
+    def __init__(self, recorder: Recorder, reached: Reached) -> None:
+        self._recorder, self._sources = recorder, reached.sources
+        self._seen: list[Any] = [None] * len(reached.sources)
+        self._memories: list[Any] = [None] * len(reached.sources)
 
     def know(self) -> None:
         """Take note of what is there."""
-        for i, slot in enumerate(self._slots):
-            now = slot.read()
+        for i, source in enumerate(self._sources):
+            now = source.read()
             if isinstance(now, torch.Tensor):
                 memory = storage_of(now) if has_memory(now) else None
                 if now is not self._seen[i] or memory != self._memories[i]:
-                    self._recorder.know(Source("slot", slot, now), now)
+                    self._recorder.know(Read("source", source, now), now)
                 self._memories[i] = memory
             self._seen[i] = now
 
     def changes(self) -> Writes:
         """What was put into places since then."""
         writes = []
-        for i, slot in enumerate(self._slots):
-            now = slot.read()
+        for i, source in enumerate(self._sources):
+            now = source.read()
             if now is self._seen[i]:
                 if isinstance(now, torch.Tensor) and has_memory(now):
                     if storage_of(now) != self._memories[i]:
                         self._recorder.refuse(
-                            f"{slot.path} was given other memory (x.data = ...).\n"
+                            f"{source.path} was given other memory (x.data = ...).\n"
                             "  Write into it: x.data.copy_(...)."
                         )
                 continue
             self._seen[i] = now
             if now is None:
-                writes.append((slot, None))
+                writes.append((source, None))
             elif isinstance(now, torch.Tensor):
                 self._memories[i] = storage_of(now) if has_memory(now) else None
-                writes.append((slot, self._made(now)))
+                writes.append((source, self._made(now)))
             else:
                 self._recorder.refuse(
-                    f"{slot.path} holds a tensor before the step and {type(now).__name__} after it."
+                    f"{source.path} holds a tensor before the step and {type(now).__name__} after "
+                    "it."
                 )
         return writes
 
@@ -66,9 +67,9 @@ class Places:
         for i, other in enumerate(given):
             if x is other:
                 return NodePlace(None, argument=i)
-        for slot, other in zip(self._slots, self._seen, strict=True):
+        for source, other in zip(self._sources, self._seen, strict=True):
             if x is other:
-                return NodePlace(None, slot=slot)
+                return NodePlace(None, source=source)
         if x.requires_grad and not self._recorder.ran_backward:
             self._recorder.refuse(
                 "the step returns a tensor that requires grad, and runs no backward.\n"

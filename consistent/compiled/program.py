@@ -46,13 +46,13 @@ class Like(NamedTuple):
     bytes: int
 
 
-class Source:
+class Read:
     """Where a program reads a value from.
 
     Args:
-        kind: "argument", "slot", "rate" (a learning rate that is a number), or "key" (seed and
+        kind: "argument", "source", "rate" (a learning rate that is a number), or "key" (seed and
             draws so far).
-        at: the argument's position, the Slot, or the group of the optimizer.
+        at: the argument's position, the Source, or the group of the optimizer.
         x: the tensor that was there when the step was recorded; once it was, what it was like. Of
             a rate, the tensor that it is put into.
         segment: of a key.
@@ -61,21 +61,21 @@ class Source:
     def __init__(self, kind: str, at: Any = None, x: Any = None, segment: int = 0) -> None:
         self.kind, self.at, self.x, self.segment = kind, at, x, segment
 
-    def recorded(self) -> Source:
+    def recorded(self) -> Read:
         """The same for a program, which keeps none of the tensors that it was recorded with."""
-        if self.kind not in ("argument", "slot"):
+        if self.kind not in ("argument", "source"):
             return self
         sizes, dtype, _ = shape_of(self.x)
         held = math.prod(sizes) * dtype.itemsize
         spec = self.x._spec if is_global(self.x) else None
-        return Source(self.kind, self.at, Like(spec, dtype, tuple(self.x.shape), held))
+        return Read(self.kind, self.at, Like(spec, dtype, tuple(self.x.shape), held))
 
     def read(self, arguments: Sequence[torch.Tensor]) -> torch.Tensor:
         """The tensor that is there now."""
         match self.kind:
             case "argument":
                 return arguments[self.at]
-            case "slot":
+            case "source":
                 return self.at.read()
             case "rate":
                 return self.x.fill_(self.at["lr"])
@@ -87,19 +87,19 @@ class Source:
 @dataclass(frozen=True)
 class Place:
     """Where a tensor comes from: a value of the program, with its spec if it is a global tensor; or
-    the very object that is an argument, or that a slot holds."""
+    the very object that is an argument, or that a source holds."""
 
     value: int | None
     spec: Any = None
     argument: int | None = None
-    slot: Any = None
+    source: Any = None
 
     def get(self, values: Sequence[Any], arguments: Sequence[torch.Tensor]) -> Any:
         """The tensor."""
         if self.argument is not None:
             return arguments[self.argument]
-        if self.slot is not None:
-            return self.slot.read()
+        if self.source is not None:
+            return self.source.read()
         assert self.value is not None
         x = values[self.value].detach()
         return x if self.spec is None else attach(x, self.spec)
@@ -107,19 +107,19 @@ class Place:
 
 @dataclass(frozen=True)
 class Write:
-    """What is put into a slot; nothing where ``value`` is None."""
+    """What is put into a source; nothing where ``value`` is None."""
 
-    slot: Any
+    source: Any
     value: Place | None
 
     def run(self, values: Sequence[Any]) -> None:
         """Put it there."""
         x = None if self.value is None else self.value.get(values, ())
-        if isinstance(self.slot.store, torch.Tensor) and is_global(self.slot.store):
+        if isinstance(self.source.store, torch.Tensor) and is_global(self.source.store):
             if x is not None:
-                set_raw_grad(self.slot.store, x)
+                set_raw_grad(self.source.store, x)
                 return
-        self.slot.write(x)
+        self.source.write(x)
 
 
 @dataclass
@@ -137,7 +137,7 @@ class Segment:
     graph: GraphModule
     inputs: list[int]
     outputs: list[int]
-    reads: list[tuple[int, Source]]
+    reads: list[tuple[int, Read]]
     writes: list[Write]
     draws: int
     live: Callable[[], Any] | None = None
@@ -192,8 +192,8 @@ class Program:
         values: list[Any] = [None] * self.count
         with torch.no_grad(), known(self.calls, watch):
             for number, part in enumerate(self.segments):
-                for i, source in part.reads:
-                    values[i] = source.read(arguments)
+                for i, read in part.reads:
+                    values[i] = read.read(arguments)
                 with _Off():
                     inputs = part.shards([values[i] for i in part.inputs])
                     run = part.compiled

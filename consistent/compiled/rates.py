@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from .state import Fact, State, is_number
+from .guards import Guard, is_number
+from .reached import Reached
 
 Optimizer = torch.optim.Optimizer
 
@@ -72,8 +73,8 @@ class Rates:
     schedules may use them in their own steps; where the step itself does, a program is for that
     number alone."""
 
-    def __init__(self, state: State) -> None:
-        self._state, self._optimizers = state, state.optimizers
+    def __init__(self, reached: Reached) -> None:
+        self._reached, self._optimizers = reached, reached.optimizers
         self._asked: set[tuple[int, Any]] = set()
         self._asked_schedules: set[int] = set()
         self._before = self._now()
@@ -91,15 +92,15 @@ class Rates:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Inside, groups and schedules note who asks."""
-        classes = [type(schedule) for schedule in self._state.schedules]
-        for schedule, cls in zip(self._state.schedules, classes, strict=True):
+        classes = [type(schedule) for schedule in self._reached.schedules]
+        for schedule, cls in zip(self._reached.schedules, classes, strict=True):
             schedule.__class__ = _watching(cls, self._asked_of)
         self._put(True)
         try:
             yield
         finally:
             self._put(False)
-            for schedule, cls in zip(self._state.schedules, classes, strict=True):
+            for schedule, cls in zip(self._reached.schedules, classes, strict=True):
                 schedule.__class__ = cls
 
     def _asked_of(self, schedule: Any, kept: dict[str, Any], name: str) -> None:
@@ -132,19 +133,19 @@ class Rates:
             keys = before.keys() | now.keys()
             self._changed |= {key for key in keys if before.get(key) != now.get(key)}
 
-    def facts(self, live: set[int]) -> list[Fact]:
-        """Those of the facts of optimizers and schedules that a program is for: what the step asked
-        for, and all but the rates of optimizers that are not among the ``live``."""
-        of_schedules = self._state.of_schedules
+    def guards(self, live: set[int]) -> list[Guard]:
+        """The guards of optimizers and schedules: what the step asked for, and all but the rates of
+        optimizers that are not among the ``live``."""
+        of_schedules = self._reached.of_schedules
         asked = [
             f for key in of_schedules if key in self._asked_schedules for f in of_schedules[key]
         ]
         return asked + [
-            fact
-            for optimizer, facts in self._state.of_optimizers.items()
-            for fact in facts
-            if (id(fact.store), fact.key) in self._asked
-            or (optimizer not in live and fact.key != "lr")
+            guard
+            for optimizer, guards in self._reached.of_optimizers.items()
+            for guard in guards
+            if (id(guard.store), guard.key) in self._asked
+            or (optimizer not in live and guard.key != "lr")
         ]
 
     def written(self) -> list[str]:

@@ -35,9 +35,9 @@ from .errors import CannotRecord
 from .memory import Memory, geometry, has_memory, held_by, is_contiguous, storage_of
 from .messages import Noting
 from .opaque import DRAWN, MESSAGE, START, WAIT, Call, shape_of
-from .program import LIVE, Source
+from .program import LIVE, Read
 from .random_op import RandomOp
-from .state import Slot
+from .sources import Source
 
 _aten = torch.ops.aten
 _Off = torch._C.DisableTorchFunction
@@ -57,15 +57,15 @@ _SPLITS = (torch.tensor_split, torch.Tensor.tensor_split)
 @dataclass(frozen=True)
 class NodePlace:
     """Where a tensor comes from: a value of the recording, with its spec if it is a global tensor;
-    or the very object that is an argument, or that a slot holds."""
+    or the very object that is an argument, or that a source holds."""
 
     node: Node | None
     spec: Any = None
     argument: int | None = None
-    slot: Any = None
+    source: Any = None
 
 
-Writes = list[tuple[Slot, NodePlace | None]]  # what is put into slots; nothing where it is None
+Writes = list[tuple[Source, NodePlace | None]]  # what is put into sources; nothing where it is None
 
 
 class Recorder(TorchDispatchMode):
@@ -79,7 +79,7 @@ class Recorder(TorchDispatchMode):
         self.live_objects: set[int] = set()
         self.graph = Graph()
         self.calls = calls
-        self.sources: dict[Node, Source] = {}
+        self.reads: dict[Node, Read] = {}
         self.constants: dict[str, torch.Tensor] = {}
         self.memory = Memory()
         self._fixed: set[Node] = set()  # values that follow from sizes alone
@@ -94,10 +94,10 @@ class Recorder(TorchDispatchMode):
 
     # -- what is there before the step ------------------------------------------------------------
 
-    def know(self, source: Source, x: torch.Tensor) -> None:
-        """``x`` can be read from ``source``."""
+    def know(self, read: Read, x: torch.Tensor) -> None:
+        """``x`` can be read by ``read``."""
         if self.memory.find(x) is None:
-            self.memory.put(x, source)
+            self.memory.put(x, read)
 
     def node_of(self, x: torch.Tensor) -> Node:
         """The node whose value ``x`` is.
@@ -106,14 +106,14 @@ class Recorder(TorchDispatchMode):
             CannotRecord: it is not known where the tensor comes from.
         """
         found = self.memory.find(x)
-        if isinstance(found, Source):
+        if isinstance(found, Read):
             return self._read(found, x)
         if found is not None:
             self._describe(found, x)  # shards become global after they are made
             return found
         base = self.memory.base(x)
         if base is not None:
-            whole = self._read(base, None) if isinstance(base, Source) else base
+            whole = self._read(base, None) if isinstance(base, Read) else base
             with _Off():
                 offset, size, stride, *_ = geometry(x)
                 where = (list(size), list(stride), offset)
@@ -127,11 +127,11 @@ class Recorder(TorchDispatchMode):
             "  Pass it to the step as an argument, or register it as a buffer."
         )
 
-    def _read(self, source: Source, x: torch.Tensor | None) -> Node:
-        node = self.graph.placeholder(f"read_{len(self.sources)}")
-        self.sources[node] = source
-        self.memory.put(source.x if x is None else x, node)
-        self._describe(node, source.x if x is None else x)
+    def _read(self, read: Read, x: torch.Tensor | None) -> Node:
+        node = self.graph.placeholder(f"read_{len(self.reads)}")
+        self.reads[node] = read
+        self.memory.put(read.x if x is None else x, node)
+        self._describe(node, read.x if x is None else x)
         return node
 
     def keep(self, x: Any) -> None:
@@ -435,11 +435,11 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _key(self) -> Node:
-        for node, source in self.sources.items():
-            if source.kind == "key" and source.segment == self._segment():
+        for node, read in self.reads.items():
+            if read.kind == "key" and read.segment == self._segment():
                 return node
-        node = self.graph.placeholder(f"key_{len(self.sources)}")
-        self.sources[node] = Source("key", segment=self._segment())
+        node = self.graph.placeholder(f"key_{len(self.reads)}")
+        self.reads[node] = Read("key", segment=self._segment())
         return node
 
     def _segment(self) -> int:
@@ -471,7 +471,7 @@ class Recorder(TorchDispatchMode):
     # -- calls that stay as they are ---------------------------------------------------------------
 
     def live(
-        self, run: Callable[[], Any], text: str, writes: list[tuple[Slot, NodePlace | None]]
+        self, run: Callable[[], Any], text: str, writes: list[tuple[Source, NodePlace | None]]
     ) -> Any:
         """``run()`` as a line of its own: it is called as it is written, every time."""
         node = self.graph.call_function(LIVE, (len(self._objects),))

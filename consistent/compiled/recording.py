@@ -11,37 +11,32 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..dispatch.plans.shards import is_global
 from ..nn.nested import map_tensors, tensors_in
 from . import cuda_graphs
 from .agree import gathered, no_program
 from .cuda_graphs import replayed
+from .guards import Guards
 from .live import listening
 from .opaque import Call
 from .options import CompileOptions
 from .passes import PASSES
 from .places import Places
-from .program import Program, Source
+from .program import Program, Read
 from .rates import Rates, Varying
+from .reached import find
 from .recorder import NodePlace, Recorder, compiling
 from .segments import cut, trace_of
 from .show import text
-from .state import Fact, State, find, same_value
 from .unsettled import Unsettled
-
-_Off = torch._C.DisableTorchFunction
-_T = torch.Tensor
-_device = torch.Tensor.device.__get__  # type: ignore[attr-defined]
-_ABSENT: Any = object()
 
 
 class Recorded:
     """A program, and what it was recorded with; or why there is none."""
 
     def __init__(
-        self, program: Program | None, before: Before | None = None, why: str | None = None
+        self, program: Program | None, guards: Guards | None = None, why: str | None = None
     ) -> None:
-        self.program, self._before, self.why = program, before, why
+        self.program, self._guards, self.why = program, guards, why
 
     @classmethod
     def failed(cls, why: str) -> Recorded:
@@ -50,7 +45,7 @@ class Recorded:
 
     def fits(self, given: Sequence[torch.Tensor]) -> bool:
         """Whether all that the step can reach is as it was recorded with."""
-        return self._before is None or self._before.holds(given)
+        return self._guards is None or self._guards.holds(given)
 
     def run(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The result of the step."""
@@ -59,68 +54,6 @@ class Recorded:
 
     def __str__(self) -> str:
         return f"not a program: {self.why}" if self.program is None else text(self.program)
-
-
-class Before:
-    """What was there before a step. It is compared before each run, in as few calls as can be."""
-
-    def __init__(self, state: State, given: Sequence[torch.Tensor]) -> None:
-        self._slots = state.slots
-        tensors = self._now()
-        with _Off():
-            self._likes = [_like(x) for x in tensors]
-            self._shared = _sharing([*tensors, *given])
-        self._in_dicts: list[tuple[dict, Any, Any]] = []
-        self._others: list[Fact] = []
-        self.add(state.facts)
-
-    def add(self, facts: Sequence[Fact]) -> None:
-        """Compare these, too."""
-        for fact in facts:
-            if type(fact.store) is dict and not fact.is_asked:
-                self._in_dicts.append((fact.store, fact.key, fact.value))
-            else:
-                self._others.append(fact)
-
-    def holds(self, given: Sequence[torch.Tensor]) -> bool:
-        """Whether facts are the same, slots hold tensors like those, and share memory as those."""
-        for store, key, value in self._in_dicts:
-            now = store.get(key, _ABSENT)
-            if now is not value and not same_value(now, value):
-                return False
-        if not all(fact.holds() for fact in self._others):
-            return False
-        tensors = self._now()
-        with _Off():
-            for x, like in zip(tensors, self._likes):
-                if _like(x) != like:
-                    return False
-            return _sharing([*tensors, *given]) == self._shared
-
-    def _now(self) -> list[Any]:
-        return [slot.read() for slot in self._slots]
-
-
-def _sharing(tensors: list[Any]) -> list[int]:
-    """Of each slot and argument, the first one that lies in the same memory."""
-    first: dict[int, int] = {}
-    found = []
-    for i, x in enumerate(tensors):
-        if isinstance(x, torch.Tensor) and x.layout is torch.strided:
-            found.append(first.setdefault(_T.untyped_storage(x)._cdata, i))
-        else:
-            found.append(-1)
-    return found
-
-
-def _like(x: Any) -> Any:
-    """The kind of a slot's tensor: its layout, its size, and whether it requires grad."""
-    if not isinstance(x, torch.Tensor):
-        return None
-    if x.layout is not torch.strided:
-        return x.layout, x.shape, x.requires_grad
-    spec = x._spec if is_global(x) else None  # type: ignore[attr-defined]
-    return spec, _T.size(x), _T.stride(x), x.requires_grad, x.dtype, _device(x), x.grad_fn is None
 
 
 class How(NamedTuple):
@@ -160,23 +93,24 @@ def record(
     """(the result of ``step(*args, **kwargs)``, its program, or why there is none). There is one on
     all ranks, or on none."""
     options = how.options
-    state = find(step, (args, kwargs))
+    reached = find(step, (args, kwargs))
     given = tensors_in((args, kwargs))
-    before, graded = Before(state, given), [x.requires_grad for x in given]
+    guards = Guards(reached.guards, reached.sources, given)
+    graded = [x.requires_grad for x in given]
     calls: dict[int, Call] = {}
     recorder = Recorder(how.name, calls)
-    places = Places(recorder, state)
-    if state.refused:
-        recorder.refuse(f"{state.refused[0]}.\n  A program would not notice if it changed.")
+    places = Places(recorder, reached)
+    if reached.refused:
+        recorder.refuse(f"{reached.refused[0]}.\n  A program would not notice if it changed.")
     for i, x in enumerate(given):
-        recorder.know(Source("argument", i, x), x)
+        recorder.know(Read("argument", i, x), x)
     places.know()
     drawn = _drawn_by_python()
-    rates, around = Rates(state), around or Around()
-    how.varying.note(state.optimizers)
+    rates, around = Rates(reached), around or Around()
+    how.varying.note(reached.optimizers)
     try:
         with (
-            listening(recorder, state, rates, places.changes, places.know, how.varying),
+            listening(recorder, reached, rates, places.changes, places.know, how.varying),
             rates.watched(),
             recorder.recording(),
             compiling(options.tell_compiling),
@@ -192,10 +126,10 @@ def record(
                 "here, call consistent.compile(..., tell_compiling=False)."
             )
         raise
-    around.ended([result, *(slot.read() for slot in state.slots)])
-    more = rates.facts(recorder.live_objects)
-    before.add(more)
-    changed = [fact.path for fact in [*state.facts, *more] if not fact.holds()] + rates.written()
+    around.ended([result, *(source.read() for source in reached.sources)])
+    more = rates.guards(recorder.live_objects)
+    guards.add(more)
+    changed = [each.path for each in [*reached.guards, *more] if not each.holds()] + rates.written()
     if drawn != _drawn_by_python():
         changed.append("the state of Python's or numpy's random numbers")
     is_unsettled = bool(changed) and recorder.why is None
@@ -221,7 +155,7 @@ def record(
     if options.cuda_graph:
         backend = replayed(backend, cuda_graphs.capturer, cuda_graphs.capturer.device)
     program = cut(how.name, recorder, trace, writes, shown, backend)
-    return result, Recorded(program, before)
+    return result, Recorded(program, guards)
 
 
 def _drawn_by_python() -> tuple:

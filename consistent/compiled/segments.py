@@ -12,7 +12,7 @@ from ..nn.nested import each_in, map_each
 from .opaque import Call
 from .parts import part_of
 from .passes import Trace
-from .program import LIVE, Place, Program, Segment, Source, Write
+from .program import LIVE, Place, Program, Read, Segment, Write
 from .recorder import NodePlace, Recorder, Writes
 
 
@@ -38,7 +38,7 @@ def cut(
         return place if node is None else replace(place, node=trace.replaced.get(node, node))
 
     ends: list[Writes] = [
-        [(slot, None if place is None else settled(place)) for slot, place in each]
+        [(source, None if place is None else settled(place)) for source, place in each]
         for each in _ends(recorder, writes)
     ]
     result = map_each(result, NodePlace, settled)
@@ -74,18 +74,18 @@ class _Cutting:
         )
         own = [n for n in piece if n in later or n in ending]
         graph = part_of(piece, given, own, recorder.constants)
-        reads: list[tuple[int, Source]] = []
+        reads: list[tuple[int, Read]] = []
         for n in dict.fromkeys([*given, *ending]):
             if n.op == "placeholder" and n not in self._read:
                 self._read.add(n)
-                reads.append((self._number(n), recorder.sources[n].recorded()))
+                reads.append((self._number(n), recorder.reads[n].recorded()))
         self.segments.append(
             Segment(
                 graph,
                 [self._number(n) for n in given],
                 [self._number(n) for n in own],
                 reads,
-                [Write(slot, None if p is None else self.place(p)) for slot, p in end],
+                [Write(source, None if p is None else self.place(p)) for source, p in end],
                 recorder.drawn() if live is None else live.meta["draws"],
                 None if live is None else recorder.objects[live.args[0]],
                 "" if live is None else live.meta["text"],
@@ -95,7 +95,7 @@ class _Cutting:
     def place(self, place: NodePlace) -> Place:
         """The same with the number of its value."""
         at = None if place.node is None else self._number(place.node)
-        return Place(at, place.spec, place.argument, place.slot)
+        return Place(at, place.spec, place.argument, place.source)
 
     def _number(self, node: Node) -> int:
         return self.numbers.setdefault(node, len(self.numbers))

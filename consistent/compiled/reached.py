@@ -1,8 +1,8 @@
 """Where a step keeps what lasts between its calls: found by walking from what it can reach.
 
 ```
-slot    a tensor, and where it is kept: read anew before every run, so it may be replaced
-fact    a number, a word, a length, which object is where: what the program was recorded with, and
+source  a tensor, and where it is kept: read again before every run, so it may be replaced
+guard   a number, a word, a length, which object is where: what the program was recorded with, and
         what it may not change
 ```
 
@@ -21,157 +21,63 @@ import types
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+from .guards import SIMPLE, Guard, is_number
+from .sources import Asked, Attributes, Source
+
 MOST = 200_000  # values that are looked at
 MOST_BYTES = 1 << 16  # of an array of numpy, which are compared before each run
-_SIMPLE = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device, complex)
 _LIBRARIES = ("consistent", "mirrored", "torch")
 _LOOKED_INTO = "consistent.step."  # a graph, its config and its optimizers
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OF_TORCH = frozenset(vars(torch.nn.Module())) - {"training"}
-_ABSENT: Any = object()
 _Item = tuple[str, Any, Any, Any]  # path, store, key, value
-
-
-class Slot(NamedTuple):
-    """A place that holds a tensor.
-
-    Args:
-        store: a dict, list, tuple, cell, or the leaf whose gradient it is.
-        key: the name, index or key in it.
-        path: for messages, ``model.0.weight``.
-    """
-
-    store: Any
-    key: Any
-    path: str
-
-    def read(self) -> Any:
-        """What is there now."""
-        return _read(self.store, self.key)
-
-    def write(self, value: Any) -> None:
-        """Put ``value`` there."""
-        if isinstance(self.store, torch.Tensor):
-            self.store.grad = value
-        elif isinstance(self.store, types.CellType):
-            self.store.cell_contents = value
-        elif isinstance(self.store, _Attributes):
-            setattr(self.store.owner, self.key, value)
-        else:
-            self.store[self.key] = value
-
-
-class Fact(NamedTuple):
-    """A place that holds a number, a word, or an object by which the program was recorded; or
-    something that is asked of the store."""
-
-    store: Any
-    key: Any
-    path: str
-    value: Any
-
-    def holds(self) -> bool:
-        """Whether it is as it was: the same object, or the same number or word."""
-        now = _read(self.store, self.key)
-        return now is self.value or same_value(now, self.value, self.is_asked)
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether it is not what is at a key, but something that is asked of the store."""
-        return isinstance(self.key, _Asked)
-
-
-def same_value(now: Any, before: Any, by_value: bool = False) -> bool:
-    """Whether both are the same number or word, or tuples of the same; other objects only
-    ``by_value``."""
-    if type(before) is tuple and type(now) is tuple and is_number(before):
-        return len(now) == len(before) and all(map(same_value, now, before))
-    by_value = by_value or isinstance(before, _SIMPLE)
-    return by_value and type(now) is type(before) and bool(now == before)
-
-
-def is_number(x: Any) -> bool:
-    """Whether ``x`` is a number or a word, or a tuple of them."""
-    return all(map(is_number, x)) if type(x) is tuple else isinstance(x, _SIMPLE)
-
-
-class _Asked:
-    """A key that stands for something that is asked of the store."""
-
-    def __init__(self, ask: Callable[[Any], Any]) -> None:
-        self.ask = ask
-
-
-_LENGTH, _MEMBERS = _Asked(len), _Asked(frozenset)
-_BYTES = _Asked(lambda array: (array.shape, array.dtype.str, array.tobytes()))
-_MODULE_HOOKS = _Asked(lambda module: tuple(tuple(getattr(module, name)) for name in _HOOKS))
-_LEAF_HOOKS = _Asked(
+_LENGTH, _MEMBERS = Asked(len), Asked(frozenset)
+_BYTES = Asked(lambda array: (array.shape, array.dtype.str, array.tobytes()))
+_MODULE_HOOKS = Asked(lambda module: tuple(tuple(getattr(module, name)) for name in _HOOKS))
+_LEAF_HOOKS = Asked(
     lambda x: (tuple(x._backward_hooks or ()), tuple(x._post_accumulate_grad_hooks or ()))
 )
 
 
-class _Attributes(NamedTuple):
-    """Attributes that are in no dict: those of classes, functions, and objects with slots."""
-
-    owner: Any
-
-
-def _read(store: Any, key: Any) -> Any:
-    if type(key) is _Asked:
-        return key.ask(store)
-    kind = type(store)
-    if kind is dict:
-        return store.get(key, _ABSENT)
-    if kind is _Attributes:
-        return getattr(store.owner, key, _ABSENT)
-    if isinstance(store, torch.Tensor):
-        return store.grad
-    if kind is types.CellType:
-        return store.cell_contents
-    if isinstance(store, list | tuple | deque):
-        return store[key] if key < len(store) else _ABSENT
-    return store.get(key, _ABSENT)
-
-
 @dataclass
-class State:
+class Reached:
     """All that was found.
 
     Args:
-        of_schedules: schedule -> its own facts, which count where the step asks for them.
+        of_schedules: schedule -> its own guards, which count where the step asks for them.
         of_optimizers: optimizer -> the numbers of its groups. Rates count where the step asks for
             them; the others also where the optimizer is recorded: called as it is written, it
             reads them anew.
         refused: paths of what cannot be compared, and why.
     """
 
-    slots: list[Slot] = field(default_factory=list)
-    facts: list[Fact] = field(default_factory=list)
+    sources: list[Source] = field(default_factory=list)
+    guards: list[Guard] = field(default_factory=list)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     schedules: list[Any] = field(default_factory=list)
     scalers: list[Any] = field(default_factory=list)
-    of_schedules: dict[int, list[Fact]] = field(default_factory=dict)
-    of_optimizers: dict[int, list[Fact]] = field(default_factory=dict)
+    of_schedules: dict[int, list[Guard]] = field(default_factory=dict)
+    of_optimizers: dict[int, list[Guard]] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
 
 
-def find(step: Callable[..., Any], given: Any) -> State:
+def find(step: Callable[..., Any], given: Any) -> Reached:
     """What ``step`` can reach, called with ``given``."""
     walk = _Walk()
     walk.arguments(given)
     walk.visit(step, "step", None, None)
     walk.gradients()
-    return walk.state
+    return walk.reached
 
 
 class _Walk:
     def __init__(self) -> None:
-        self.state = State()
+        self.reached = Reached()
         self._seen: set[int] = set()
         self._alive: list[Any] = []
         self._leaves: dict[int, tuple[Any, str]] = {}
@@ -182,7 +88,7 @@ class _Walk:
         self._count += 1
         if self._count > MOST:
             if self._count == MOST + 1:
-                self.state.refused.append(
+                self.reached.refused.append(
                     f"more than {MOST} values can be reached, the last at {path}"
                 )
             return
@@ -190,8 +96,8 @@ class _Walk:
             self._tensor(value, path, store, key)
             return
         if store is not None:
-            self.state.facts.append(Fact(store, key, path, value))
-        if isinstance(value, _SIMPLE) or type(value).__module__ == "builtins" and callable(value):
+            self.reached.guards.append(Guard(store, key, path, value))
+        if isinstance(value, SIMPLE) or type(value).__module__ == "builtins" and callable(value):
             if not isinstance(value, type | types.FunctionType | types.MethodType):
                 return
         if id(value) in self._seen:
@@ -199,8 +105,8 @@ class _Walk:
         self._seen.add(id(value))
         self._alive.append(value)
         for name, at, where, x in self._inside(value, path):
-            if type(where) is _Asked:
-                self.state.facts.append(Fact(at, where, name, x))
+            if type(where) is Asked:
+                self.reached.guards.append(Guard(at, where, name, x))
             else:
                 self.visit(x, name, at, where)
 
@@ -214,16 +120,16 @@ class _Walk:
                 self.arguments(x)
         elif isinstance(value, torch.Tensor):
             self._leaf(value, "argument")
-        elif not isinstance(value, _SIMPLE):
+        elif not isinstance(value, SIMPLE):
             self.visit(value, "argument", None, None)
 
     def _tensor(self, x: torch.Tensor, path: str, store: Any, key: Any) -> None:
-        if store is not None and id(x) in self._seen:  # it is in another slot, too
-            self.state.facts.append(Fact(store, key, path, x))
+        if store is not None and id(x) in self._seen:  # it is in another source, too
+            self.reached.guards.append(Guard(store, key, path, x))
         elif store is not None:
             self._seen.add(id(x))
             self._alive.append(x)
-            self.state.slots.append(Slot(store, key, path))
+            self.reached.sources.append(Source(store, key, path))
         self._leaf(x, path)
 
     # -- what is in a value ------------------------------------------------------------------------
@@ -233,13 +139,13 @@ class _Walk:
         if isinstance(value, torch.nn.Module):
             return self._module(value, path)
         if isinstance(value, torch.optim.Optimizer):
-            self.state.optimizers.append(value)
+            self.reached.optimizers.append(value)
             return self._optimizer(value, path)
         if isinstance(value, torch.optim.lr_scheduler.LRScheduler):
             return self._schedule(value, path)
         if isinstance(value, torch.amp.GradScaler):
-            self.state.scalers.append(value)
-            simple = (*_SIMPLE, torch.Tensor)
+            self.reached.scalers.append(value)
+            simple = (*SIMPLE, torch.Tensor)
             kept = vars(value)
             return ((f"{path}.{n}", kept, n, x) for n, x in kept.items() if isinstance(x, simple))
         if isinstance(value, list | tuple | deque):
@@ -266,7 +172,7 @@ class _Walk:
         if where == "numpy":
             return self._array(value, path)
         if isinstance(value, Iterator):
-            self.state.refused.append(f"{path} is an iterator, which each call may advance")
+            self.reached.refused.append(f"{path} is an iterator, which each call may advance")
             return iter(())
         own = where.startswith(_LOOKED_INTO) or isinstance(value, types.SimpleNamespace)
         if not own and (where.partition(".")[0] in _LIBRARIES or _is_standard(where)):
@@ -280,13 +186,13 @@ class _Walk:
             names = vars(cls).get("__slots__", ())
             for name in (names,) if isinstance(names, str) else names:
                 if hasattr(value, name) and name not in ("__dict__", "__weakref__"):
-                    yield f"{path}.{name}", _Attributes(value), name, getattr(value, name)
+                    yield f"{path}.{name}", Attributes(value), name, getattr(value, name)
         for cls in type(value).__mro__:
             yield path, None, None, cls
 
     def _array(self, value: Any, path: str) -> Iterator[_Item]:
         if getattr(value, "nbytes", 0) > MOST_BYTES or getattr(value.dtype, "hasobject", False):
-            self.state.refused.append(f"{path} is a large array of numpy; make it a tensor")
+            self.reached.refused.append(f"{path} is a large array of numpy; make it a tensor")
         else:
             yield path, value, _BYTES, _BYTES.ask(value)
 
@@ -307,35 +213,35 @@ class _Walk:
     def _optimizer(self, optimizer: Any, path: str) -> Iterator[_Item]:
         kept, groups, state = vars(optimizer), optimizer.param_groups, optimizer.state
         for name in ("param_groups", "state"):
-            self.state.facts.append(Fact(kept, name, f"{path}.{name}", kept[name]))
+            self.reached.guards.append(Guard(kept, name, f"{path}.{name}", kept[name]))
         for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
             yield f"{path}.{name}", kept[name], _LENGTH, len(kept[name])
         yield f"{path}.param_groups", groups, _LENGTH, len(groups)
-        own = self.state.of_optimizers.setdefault(id(optimizer), [])
+        own = self.reached.of_optimizers.setdefault(id(optimizer), [])
         for i, group in enumerate(groups):
-            self.state.facts.append(Fact(groups, i, f"{path}.param_groups[{i}]", group))
+            self.reached.guards.append(Guard(groups, i, f"{path}.param_groups[{i}]", group))
             for name, x in group.items():
                 where = f"{path}.param_groups[{i}][{name!r}]"
                 if not is_number(x):
                     yield where, group, name, x
                 else:
-                    own.append(Fact(group, name, where, x))
+                    own.append(Guard(group, name, where, x))
         yield f"{path}.state", state, _LENGTH, len(state)
         for i, (param, of_one) in enumerate(list(state.items())):
             yield f"{path}.state of parameter {i}", state, param, of_one
 
     def _schedule(self, schedule: Any, path: str) -> Iterator[_Item]:
-        self.state.schedules.append(schedule)
+        self.reached.schedules.append(schedule)
         kept = vars(schedule)
-        self.state.of_schedules[id(schedule)] = [
-            Fact(store, key, f"{path}.{name}", x)
+        self.reached.of_schedules[id(schedule)] = [
+            Guard(store, key, f"{path}.{name}", x)
             for name, value in kept.items()
             for store, key, x in (
                 [(value, i, each) for i, each in enumerate(value)]
                 if isinstance(value, list)
                 else [(kept, name, value)]
             )
-            if isinstance(x, _SIMPLE)
+            if isinstance(x, SIMPLE)
         ]
         yield path, None, None, getattr(schedule, "optimizer", None)
 
@@ -365,7 +271,7 @@ class _Walk:
                 for each in (x.fget, x.fset):
                     yield f"{path}.{name}", None, None, each
             elif not name.startswith("__"):
-                yield f"{path}.{name}", _Attributes(cls), name, getattr(cls, name, x)
+                yield f"{path}.{name}", Attributes(cls), name, getattr(cls, name, x)
 
     def _function(self, function: types.FunctionType, path: str) -> Iterator[_Item]:
         """What a function closes over, the globals that it names, and its defaults."""
@@ -381,7 +287,7 @@ class _Walk:
             yield name, cell, None, value
             yield from _of_module(name, value, attributes)
         for name in ("__defaults__", "__kwdefaults__"):
-            yield f"{path}, defaults", _Attributes(function), name, getattr(function, name)
+            yield f"{path}, defaults", Attributes(function), name, getattr(function, name)
         for name in sorted(names & function.__globals__.keys()):
             value = function.__globals__[name]
             yield name, function.__globals__, name, value
@@ -392,12 +298,12 @@ class _Walk:
     def _leaf(self, x: torch.Tensor, path: str) -> None:
         if x.requires_grad and x.is_leaf and id(x) not in self._leaves:
             self._leaves[id(x)] = x, path
-            self.state.facts.append(Fact(x, _LEAF_HOOKS, f"{path}, hooks", _LEAF_HOOKS.ask(x)))
+            self.reached.guards.append(Guard(x, _LEAF_HOOKS, f"{path}, hooks", _LEAF_HOOKS.ask(x)))
 
     def gradients(self) -> None:
-        """A slot for the gradient of each leaf."""
+        """A source for the gradient of each leaf."""
         for x, path in self._leaves.values():
-            self.state.slots.append(Slot(x, "grad", f"{path}.grad"))
+            self.reached.sources.append(Source(x, "grad", f"{path}.grad"))
 
 
 def _of_module(name: str, value: Any, attributes: set[str]) -> Iterator[_Item]:

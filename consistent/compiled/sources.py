@@ -1,0 +1,71 @@
+"""Sources: the places in which a step keeps what lasts between its calls."""
+
+from __future__ import annotations
+
+import types
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+ABSENT: Any = object()
+
+
+class Source(NamedTuple):
+    """A place that holds a tensor.
+
+    Args:
+        store: a dict, list, tuple, cell, or the leaf whose gradient it is.
+        key: the name, index or key in it.
+        path: for messages, ``model.0.weight``.
+    """
+
+    store: Any
+    key: Any
+    path: str
+
+    def read(self) -> Any:
+        """What is there now."""
+        return read(self.store, self.key)
+
+    def write(self, value: Any) -> None:
+        """Put ``value`` there."""
+        if isinstance(self.store, torch.Tensor):
+            self.store.grad = value
+        elif isinstance(self.store, types.CellType):
+            self.store.cell_contents = value
+        elif isinstance(self.store, Attributes):
+            setattr(self.store.owner, self.key, value)
+        else:
+            self.store[self.key] = value
+
+
+class Asked:
+    """A key that stands for something that is asked of the store."""
+
+    def __init__(self, ask: Callable[[Any], Any]) -> None:
+        self.ask = ask
+
+
+class Attributes(NamedTuple):
+    """Attributes that are in no dict: those of classes, functions, and objects with slots."""
+
+    owner: Any
+
+
+def read(store: Any, key: Any) -> Any:
+    if type(key) is Asked:
+        return key.ask(store)
+    kind = type(store)
+    if kind is dict:
+        return store.get(key, ABSENT)
+    if kind is Attributes:
+        return getattr(store.owner, key, ABSENT)
+    if isinstance(store, torch.Tensor):
+        return store.grad
+    if kind is types.CellType:
+        return store.cell_contents
+    if isinstance(store, list | tuple | deque):
+        return store[key] if key < len(store) else ABSENT
+    return store.get(key, ABSENT)
