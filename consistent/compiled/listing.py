@@ -40,7 +40,7 @@ class Row:
 
     Args:
         kind: "read", "item", "op", "random", "message", "start" or "wait for" (of a message that
-            goes on beside the ops), "put", or "live".
+            goes on beside the ops), "put", or "graph break".
         text: what it does, such as ``%4 = mm(%2, %3)``.
         layout: dtype, sizes and SBP of its result.
         where: ``file:line in function`` of the step; "" of what no line does.
@@ -106,8 +106,8 @@ def _rows(program: Program, part: Segment, fresh: Iterator[int]) -> Iterator[Row
     for write in part.writes:
         value = "None" if write.value is None else f"%{write.value.value}"
         yield Row("put", f"put {value} into {write.source.path}")
-    if part.live is not None:
-        yield Row("live", f"call {part.text} as it is written", name=part.text)
+    if part.graph_break is not None:
+        yield Row("graph break", f"call {part.text} as it is written", name=part.text)
 
 
 def row(program: Program, node: Node, names: dict[Node, str]) -> Row:

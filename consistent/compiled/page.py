@@ -60,7 +60,7 @@ def refused(name: str, why: str) -> str:
 
 def _lead(program: Program, made: Sequence[Row]) -> str:
     sent, count = program.bytes, len(program.messages())
-    live = [row.name for row in made if row.kind == "live"]
+    broken = [row.name for row in made if row.kind == "graph break"]
     text = "It sends nothing" if not count else f"{count} message{'s' if count > 1 else ''}"
     if count:
         text += f" send{'s' if count == 1 else ''} {bytes_text(sent)} from this rank"
@@ -70,8 +70,8 @@ def _lead(program: Program, made: Sequence[Row]) -> str:
         where, most = of_lines.most_common(1)[0]
         if sent:
             text += f", {most / sent:.0%} of it at {where}"
-    if live:
-        text += f". {', '.join(dict.fromkeys(live))} runs as it is written"
+    if broken:
+        text += f". {', '.join(dict.fromkeys(broken))} runs as it is written"
     return f"{text}."
 
 

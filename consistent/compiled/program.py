@@ -3,7 +3,7 @@
 ```
 segment 0:  forward, backward
 assign      gradients
-live        optimizer.step()
+break       optimizer.step()
 segment 1:  what comes after it
 ```
 """
@@ -33,7 +33,7 @@ _Off = torch._C.DisableTorchFunction
 _T = torch.Tensor
 
 
-def LIVE(number: int) -> None:  # noqa: N802 - a marker among the ops of a graph
+def GRAPH_BREAK(number: int) -> None:  # noqa: N802 - a marker among the ops of a graph
     """Where a call stands that runs as it is written."""
 
 
@@ -131,7 +131,7 @@ class Segment:
         reads: values that are read before it runs.
         writes: what is put into places after it.
         draws: random ops in it.
-        live: a call that runs as it is written, after all that, and how it is shown.
+        graph_break: a call that is left to Python, after all that; ``text`` is how it is shown.
     """
 
     graph: GraphModule
@@ -140,7 +140,7 @@ class Segment:
     reads: list[tuple[int, Read]]
     writes: list[Write]
     draws: int
-    live: Callable[[], Any] | None = None
+    graph_break: Callable[[], Any] | None = None
     text: str = ""
     compiled: Callable[..., Any] | None = None
     _shards: dict[int, tuple[Any, int, torch.Tensor]] = field(default_factory=dict)
@@ -206,9 +206,9 @@ class Program:
                     _advance(part.draws)
                 for write in part.writes:
                     write.run(values)
-                if part.live is not None:
+                if part.graph_break is not None:
                     with torch.enable_grad():
-                        watch.live(part) if watch else part.live()
+                        watch.graph_break(part) if watch else part.graph_break()
             return _built(self.result, values, arguments)
 
     def messages(self) -> list[Call]:
@@ -222,7 +222,7 @@ class Program:
 
     @property
     def bytes(self) -> int:
-        """What this rank sends in a step, without what live calls send."""
+        """What this rank sends in a step, without what calls at graph breaks send."""
         return sum(call.bytes for call in self.messages())
 
 

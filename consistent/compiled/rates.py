@@ -133,9 +133,9 @@ class Rates:
             keys = before.keys() | now.keys()
             self._changed |= {key for key in keys if before.get(key) != now.get(key)}
 
-    def guards(self, live: set[int]) -> list[Guard]:
+    def guards(self, called: set[int]) -> list[Guard]:
         """The guards of optimizers and schedules: what the step asked for, and all but the rates of
-        optimizers that are not among the ``live``."""
+        optimizers that are not ``called`` as written."""
         of_schedules = self._reached.of_schedules
         asked = [
             f for key in of_schedules if key in self._asked_schedules for f in of_schedules[key]
@@ -145,7 +145,7 @@ class Rates:
             for optimizer, guards in self._reached.of_optimizers.items()
             for guard in guards
             if (id(guard.store), guard.key) in self._asked
-            or (optimizer not in live and guard.key != "lr")
+            or (optimizer not in called and guard.key != "lr")
         ]
 
     def written(self) -> list[str]:

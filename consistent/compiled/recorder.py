@@ -35,7 +35,7 @@ from .errors import CannotRecord
 from .memory import Memory, geometry, has_memory, held_by, is_contiguous, storage_of
 from .messages import Noting
 from .opaque import DRAWN, MESSAGE, START, WAIT, Call, shape_of
-from .program import LIVE, Read
+from .program import GRAPH_BREAK, Read
 from .random_op import RandomOp
 from .sources import Source
 
@@ -76,7 +76,7 @@ class Recorder(TorchDispatchMode):
         self.name = name
         self.why: str | None = None  # there is no program
         self.ran_backward = False
-        self.live_objects: set[int] = set()
+        self.left_to_python: set[int] = set()
         self.graph = Graph()
         self.calls = calls
         self.reads: dict[Node, Read] = {}
@@ -443,7 +443,7 @@ class Recorder(TorchDispatchMode):
         return node
 
     def _segment(self) -> int:
-        return sum(node.target is LIVE for node in self.graph.nodes)
+        return sum(node.target is GRAPH_BREAK for node in self.graph.nodes)
 
     def check_seeds(self) -> None:
         """Refuse if somebody set the state of torch's random numbers: that is no op."""
@@ -470,11 +470,11 @@ class Recorder(TorchDispatchMode):
 
     # -- calls that stay as they are ---------------------------------------------------------------
 
-    def live(
+    def break_graph(
         self, run: Callable[[], Any], text: str, writes: list[tuple[Source, NodePlace | None]]
     ) -> Any:
         """``run()`` as a line of its own: it is called as it is written, every time."""
-        node = self.graph.call_function(LIVE, (len(self._objects),))
+        node = self.graph.call_function(GRAPH_BREAK, (len(self._objects),))
         self._objects.append(run)
         node.meta["text"], node.meta["where"] = text, user_line()
         node.meta["draws"], node.meta["writes"] = self.drawn(), writes
@@ -485,7 +485,7 @@ class Recorder(TorchDispatchMode):
 
     @property
     def objects(self) -> list[Any]:
-        """What the live lines call."""
+        """What is called at graph breaks."""
         return self._objects
 
 

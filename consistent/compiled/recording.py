@@ -15,8 +15,8 @@ from ..nn.nested import map_tensors, tensors_in
 from . import cuda_graphs
 from .agree import gathered, no_program
 from .cuda_graphs import replayed
+from .graph_breaks import listening
 from .guards import Guards
-from .live import listening
 from .opaque import Call
 from .options import CompileOptions
 from .passes import PASSES
@@ -127,7 +127,7 @@ def record(
             )
         raise
     around.ended([result, *(source.read() for source in reached.sources)])
-    more = rates.guards(recorder.live_objects)
+    more = rates.guards(recorder.left_to_python)
     guards.add(more)
     changed = [each.path for each in [*reached.guards, *more] if not each.holds()] + rates.written()
     if drawn != _drawn_by_python():

@@ -1,4 +1,4 @@
-"""Cutting what was recorded at its live lines."""
+"""Cutting what was recorded at its graph breaks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..nn.nested import each_in, map_each
 from .opaque import Call
 from .parts import part_of
 from .passes import Trace
-from .program import LIVE, Place, Program, Read, Segment, Write
+from .program import GRAPH_BREAK, Place, Program, Read, Segment, Write
 from .recorder import NodePlace, Recorder, Writes
 
 
@@ -42,12 +42,12 @@ def cut(
         for each in _ends(recorder, writes)
     ]
     result = map_each(result, NodePlace, settled)
-    pieces, lives = _pieces(recorder.graph)
+    pieces, breaks = _pieces(recorder.graph)
     needed = _needed_after(pieces, ends, result)
     cutting = _Cutting(recorder)
-    for i, live in enumerate([*lives, None]):
-        ending = _nodes_of(ends[i]) + ([] if live else _nodes_in(result))
-        cutting.add(pieces[i], ends[i], ending, needed[i], live)
+    for i, graph_break in enumerate([*breaks, None]):
+        ending = _nodes_of(ends[i]) + ([] if graph_break else _nodes_in(result))
+        cutting.add(pieces[i], ends[i], ending, needed[i], graph_break)
     shown = map_each(result, NodePlace, cutting.place)
     count = len(cutting.numbers)
     return Program(
@@ -65,9 +65,9 @@ class _Cutting:
         self.segments: list[Segment] = []
 
     def add(
-        self, piece: list[Node], end: Writes, ending: list[Node], later: set[Node], live: Any
+        self, piece: list[Node], end: Writes, ending: list[Node], later: set[Node], graph_break: Any
     ) -> None:
-        """The segment of ``piece``, which puts ``ending`` into places, before the call ``live``."""
+        """The segment of ``piece``, which puts ``ending`` into places, up to ``graph_break``."""
         recorder, inside = self._recorder, set(piece)
         given = list(
             dict.fromkeys(n for node in piece for n in node.all_input_nodes if n not in inside)
@@ -86,9 +86,9 @@ class _Cutting:
                 [self._number(n) for n in own],
                 reads,
                 [Write(source, None if p is None else self.place(p)) for source, p in end],
-                recorder.drawn() if live is None else live.meta["draws"],
-                None if live is None else recorder.objects[live.args[0]],
-                "" if live is None else live.meta["text"],
+                recorder.drawn() if graph_break is None else graph_break.meta["draws"],
+                None if graph_break is None else recorder.objects[graph_break.args[0]],
+                "" if graph_break is None else graph_break.meta["text"],
             )
         )
 
@@ -102,16 +102,16 @@ class _Cutting:
 
 
 def _pieces(graph: Graph) -> tuple[list[list[Node]], list[Node]]:
-    """(the nodes before, between and after live lines; these lines)."""
+    """(the nodes before, between and after graph breaks; these)."""
     pieces: list[list[Node]] = [[]]
-    lives: list[Node] = []
+    breaks: list[Node] = []
     for node in graph.nodes:
-        if node.target is LIVE:
-            lives.append(node)
+        if node.target is GRAPH_BREAK:
+            breaks.append(node)
             pieces.append([])
         elif node.op != "placeholder":
             pieces[-1].append(node)
-    return pieces, lives
+    return pieces, breaks
 
 
 def _needed_after(pieces: list[list[Node]], ends: list[Writes], result: Any) -> list[set[Node]]:
@@ -126,7 +126,7 @@ def _needed_after(pieces: list[list[Node]], ends: list[Writes], result: Any) -> 
 
 def _ends(recorder: Recorder, writes: Writes) -> list[Writes]:
     """What is put into places at the end of each segment."""
-    return [*(n.meta["writes"] for n in recorder.graph.nodes if n.target is LIVE), writes]
+    return [*(n.meta["writes"] for n in recorder.graph.nodes if n.target is GRAPH_BREAK), writes]
 
 
 def _nodes_of(end: Writes) -> list[Node]:

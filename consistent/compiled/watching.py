@@ -36,7 +36,7 @@ class Happening:
     """Something that a program does.
 
     Args:
-        kind: "step", "ops", "message", "start" or "wait for" (of what was started), "live".
+        kind: "step", "ops", "message", "start" or "wait for" (of what was started), "graph break".
         step: the name of the step.
         name: what it is.
         where: ``file:line`` of the step; of several ops, that of the first.
@@ -110,13 +110,13 @@ class Watching:
                 _tell(what, False)
             self._begin(self._pieces.ops[at + 1])
 
-    def live(self, part: Segment) -> None:
+    def graph_break(self, part: Segment) -> None:
         """Call what a segment ends with."""
-        assert part.live is not None
-        what = Happening("live", self._program.name, part.text)
+        assert part.graph_break is not None
+        what = Happening("graph break", self._program.name, part.text)
         _tell(what, True)
         try:
-            part.live()
+            part.graph_break()
         finally:
             _tell(what, False)
 

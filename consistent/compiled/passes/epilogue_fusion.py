@@ -23,7 +23,7 @@ from torch.fx import Node
 
 from ..fused.calls import Epilogue
 from ..listing import is_item
-from ..program import LIVE
+from ..program import GRAPH_BREAK
 from .norms import NORMS, Norm
 from .trace import Trace, memory_of
 
@@ -61,7 +61,7 @@ class EpilogueMatch:
 def stretch(trace: Trace, message: Node) -> Iterator[Node]:
     """The nodes after a message, up to the next message or call that runs as it is written."""
     node = message.next
-    while node.op != "root" and node.target is not LIVE and not trace.is_ordered(node):
+    while node.op != "root" and node.target is not GRAPH_BREAK and not trace.is_ordered(node):
         yield node
         node = node.next
 

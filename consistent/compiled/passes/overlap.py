@@ -26,7 +26,7 @@ from mirrored.transports.default import current
 from ...spec.bytes_text import bytes_text
 from ..opaque import MESSAGE, SENDING, START_MESSAGE, WAIT_MESSAGE
 from ..options import CompileOptions
-from ..program import LIVE
+from ..program import GRAPH_BREAK
 from .peak import Count, remove_dead
 from .trace import Trace, memory_of
 
@@ -123,7 +123,7 @@ def _later(trace: Trace, start: Node, wait: Node, most: int) -> None:
     readers = {user for item in items for user in item.users}
     given = {memory_of(x) for x in start.all_input_nodes}
     node = items[-1].next if items else wait.next
-    while node.op != "root" and node.target is not LIVE and node not in readers:
+    while node.op != "root" and node.target is not GRAPH_BREAK and node not in readers:
         if given & node.meta.get("written", set()):
             break
         node = node.next
@@ -137,7 +137,7 @@ def _earlier(trace: Trace, start: Node, wait: Node, most: int) -> None:
     needed = set(start.all_input_nodes)
     given = {memory_of(x) for x in needed}
     before = start.prev
-    while before.op != "root" and before not in needed and before.target is not LIVE:
+    while before.op != "root" and before not in needed and before.target is not GRAPH_BREAK:
         if before.target in SENDING or given & before.meta.get("written", set()):
             break
         if before.op == "placeholder":

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Any, NamedTuple
 
-from ..program import LIVE
+from ..program import GRAPH_BREAK
 from .trace import Trace, memory_of
 
 
@@ -29,7 +29,7 @@ class Count:
         self.nodes = list(trace.graph.nodes)
         self.at = {node: i for i, node in enumerate(self.nodes)}
         self._writes: dict[Any, list[int]] = {}
-        self._lives = [i for i, node in enumerate(self.nodes) if node.target is LIVE]
+        self._breaks = [i for i, node in enumerate(self.nodes) if node.target is GRAPH_BREAK]
         self.kept = {memory_of(node) for node in trace.lasting}
         self.given = {memory_of(node) for node in self.nodes if node.op == "placeholder"}
         self.memories = self._memories()
@@ -57,7 +57,7 @@ class Count:
         end = len(self.nodes)
         for memory, held in found.items():
             # What crosses a call that runs as it is written is an output of its segment.
-            if memory in self.kept or self._lives_between(held.first, held.last):
+            if memory in self.kept or self._breaks_between(held.first, held.last):
                 found[memory] = held._replace(last=end)
         return found
 
@@ -78,14 +78,14 @@ class Count:
         """What is held while node ``i`` runs."""
         return sum(h.bytes for h in self.memories.values() if h.first <= i <= h.last)
 
-    def _lives_between(self, first: int, last: int) -> bool:
-        i = bisect_right(self._lives, first)
-        return i < len(self._lives) and self._lives[i] <= last
+    def _breaks_between(self, first: int, last: int) -> bool:
+        i = bisect_right(self._breaks, first)
+        return i < len(self._breaks) and self._breaks[i] <= last
 
     def is_same(self, memory: Any, first: int, last: int) -> bool:
         """Whether nothing writes into ``memory`` from one position to another, and no call that
         runs as it is written stands between them."""
-        if self._lives_between(first, last):
+        if self._breaks_between(first, last):
             return False
         return not any(first < i < last for i in self._writes.get(memory, ()))
 
@@ -103,7 +103,6 @@ def remove_dead(trace: Trace) -> None:
     """Remove what nothing reads, as the program will: it holds nothing."""
     for node in reversed(list(trace.graph.nodes)):
         needed = node.users or node in trace.lasting or node.meta.get("written")
-        if node.op != "call_function" or needed or node.target is LIVE or trace.is_ordered(node):
-            continue
-        if not node.is_impure():
+        is_op = node.op == "call_function" and node.target is not GRAPH_BREAK
+        if is_op and not needed and not trace.is_ordered(node) and not node.is_impure():
             trace.graph.erase_node(node)

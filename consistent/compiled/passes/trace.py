@@ -8,7 +8,7 @@ from typing import Any
 from torch.fx import Graph, Node
 
 from ..opaque import MESSAGE, ORDERED, Call
-from ..program import LIVE
+from ..program import GRAPH_BREAK
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Trace:
         written may write into any."""
         node = first.next
         while node is not last:
-            if node.target is LIVE or memories & node.meta.get("written", set()):
+            if node.target is GRAPH_BREAK or memories & node.meta.get("written", set()):
                 return True
             node = node.next
         return False

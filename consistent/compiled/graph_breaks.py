@@ -1,7 +1,7 @@
-"""Calls that keep numbers in Python: optimizers, learning rate schedules, gradient scalers.
+"""Graph breaks, at calls that keep numbers in Python: optimizers, learning rate schedules, scalers.
 
 AdamW and Adam can keep their count of steps, and their learning rate, in tensors; then they are
-recorded like all else. The others are lines of their own, and run as they are written.
+recorded like all else. The others break the graph, and run as they are written.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def listening(
     ``know`` takes note of what is there after a call. Optimizers that are ``varying`` are not
     recorded."""
 
-    def live(owner: Any, method: str, text: str) -> Callable[..., Any]:
+    def as_written(owner: Any, method: str, text: str) -> Callable[..., Any]:
         original = getattr(owner, method)
 
         def called(*args: Any, **kwargs: Any) -> Any:
@@ -47,12 +47,12 @@ def listening(
                         f"{text} is given a tensor, and it is called as it is written, beside the "
                         "program.\n  Call it outside the step."
                     )
-                recorder.live_objects.add(id(owner))
+                recorder.left_to_python.add(id(owner))
                 if recorder.is_paused:  # in another such call, as that of a scaler
                     return original(*args, **kwargs)
                 recorder.check_seeds()
                 writes = changes()
-                out = recorder.live(lambda: original(*args, **kwargs), text, writes)
+                out = recorder.break_graph(lambda: original(*args, **kwargs), text, writes)
                 know()
                 return out
 
@@ -77,14 +77,14 @@ def listening(
         for optimizer in reached.optimizers:
             name = f"{type(optimizer).__name__}.step"
             by_tensors = _is_by_tensors(optimizer) and optimizer not in varying
-            made = traced(optimizer) if by_tensors else live(optimizer, "step", name)
+            made = traced(optimizer) if by_tensors else as_written(optimizer, "step", name)
             stack.enter_context(_put(optimizer, "step", made))
         for schedule in reached.schedules:
             name = f"{type(schedule).__name__}.step"
-            stack.enter_context(_put(schedule, "step", live(schedule, "step", name)))
+            stack.enter_context(_put(schedule, "step", as_written(schedule, "step", name)))
         for scaler in reached.scalers:
             for method in ("step", "update", "unscale_"):
-                made = live(scaler, method, f"GradScaler.{method}")
+                made = as_written(scaler, method, f"GradScaler.{method}")
                 stack.enter_context(_put(scaler, method, made))
         yield
 
