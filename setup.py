@@ -90,7 +90,7 @@ def choose_gpus(torch, cpp_extension) -> None:
     os.environ["TORCH_CUDA_ARCH_LIST"] = ";".join(found) + "+PTX"
 
 
-# Package -> the folders of csrc/ that its module `_C` is built from.
+# Package -> the folders of csrc/ that its module `_C` is built from, beside glibc/.
 MODULES = {
     "consistent.forms.native": ("kernels", "bindings"),
     "consistent.dispatch": (
@@ -115,7 +115,7 @@ def as_one(name, sources):
 
 
 def extension(cpp_extension, cuda, package, folders):
-    found = sorted(f for folder in folders for f in glob(f"csrc/{folder}/*.c*"))
+    found = sorted(f for folder in ("glibc", *folders) for f in glob(f"csrc/{folder}/*.c*"))
     kinds = (".cpp", ".cu") if cuda else (".cpp",)
     sources = [f for f in found if f.endswith(kinds) and not (cuda and "/no_cuda" in f)]
     bindings = [f for f in sources if f.startswith("csrc/bindings")]

@@ -1,8 +1,9 @@
 """Makes one wheel for this Python that serves every torch of RELEASES: `make wheels`.
 
 The native modules are built once for each release of torch, in a virtual environment of its own,
-and what the wheels hold is joined. A build needs g++; where it runs decides for which glibc the
-wheel is, so publishers run this in the image that pyproject.toml names for cibuildwheel.
+and what the wheels hold is joined. A build needs g++. The wheel is for glibc 2.28 and newer, as
+torch's wheels are; csrc/glibc/ defines what a newer glibc has changed since, and auditwheel refuses
+a wheel that asks for more.
 
     python tools/wheels.py [RELEASE ...] [--into dist]      # torch_consistent-*.whl
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -25,6 +27,7 @@ FILES = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
 PARTS = ROOT / "build" / "wheels" / "cp{}{}".format(*sys.version_info)
 TOOLS = ("setuptools>=77", "wheel", "ninja", "numpy")
 MOST_BYTES = 15_000_000  # of the wheel
+PLATFORM = f"manylinux_2_28_{platform.machine()}"
 # They come with torch, and the wheel finds those of the torch that it runs beside.
 FROM_TORCH = ("libtorch.so", "libtorch_cpu.so", "libtorch_python.so", "libc10.so")
 
@@ -75,10 +78,11 @@ def joined(wheels: list[Path], into: Path) -> Path:
 
 
 def repaired(wheel: Path, into: Path) -> Path:
-    """Checked by auditwheel, and named by the oldest glibc that it runs with."""
+    """Checked by auditwheel, and named by PLATFORM."""
     given = [word for name in FROM_TORCH for word in ("--exclude", name)]
     with tempfile.TemporaryDirectory() as folder:
-        run(sys.executable, "-m", "auditwheel", "repair", *given, "--wheel-dir", folder, wheel)
+        audit = (sys.executable, "-m", "auditwheel", "repair", "--plat", PLATFORM, *given)
+        run(*audit, "--wheel-dir", folder, wheel)
         (made,) = Path(folder).glob("*.whl")
         into.mkdir(parents=True, exist_ok=True)
         return Path(shutil.copy2(made, into))
