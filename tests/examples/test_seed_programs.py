@@ -138,11 +138,13 @@ def program(document: str, mark: str) -> Block:
 
 # -- training jobs: the loss halves within some steps ---------------------------------------------
 
+# LeNet's first steps at the documents' rate go up and down, each processor's kernels in their own
+# way: from 5.6 the loss comes to 1.5 to 3.8 after 40 steps, and below 1 after 60.
 TRAINING = {
     "mirrored_strategy": ("consistent_and_mirrored_view", "GPU_NUM", 21),
-    "consistent_strategy": ("consistent_and_mirrored_view", "lenet", 41),
+    "consistent_strategy": ("consistent_and_mirrored_view", "lenet", 61),
     "mirrored_strategy_2020": ("consistent_and_mirrored_view_2020_zh", "GPU_NUM", 21),
-    "consistent_strategy_2020": ("consistent_and_mirrored_view_2020_zh", "lenet", 41),
+    "consistent_strategy_2020": ("consistent_and_mirrored_view_2020_zh", "lenet", 61),
     "mixed_parallelism_mlp": ("mixed_parallelism", "mlp", 21),
     "mixed_parallelism_lenet": ("mixed_parallelism", "lenet", 41),
 }
