@@ -18,6 +18,7 @@ from .movement.check_mode import check_mode
 from .movement.plain_values import plain_may_differ
 from .nn.master_weights import master_weights
 from .nn.moving import move
+from .nn.owned.matrix_step import matrix_step
 from .nn.parallelize import parallelize, plan_of
 from .nn.plan import Plan
 from .nn.planners.searched import use_search
@@ -102,6 +103,7 @@ __all__ = [
     "linspace",
     "logspace",
     "master_weights",
+    "matrix_step",
     "matmul_all_reduce",
     "matmul_reduce_scatter",
     "move",

@@ -1,4 +1,4 @@
-"""Many exchanges between the same two placements, in as few messages as there are pairs of ranks.
+"""Many exchanges at once, in as few messages as there are pairs of ranks.
 
 ```
             tensor a          tensor b             one message
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -37,12 +38,12 @@ def run_exchanges(
 ) -> None:
     """Write into each of ``into`` this rank's shard under the second spec of its route.
 
-    Every rank of the world may call; those outside both placements send nothing. Each rank of the
+    Every rank of the world may call; those outside all placements send nothing. Each rank of a
     target receives what it needs and does not hold, once: no fewer bytes would do.
 
     Args:
         locals_: this rank's shards under the first specs.
-        routes: (src, dst) of each, none of them partial, all between the same two placements.
+        routes: (src, dst) of each, none of them partial, all between devices of the same kinds.
         into: the shards to fill, on ``meta`` outside the target. One that is ``locals_``' own
             tensor is left alone: this rank keeps what it has.
     """
@@ -75,8 +76,8 @@ def _messages(
     orders: dict[int, Orders],
 ) -> dict[int, dict[Transfer, Tensor]]:
     """Position -> transfer -> the part that came from another rank."""
-    members = next((each.members for each in orders.values() if each.members), ())
-    if not members:
+    members = _members(tuple(routes[i] for i in orders))
+    if not any(rank in members for each in orders.values() for rank in (each.source, each.target)):
         return {}
     wire = wire_of(*routes[next(iter(orders))])
     going: dict[int, list[Tensor]] = {}
@@ -100,6 +101,16 @@ def _messages(
         for (i, t), piece in zip(parts, flat.split(sizes[source]), strict=True):
             found.setdefault(i, {})[t] = piece.view(routes[i][0].dtype).view(t.sizes)
     return found
+
+
+@lru_cache(maxsize=1 << 8)
+def _members(routes: tuple[tuple[TensorSpec, TensorSpec], ...]) -> tuple[int, ...]:
+    """The ranks of all placements between which something is sent, the same on every rank."""
+    found: set[int] = set()
+    for route in routes:
+        if exchange(*route).total:
+            found.update(r for end in route for r in end.placement.ranks.ravel().tolist())
+    return tuple(sorted(found))
 
 
 def _as_bytes(x: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from ..spec.elsewhere import OF_PARTS, unknown
 from .master_weights import master_weights
 from .moving import move
+from .owned.matrix_step import matrix_step
 from .parallelize import parallelize, plan_of
 from .plan import Border, Layouts, Plan
 from .pretrained import from_pretrained
@@ -25,6 +26,7 @@ __all__ = [
     "from_pretrained",
     "graph",
     "master_weights",
+    "matrix_step",
     "move",
     "parallelize",
     "pipeline",

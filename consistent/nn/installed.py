@@ -51,6 +51,9 @@ def install(
 
         if travel(placement):
             install_ahead(module, laid)
+    from .owned.matrix_step import install_known
+
+    install_known()
     if any(each.step != each.sbp or each.grad != each.sbp for each in layouts):
         from .sharded_step import install_step
 

@@ -100,7 +100,7 @@ class Masters:
         torch counts apart: then the values say it."""
         if self.copies[param][1] != param._version:
             return True
-        same_layout = param._data_given and copy._spec is laid
+        same_layout = param._data_given and copy._spec is laid and not part.is_meta
         return same_layout and not torch.equal(plain(copy).to(part.dtype), part)
 
     def keep(self, param: Any) -> None:
@@ -119,7 +119,7 @@ def masters_of(optimizer: torch.optim.Optimizer) -> Masters | None:
     return optimizer.__dict__.get("_masters")
 
 
-def _ordered(optimizer: Any) -> dict[int, Any]:
+def ordered(optimizer: Any) -> dict[int, Any]:
     """Parameters by the numbers that they have in ``state_dict``."""
     params = dict.fromkeys(p for group in optimizer.param_groups for p in group["params"])
     return dict(enumerate(params))
@@ -128,7 +128,7 @@ def _ordered(optimizer: Any) -> dict[int, Any]:
 def _add_masters(optimizer: Any, state_dict: dict) -> None:
     masters: Masters = optimizer.__dict__["_masters"]
     state_dict["state"] = state = dict(state_dict["state"])
-    for number, param in _ordered(optimizer).items():
+    for number, param in ordered(optimizer).items():
         if param in masters.copies:
             if masters.is_kept(param):
                 state[number] = {**state.get(number, {}), _NAME: masters.copies[param][0]}
@@ -147,7 +147,7 @@ def _set_aside(optimizer: Any, state_dict: dict) -> dict:
 
 def _bring_back(optimizer: Any) -> None:
     masters: Masters = optimizer.__dict__["_masters"]
-    for number, param in _ordered(optimizer).items():
+    for number, param in ordered(optimizer).items():
         kept = masters.loading.get(number, {})
         for name, value in kept.items():
             if name == _NAME:

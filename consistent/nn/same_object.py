@@ -20,6 +20,7 @@ from ..dispatch.plans.shards import HookOff, is_global
 from ..movement.world import my_coordinate
 from ..spec import Placement
 from ..tensor.making.create import distribute
+from ..tensor.storage.step_layout import OwnedState
 from .rank_values import send_values
 from .sharded_step import step_spec
 from .slots import Slot
@@ -114,7 +115,10 @@ def _lay_out_state(optimizer: Any, params: Sequence[Any]) -> None:
     those of the first rank, as the parameters' are."""
     found: dict[Placement, list[tuple[list[Slot], Any]]] = {}
     for i, param in enumerate(params):
-        for key, value in optimizer.state.get(param, {}).items():
+        state = optimizer.state.get(param, {})
+        if isinstance(state, OwnedState):  # one rank has it whole, and steps it so
+            continue
+        for key, value in state.items():
             is_plain = isinstance(value, torch.Tensor) and not is_global(value)
             if is_plain and value.ndim and value.shape == param.shape:
                 if value.is_meta:

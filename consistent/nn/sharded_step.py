@@ -74,6 +74,10 @@ def in_step(param: Any) -> bool:
     return "_in_step" in param.__dict__
 
 
+# Called with each optimizer before its step: those above who lay its parameters in other ways.
+first: list[Callable[[Any], None]] = []
+
+
 @cache
 def install_hooks() -> None:
     """Enter and leave the layouts around the steps of all optimizers, from now on."""
@@ -82,15 +86,37 @@ def install_hooks() -> None:
 
 
 def _before(optimizer: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    if torch.compiler.is_compiling():
+        return None
+    for look in first:
+        look(optimizer)
     if not _concerns(optimizer):
         return None
     enter(optimizer)
-    # The closure computes a loss, and so it sees the parameters as they lie.
-    between = _between(optimizer)
+    return around_closure(args, kwargs, lambda: leave(optimizer), lambda: enter(optimizer))
+
+
+def around_closure(
+    args: tuple, kwargs: dict, out: Callable[[], None], back: Callable[[], None]
+) -> tuple[tuple, dict] | None:
+    """The arguments of a step, of which the closure runs between ``out`` and ``back``: it computes
+    a loss, and so it sees the parameters as they lie. None if there is no closure."""
+
+    def outside(closure: Callable[[], Any]) -> Callable[[], Any]:
+        @wraps(closure)
+        def run_closure() -> Any:
+            out()
+            try:
+                return closure()
+            finally:
+                back()
+
+        return run_closure
+
     if len(args) > 1 and callable(args[1]):
-        return (args[0], between(args[1]), *args[2:]), kwargs
+        return (args[0], outside(args[1]), *args[2:]), kwargs
     if callable(kwargs.get("closure")):
-        return args, {**kwargs, "closure": between(kwargs["closure"])}
+        return args, {**kwargs, "closure": outside(kwargs["closure"])}
     return None
 
 
@@ -104,25 +130,12 @@ def _concerns(optimizer: Any) -> bool:
     return not torch.compiler.is_compiling() and any(True for _ in _of(optimizer))
 
 
-def _between(optimizer: Any) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-    def outside(closure: Callable[[], Any]) -> Callable[[], Any]:
-        @wraps(closure)
-        def run_closure() -> Any:
-            leave(optimizer)
-            try:
-                return closure()
-            finally:
-                enter(optimizer)
-
-        return run_closure
-
-    return outside
-
-
 def _of(optimizer: Any) -> Iterator[Any]:
     """The parameters of an optimizer that step in a layout of their own."""
-    masters = optimizer.__dict__.get("_masters")
+    masters, owners = (optimizer.__dict__.get(name) for name in ("_masters", "_owned"))
     for group in optimizer.param_groups:
+        if owners is not None and owners.takes(group):  # one rank steps each of them whole
+            continue
         for param in group["params"]:
             if is_global(param) and (has_step_layout(param) or masters is not None):
                 yield param

@@ -15,7 +15,7 @@ from ...spec import B, NdSbp, Placement, TensorSpec
 from ...spec.nearest import suggestion
 from ...tensor.making.create import distribute
 from ...tensor.making.factories import empty
-from ...tensor.storage.step_layout import step_spec
+from ...tensor.storage.step_layout import OwnedState, step_spec
 from ..values import encode
 from . import parameters
 from .collect import Contents, kind_of, state_of
@@ -124,7 +124,9 @@ class Loading:
         numbered = parameters.numbered_state(name, saved, optimizer, self._names)
         states = numbered["state"]
         for k, p in enumerate(parameters.parameters_of(optimizer)):
-            for inner, held in _beside(states.pop(k, {}), optimizer.state.get(p, {})):
+            own = optimizer.state.get(p, {})
+            own = {} if isinstance(own, OwnedState) else own  # it differs by rank
+            for inner, held in _beside(states.pop(k, {}), own):
                 self._enter_state(inner, p, held)
         now: Any = {**optimizer.state_dict(), "state": dict(optimizer.state)}
         for inner, held in _beside(numbered, now):

@@ -135,7 +135,7 @@ def _of_no_parameter(what: str, optimizer: Optimizer) -> Iterator[tuple[str, dic
     own = {id(p) for p in params_of(optimizer)}
     others = [values for key, values in optimizer.state.items() if id(key) not in own]
     yield f"{what} state", {f"other {k}": values for k, values in enumerate(others)}
-    known = ("state", "param_groups", "defaults", "_masters")
+    known = ("state", "param_groups", "defaults", "_masters", "_owned")
     yield what, {key: x for key, x in vars(optimizer).items() if key not in known}
 
 

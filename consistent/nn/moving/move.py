@@ -30,6 +30,7 @@ from mirrored.transports.default import current
 from ...spec import Placement, SbpLike
 from ..inputs import check_inputs, inputs_of
 from ..installed import ask_for_install, install, installed_plan, settle, take_off
+from ..owned.states import show_owned
 from ..plan import Plan
 from ..planners import plan_for
 from ..slots import global_slots
@@ -88,6 +89,7 @@ def move(
     def prepare() -> Carried:
         return _planned(model, optimizer, placement, plan, inputs)
 
+    show_owned(optimizer)
     carried, different = agreed(prepare)
     try:
         carried.send(different)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ...dispatch.plans.shards import is_global, rebox
-from ...spec import NdSbp, TensorSpec, as_nd_sbp
+from ...spec import B, NdSbp, Placement, TensorSpec, as_nd_sbp
 from ..making.create import distribute
 
 _LAYOUT = "_step_sbp"  # kept as text, which torch.load(weights_only=True) reads
@@ -44,16 +44,40 @@ def _parsed(text: str) -> NdSbp:
     return as_nd_sbp(text)
 
 
+class OwnedState(dict):
+    """An optimizer's state for a parameter that one rank steps whole: plain tensors there, and
+    empty on the other ranks.
+
+    Args:
+        values: the state.
+        owner: the placement of that one rank.
+    """
+
+    def __init__(self, values: dict[str, Any], owner: Placement) -> None:
+        super().__init__(values)
+        self.owner = owner
+
+    def __reduce__(self) -> tuple:
+        return OwnedState, (dict(self), self.owner)
+
+    def spec_of(self, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
+        """The spec of a tensor of the state, which is whole on the owner."""
+        return TensorSpec.of(self.owner, (B,), shape, dtype)
+
+
 @torch.no_grad()
 def loaded_state(param: Any, value: Any) -> Any:
     """``value``, which an optimizer loads for ``param``, as it would have made it itself: a tensor
-    of the parameter's shape, whole and plain or in another layout, lies as the step does. A
+    of the parameter's shape, whole and plain or in another layout, lies as the step does. What was
+    on the rank that stepped the parameter whole is brought to all ranks of the parameter. A
     collective if ``value`` has to move."""
-    if not is_global(param) or value.ndim == 0 or value.shape != param.shape:
+    if not is_global(param) or value.ndim == 0:
         return value
     laid = step_spec(param).with_dtype(value.dtype)
+    if value.shape != param.shape:
+        if not is_global(value) or value._spec.placement == laid.placement:
+            return value
+        laid = TensorSpec.of(laid.placement, (B,) * laid.placement.ndim, value.shape, value.dtype)
     if not is_global(value):
         return distribute(value.detach(), laid.placement, laid.sbp)
-    if value._spec is laid or value._spec.placement != laid.placement:
-        return value
-    return rebox(value, laid, "optimizer state")
+    return value if value._spec is laid else rebox(value, laid, "optimizer state")

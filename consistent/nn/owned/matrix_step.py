@@ -1,0 +1,206 @@
+"""matrix_step: an optimizer whose code sees whole matrices, each on the one rank that owns it.
+
+Everything hangs on two hooks of the optimizer's own, which are kept innermost: hooks of users see
+parameters as they lie.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch.optim import Optimizer
+
+from ...dispatch.plans.shards import is_global
+from ...dispatch.running.agreed import tell as tell_error
+from ...tensor.storage.step_layout import OwnedState
+from .. import sharded_step
+from .deal import Shape, flops_of
+from .owners import Owners, give_owners, owners_of
+from .states import settle, tell
+from .whole import WholeStep
+
+Some = TypeVar("Some", bound=Optimizer)
+
+# Package and class of optimizers that step whole matrices without being asked to: their code is
+# known to step each parameter by itself, and to raise for no values.
+_KNOWN = (("torch", "Muon"), ("pytorch_optimizer", "Muon"))
+
+
+def matrix_step(
+    optimizer: Some,
+    *,
+    groups: Callable[[dict[str, Any]], bool] | None = None,
+    cost: Callable[[Shape], float] | None = None,
+) -> Some:
+    """Let ``optimizer`` step whole matrices: each is owned by one of the ranks that hold it, which
+    gets its shards, runs the optimizer's own code on the whole, and sends the others theirs.
+
+    ```
+    model = consistent.parallelize(GPT(), placement, "zero3")
+    optimizer = consistent.matrix_step(SOAP(model.parameters(), lr=3e-3))
+    ```
+
+    It is for optimizers that multiply, invert or decompose matrices (Shampoo, SOAP, Dion), and that
+    step each parameter by itself: on a rank the others have no gradient meanwhile, so a norm over
+    all parameters would be one over those of the rank. ``torch.optim.Muon`` and the ``Muon`` of
+    ``pytorch_optimizer`` step so by themselves. Each rank owns about as much work as the others.
+    A step sends one exchange there, of parameters and gradients, and one back, of parameters.
+
+    The state of a parameter is on its owner alone. ``optimizer.state_dict()`` has it as global
+    tensors on every rank, and is a collective.
+
+    Args:
+        optimizer: any, before its first step or after it.
+        groups: whether the parameters of a group are stepped whole; without it those of all groups
+            but such with ``"use_muon": False``. The others step as the plan says.
+        cost: the work of stepping a parameter of some shape, in any unit, the same on every rank;
+            without it the flops of an iteration of Newton and Schulz.
+
+    Returns:
+        ``optimizer``.
+
+    Raises:
+        TypeError: it is no optimizer, or none of its parameters is global.
+        RuntimeError: it has stepped whole matrices, and this is called again.
+    """
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"matrix_step: optimizer is a {type(optimizer).__name__}. Give a torch.optim.Optimizer."
+        )
+    if not any(is_global(p) for group in optimizer.param_groups for p in group["params"]):
+        raise TypeError(
+            f"matrix_step: no parameter of this {type(optimizer).__name__} is global, so no rank "
+            "holds a part of one. Call consistent.parallelize(model, placement, plan) first."
+        )
+    if owners_of(optimizer) is None:
+        _install(optimizer)
+    elif _is_owned(optimizer):
+        raise RuntimeError(
+            f"matrix_step: this {type(optimizer).__name__} steps whole matrices already, and their "
+            "owners have its state. Call matrix_step before its first step; of a Muon, which does "
+            "so by itself, too."
+        )
+    give_owners(optimizer, Owners(groups or _takes, cost or flops_of))
+    return optimizer
+
+
+def _takes(group: dict[str, Any]) -> bool:
+    return bool(group.get("use_muon", True))
+
+
+def _install(optimizer: Any) -> None:
+    before = optimizer.register_step_pre_hook(_before).id
+    after = optimizer.register_step_post_hook(_after).id
+    optimizer.register_state_dict_post_hook(tell)
+    optimizer.__dict__["_innermost"] = before, after
+    optimizer.step = types.MethodType(_guarded(optimizer.step), optimizer)
+    install_known()
+
+
+def _guarded(step: Any) -> Callable[..., Any]:
+    """``step``, where an error of one owner is raised on all ranks, with the old values."""
+
+    @functools.wraps(step)
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return step(*args, **kwargs)
+        except BaseException as error:
+            owners = owners_of(self)
+            if owners is not None and owners.under_way is not None:
+                whole, owners.under_way = owners.under_way, None
+                whole.undo()
+                if isinstance(error, Exception) and whole.takes_part():
+                    tell_error(error, whole.ranks)
+            raise
+
+    return guarded
+
+
+# -- around a step ---------------------------------------------------------------------------------
+
+
+def _before(optimizer: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    enter(optimizer)
+    return sharded_step.around_closure(
+        args, kwargs, lambda: leave(optimizer), lambda: enter(optimizer)
+    )
+
+
+def _after(optimizer: Any, args: tuple, kwargs: dict) -> None:
+    leave(optimizer)
+
+
+@torch.no_grad()
+def enter(optimizer: Any) -> None:
+    """Bring what ``optimizer`` steps whole to its owners."""
+    owners = owners_of(optimizer)
+    assert owners is not None
+    if owners.under_way is not None:  # an error in its first step, past ``_guarded``
+        owners.under_way.undo()
+    owners.deal(optimizer)
+    owned = [(p, owners.of(p)) for p in owners.params(optimizer)]
+    for param, owner in owned:
+        if optimizer.state.get(param) or param.grad is not None:
+            settle(optimizer, param, owner)
+    owners.under_way = WholeStep(optimizer, owned)
+
+
+@torch.no_grad()
+def leave(optimizer: Any) -> None:
+    """Bring the new values back, once every owner has stepped."""
+    owners = owners_of(optimizer)
+    if owners is None or owners.under_way is None:
+        return
+    whole, owners.under_way = owners.under_way, None
+    try:
+        if whole.takes_part():
+            tell_error(None, whole.ranks)
+    except BaseException:
+        whole.undo()
+        raise
+    whole.leave()
+
+
+# -- by itself -------------------------------------------------------------------------------------
+
+
+def install_known() -> None:
+    """From now on optimizers that are known to need whole matrices step so by themselves."""
+    sharded_step.install_hooks()
+    if _choose not in sharded_step.first:
+        sharded_step.first.append(_choose)
+
+
+def _choose(optimizer: Any) -> None:
+    """Called before each step of any optimizer."""
+    if "_innermost" in optimizer.__dict__:
+        _keep_innermost(optimizer)
+    elif optimizer.__dict__.get("_looked_at") is None:
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        laid = [p for p in params if is_global(p)]
+        if laid:
+            optimizer.__dict__["_looked_at"] = True
+            is_split = any(p.placement.size > 1 for p in laid)
+            if is_split and (_is_known(optimizer) or _is_owned(optimizer)):
+                matrix_step(optimizer)
+                _keep_innermost(optimizer)
+
+
+def _is_known(optimizer: Any) -> bool:
+    names = {(c.__module__.partition(".")[0], c.__name__) for c in type(optimizer).__mro__}
+    return any(known in names for known in _KNOWN)
+
+
+def _is_owned(optimizer: Any) -> bool:
+    """Whether owners have its state: so do those of a copy, which keeps no hooks."""
+    return any(isinstance(state, OwnedState) for state in optimizer.state.values())
+
+
+def _keep_innermost(optimizer: Any) -> None:
+    before, after = optimizer.__dict__["_innermost"]
+    optimizer._optimizer_step_pre_hooks.move_to_end(before)
+    optimizer._optimizer_step_post_hooks.move_to_end(after, last=False)

@@ -1,0 +1,134 @@
+"""The state of what is stepped whole: plain tensors on the owner, and on the other ranks nothing.
+
+```
+             rank 0 owns w                        rank 1
+between      state[w] = {"buf": plain, whole}     state[w] = {}
+state_dict   state[w] = {"buf": B on [0]}         state[w] = {"buf": B on [0], here on meta}
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from mirrored.transports.default import current
+
+from ...dispatch.plans.shards import attach, is_global, plain
+from ...movement.run import run
+from ...spec import B, Placement, TensorSpec
+from ...tensor.storage.step_layout import OwnedState
+from ..master_weights import ordered
+from ..nested import map_each, map_tensors
+from .owners import is_mine, owners_of
+
+
+def settle(optimizer: Optimizer, param: Any, owner: Placement) -> None:
+    """Bring a state that is not yet with its owner there: one that was loaded, was made while the
+    optimizer stepped in another way, or has moved. A collective where a tensor is global."""
+    state = optimizer.state.get(param)
+    if isinstance(state, OwnedState) and state.owner == owner:
+        return
+
+    def whole(x: Any) -> Tensor:
+        if not is_global(x):
+            return x
+        local = plain(x).detach()
+        arrived = run(local, x._spec, TensorSpec.of(owner, (B,), x.shape, x.dtype))
+        return arrived.clone() if arrived is local else arrived
+
+    made = map_tensors(dict(state or {}), whole)
+    optimizer.state[param] = OwnedState(made if is_mine(owner) else {}, owner)
+
+
+class _Told(NamedTuple):
+    """A tensor of an owner's state, as other ranks are told of it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def told_states(
+    optimizer: Optimizer, as_global: Callable[[Tensor, TensorSpec], Any]
+) -> dict[int, tuple[Any, dict[str, Any]]]:
+    """Number of a parameter -> (the parameter, its state with global tensors on its owner), the
+    same on every rank. Numbers and words are those of the owner, and so are tensors without dims,
+    which stay plain. A collective of the world if the optimizer has stepped anything whole.
+
+    Args:
+        as_global: makes a global tensor of a plain one and its spec.
+    """
+    found = {
+        number: (param, state)
+        for number, param in ordered(optimizer).items()
+        if isinstance(state := optimizer.state.get(param), OwnedState)
+    }
+    if not found:
+        return {}
+    mine = {number: _described(state) for number, (_, state) in found.items() if state}
+    told: dict[int, Any] = {}
+    for each in current().gather_objects(mine, tuple(range(current().size))):
+        told.update(each)
+    return {
+        number: (param, _laid(told.get(number, {}), state, as_global))
+        for number, (param, state) in found.items()
+    }
+
+
+def _described(state: OwnedState) -> dict[str, Any]:
+    def describe(x: Tensor) -> Any:
+        return x.detach() if x.ndim == 0 else _Told(tuple(x.shape), x.dtype)
+
+    return map_tensors(dict(state), describe)
+
+
+def _laid(
+    told: dict[str, Any], state: OwnedState, as_global: Callable[[Tensor, TensorSpec], Any]
+) -> dict[str, Any]:
+    """What was told of a state, with its own tensors on the owner, and elsewhere ones on
+    ``meta``."""
+    own: list[Tensor] = []
+    map_tensors(dict(state), lambda x: own.append(x) if x.ndim else None)
+    tensors = iter(own)
+
+    def make(x: _Told) -> Any:
+        local = next(tensors) if own else torch.empty(x.shape, dtype=x.dtype, device="meta")
+        return as_global(local, state.spec_of(x.shape, x.dtype))
+
+    return map_each(told, _Told, make)
+
+
+def tell(optimizer: Any, state_dict: dict[str, Any]) -> None:
+    """Let ``state_dict`` be the same on every rank: a hook of the optimizer's. What others have
+    entered for a parameter stays."""
+    states = told_states(optimizer, lambda x, spec: attach(x.detach(), spec))
+    if not states:
+        return
+    state_dict["state"] = state = dict(state_dict["state"])
+    for number, (param, told) in states.items():
+        own = optimizer.state[param]
+        entered = {key: x for key, x in state.get(number, {}).items() if key not in own}
+        state[number] = {**told, **entered}
+        if not state[number]:  # it was passed over so far
+            del state[number]
+
+
+def show_owned(optimizers: Any) -> None:
+    """From now on the states that owners have are global tensors on every rank, until the next step
+    deals parameters out anew and brings them to their owners. A collective of the world if there
+    are any.
+
+    Args:
+        optimizers: one, several, or what is none and is passed over.
+    """
+    several = optimizers if isinstance(optimizers, list | tuple) else [optimizers]
+    for optimizer in several:
+        if isinstance(optimizer, Optimizer):
+            for param, told in told_states(optimizer, attach).values():
+                optimizer.state[param] = told
+            if (owners := owners_of(optimizer)) is not None:
+                owners.forget()

@@ -1,0 +1,165 @@
+"""One step of whole matrices: parameters are plain and whole on their owners, and the optimizer's
+own code runs on them.
+
+```
+zero3        rank 0 owns w          rank 1 owns v
+before       w[:4]  v[:4]           w[4:]  v[4:]         shards, and those of gradients
+   one exchange                     w[4:] --> rank 0, v[:4] --> rank 1
+step         w      v.grad = None   v      w.grad = None
+   one exchange                     new w[4:] --> rank 1, new v[:4] --> rank 0
+after        w[:4]  v[:4]           w[4:]  v[4:]
+```
+
+A parameter that another rank owns has no gradient while the step lasts, so an optimizer passes it
+over. What a rank has already is not sent. Nothing that others hold is changed before all owners
+have stepped, so that an error leaves the old values everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mirrored.transports.default import current
+
+from ...dispatch import _C
+from ...dispatch.plans import gradients
+from ...dispatch.plans.shards import HookOff, attach, plain
+from ...dispatch.running.agreed import ranks_of
+from ...movement.run import begin, finishers, run
+from ...movement.run_exchanges import run_exchanges
+from ...movement.world import device_of, my_coordinate
+from ...spec import B, Placement, TensorSpec
+from ...tensor.storage.step_layout import OwnedState
+from ..master_weights import masters_of
+from .owners import is_mine
+
+_Base: Any = torch.Tensor
+Route = tuple[TensorSpec, TensorSpec]
+
+
+class WholeStep:
+    """A step that is under way. Making one brings all that has a gradient to its owners."""
+
+    def __init__(self, optimizer: Any, owned: Sequence[tuple[Any, Placement]]) -> None:
+        self._optimizer = optimizer
+        self._masters = masters_of(optimizer)
+        found = [(p, owner, gradients.raw_grad(p)) for p, owner in owned]
+        self._items = [_Item(p, owner, grad) for p, owner, grad in found if grad is not None]
+        self.ranks = tuple(
+            sorted({rank for p, _, _ in found for rank in ranks_of(p._spec.placement)})
+        )
+        wholes = _boxed([box for item in self._items for box in item.boxes()])
+        for item, whole, grad in zip(self._items, wholes[::2], wholes[1::2], strict=True):
+            item.enter(whole, grad, self._masters)
+
+    def takes_part(self) -> bool:
+        """Whether this rank is one of those that step."""
+        return current().rank in self.ranks
+
+    def leave(self) -> None:
+        """Bring the new values back, and let all lie as before."""
+        values = [item.value() for item in self._items]
+        self.undo()
+        routes = [(item.one, item.spec) for item in self._items]
+        into = [item.shard for item in self._items]
+        _boxed(list(zip(values, routes, strict=True)), into)
+        for item in self._items:
+            if self._masters is not None:
+                self._masters.keep(item.param)
+
+    def undo(self) -> None:
+        """Let all lie as before the step, with the values of that time. Nothing is sent."""
+        for item in self._items:
+            item.leave()
+            state = self._optimizer.state.get(item.param)
+            if item.is_mine and not isinstance(state, OwnedState):  # the optimizer has put another
+                self._optimizer.state[item.param] = OwnedState(dict(state or {}), item.owner)
+
+
+class _Item:
+    """A parameter in a step."""
+
+    def __init__(self, param: Any, owner: Placement, grad: Any) -> None:
+        self.param, self.owner, self.grad = param, owner, grad
+        self.spec: TensorSpec = param._spec
+        self.shard = plain(param).detach()
+        self.one = TensorSpec.of(owner, (B,), self.spec.shape, self.spec.dtype)
+        self.is_mine = is_mine(owner)
+
+    def boxes(self) -> list[tuple[Tensor, Route]]:
+        """The shards of the parameter and of its gradient, and where they go."""
+        local, spec = plain(self.grad).detach(), self.grad._spec
+        if local.is_sparse:
+            raise TypeError(
+                f"matrix_step: a parameter of shape {tuple(self.spec.shape)} has a sparse "
+                "gradient, and its owner steps it whole. Step it by an optimizer of its own, "
+                "such as torch.optim.SparseAdam, or make the module with sparse=False."
+            )
+        if any(entry.is_partial for entry in spec.sbp):  # added up inside no_sync()
+            settled = gradients.settled_spec(self.param).with_dtype(spec.dtype)
+            local, spec = run(local, spec, settled), settled
+        one = self.one.with_dtype(spec.dtype)
+        return [(self.shard, (self.spec, self.one)), (local, (spec, one))]
+
+    def enter(self, whole: Tensor, grad: Tensor, masters: Any) -> None:
+        """On the owner the parameter is ``whole`` and has ``grad``; elsewhere it has none."""
+        if masters is not None:
+            whole = masters.of(self.param, whole, self.one)
+        gradients.set_raw_grad(self.param, None)
+        self.param.__dict__["_in_step"] = self
+        if self.is_mine:
+            with HookOff():
+                _Base.data.__set__(self.param, whole)
+            self.param.__class__ = nn.Parameter
+            _C.set_gradient(self.param, grad.to(whole.dtype))
+
+    def value(self) -> Tensor:
+        """The value after the step; on ``meta`` where another rank has it."""
+        if not self.is_mine:
+            return torch.empty(self.spec.shape, dtype=self.spec.dtype, device="meta")
+        return _Base.detach(self.param).to(self.spec.dtype)
+
+    def leave(self) -> None:
+        """Be the shard again, with the gradient of before."""
+        if self.is_mine:
+            _C.set_gradient(self.param, None)
+            with HookOff():
+                _Base.data.__set__(self.param, self.shard)
+        self.param.__dict__.pop("_in_step", None)
+        _C.set_gradient(self.param, self.grad)
+        attach(self.param, self.spec)
+
+
+def _boxed(
+    boxes: Sequence[tuple[Tensor, Route]], into: Sequence[Tensor] | None = None
+) -> list[Tensor]:
+    """Box shards between a placement and owners in it, all in one exchange for each placement.
+
+    Args:
+        boxes: shards and their routes.
+        into: what to fill; without it new tensors.
+    """
+    made = [_room(dst) for _, (_, dst) in boxes] if into is None else list(into)
+    with torch.no_grad(), HookOff():
+        begun = [(begin(x, *route)[0], route) for x, route in boxes]
+        groups: dict[Placement, list[int]] = {}
+        for i, (_, (src, dst)) in enumerate(begun):
+            larger = src if src.placement.size >= dst.placement.size else dst
+            groups.setdefault(larger.placement, []).append(i)
+        for at in groups.values():
+            locals_, routes = zip(*(begun[i] for i in at), strict=True)
+            run_exchanges(locals_, routes, [made[i] for i in at])
+    for finish in finishers:
+        for _, route in reversed(begun):
+            finish(*route)
+    return made
+
+
+def _room(spec: TensorSpec) -> Tensor:
+    at = my_coordinate(spec.placement)
+    device = "meta" if at is None else device_of(spec.placement)
+    return torch.empty(spec.local_shape(at), dtype=spec.dtype, device=device)
