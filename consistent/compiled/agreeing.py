@@ -13,8 +13,8 @@ from mirrored.comm import Ranks
 
 from ..dispatch.running.agreed import tell
 from ..forms.refused import kinds
-from ..nn.nested import map_tensors, tensors_in
 from ..rules.raising import raises_inside
+from ..spec.nested import map_tensors, tensors_in
 from .opaque import Call, shape_of
 
 

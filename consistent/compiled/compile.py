@@ -13,7 +13,7 @@ from typing import Any, Unpack
 
 import torch
 
-from ..nn.nested import tensors_in
+from ..spec.nested import tensors_in
 from .agree import fit_together, gathered, no_program, number_of_each, sent
 from .backends import BACKENDS
 from .errors import CannotRecord

@@ -14,7 +14,7 @@ import torch
 
 from mirrored.transports.base.unseen import unseen
 
-from ..nn.nested import tensors_in
+from ..spec.nested import tensors_in
 from .program import Read
 from .rates import Rates, Varying
 from .reached import Reached

@@ -10,7 +10,7 @@ import torch
 from ..dispatch import _C
 from ..dispatch.planning import autocast
 from ..dispatch.plans.shards import is_global
-from ..nn.nested import map_tensors, tensors_in
+from ..spec.nested import map_tensors, tensors_in
 from .memory import geometry, has_memory, storage_of
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch.fx import Node
 
 from ..drawing.words import layout_text, sbp_text, short_site
-from ..nn.nested import map_each
+from ..spec.nested import map_each
 from .opaque import (
     DRAWN,
     ORDERED,

@@ -14,7 +14,7 @@ from mirrored.transports.base.wrapper import Wrapper
 from mirrored.transports.counting import call_of, counting, given_to
 from mirrored.transports.default import current
 
-from ..nn.nested import map_tensors, tensors_in
+from ..spec.nested import map_tensors, tensors_in
 from .opaque import Call, put, shape_of
 
 # (call, tensors, results)

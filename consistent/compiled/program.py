@@ -25,7 +25,7 @@ from ..dispatch.plans.shards import attach, is_global
 from ..forms.random import generator
 from ..forms.seeds import signed
 from ..nn.moving.carry import forgetting
-from ..nn.nested import map_each
+from ..spec.nested import map_each
 from .opaque import SENDING, Call, known, shape_of
 from .watching import Pieces, Watching, watchers
 

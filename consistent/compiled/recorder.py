@@ -28,8 +28,8 @@ from ..forms.random import draw, generator
 from ..forms.seeds import signed
 from ..movement.run import observers
 from ..nn import gather_ahead
-from ..nn.nested import map_tensors, tensors_in
 from ..spec import TensorSpec
+from ..spec.nested import map_tensors, tensors_in
 from .agreeing import Agreed, may_raise
 from .errors import CannotRecord
 from .memory import Memory, geometry, has_memory, held_by, is_contiguous, storage_of

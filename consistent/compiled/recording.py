@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..nn.nested import map_tensors, tensors_in
+from ..spec.nested import map_tensors, tensors_in
 from . import cuda_graphs
 from .agree import gathered, no_program
 from .cuda_graphs import replayed

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from ..nn.nested import each_in, map_each
+from ..spec.nested import each_in, map_each
 from .opaque import Call
 from .parts import part_of
 from .passes import Trace

@@ -20,7 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..dispatch.plans.shards import HookOff
-from ..nn.nested import tensors_in
+from ..spec.nested import tensors_in
 from .program import Move
 
 

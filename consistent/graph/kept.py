@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..nn.nested import tensors_in
+from ..spec.nested import tensors_in
 
 _DEEP = 8  # levels that are looked into
 _CLOSED = (

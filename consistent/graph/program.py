@@ -23,8 +23,8 @@ import torch
 
 from mirrored.readable import in_a_line
 
-from ..nn.nested import each_in
 from ..spec import NdSbp, TensorSpec
+from ..spec.nested import each_in
 
 Read = Callable[[], torch.Tensor]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..nn.nested import map_each, tensors_in
+from ..spec.nested import map_each, tensors_in
 
 KNOWN = 1 << 20  # the most elements of a tensor whose values are followed
 

@@ -22,8 +22,8 @@ from ..forms.random import generator
 from ..movement import plain_values
 from ..movement.differentiable import spread
 from ..movement.world import device_of, my_coordinate
-from ..nn.nested import map_each, map_tensors, tensors_in
 from ..spec import NdSbp, Placement, SbpLike, TensorSpec
+from ..spec.nested import map_each, map_tensors, tensors_in
 from ..tensor.storage import moving
 from .effects import RefusingDraws, Writes, version, versions, writes_by_name
 from .kept import Kept

@@ -38,9 +38,9 @@ from ..spec import (
     resolve_sbp,
 )
 from ..spec.nearest import suggestion
+from ..spec.nested import map_tensors, tensors_in
 from ..tensor.global_tensor import GlobalTensor
 from ..tensor.making.create import from_local
-from .nested import map_tensors, tensors_in
 from .uneven import evened_out, joined_shape
 
 _OTHERS = "*"

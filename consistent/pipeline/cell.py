@@ -12,7 +12,7 @@ import torch
 from ..dispatch.plans.shards import attach, is_global, plain
 from ..forms.random import generator
 from ..graph.program import Here, Line, Program, Ref
-from ..nn.nested import map_each, tensors_in
+from ..spec.nested import map_each, tensors_in
 from .part import Part
 from .split_backward import SplitBackward
 

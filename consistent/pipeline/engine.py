@@ -20,8 +20,8 @@ from ..graph.reads import answer_text
 from ..graph.record import record
 from ..graph.stand_ins import of_spec
 from ..movement.world import my_coordinate
-from ..nn.nested import map_each, map_tensors, tensors_in
 from ..spec import B, NdSbp, Placement, S
+from ..spec.nested import map_each, map_tensors, tensors_in
 from .cell import Cell
 from .fits import fits
 from .micro_batches import cut, cuts, joined, rows_of

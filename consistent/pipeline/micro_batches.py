@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from ..dispatch.plans.shards import is_global
-from ..nn.nested import map_tensors, tensors_in
 from ..spec import piece
+from ..spec.nested import map_tensors, tensors_in
 
 
 def rows_of(what: str, given: Any) -> int:

@@ -21,11 +21,11 @@ from ...dispatch.plans.shards import HookOff, is_global
 from ...dispatch.running.moved_views import is_view
 from ...graph.reads import is_followed
 from ...graph.stand_ins import of_spec, outside
-from ...nn.nested import map_tensors, tensors_in
 from ...nn.slots import Slot, plain_slots
 from ...rules import table
 from ...rules.signature import Out
 from ...spec import B, Placement, TensorSpec
+from ...spec.nested import map_tensors, tensors_in
 from ...tensor.inspection import reading
 from ...tensor.storage import moving
 from .program import BUFFER, CONSTANT, INPUT, OP, PARAMETER, Enter, Exit, Op, Program, Value

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from ...nn.nested import each_in
 from ...nn.plan import Border, Plan
 from ...nn.planners.registry import axis_names, plan_for
 from ...nn.planners.resolve import resolve
 from ...nn.slots import plain_slots
 from ...pipeline.pipeline import arguments_of
 from ...spec import B, Placement, S
+from ...spec.nested import each_in
 from .emit import plan_of_solution
 from .figures import Figures, figures_of
 from .follow import Estimate, follow

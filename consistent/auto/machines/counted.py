@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...nn.nested import map_tensors
+from ...spec.nested import map_tensors
 from .work import Work, work_of
 
 

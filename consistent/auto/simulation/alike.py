@@ -18,9 +18,9 @@ from typing import Any
 from ...dispatch.plans.gradients import raw_grad, set_raw_grad, settled_spec
 from ...dispatch.plans.shards import attach, is_global
 from ...graph.program import Program, refs
-from ...nn.nested import tensors_in
 from ...pipeline.part import Part as Lines
 from ...spec import Placement, TensorSpec
+from ...spec.nested import tensors_in
 from ..machines.described import tensors
 from .log import Held, Message, Op
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...nn.nested import tensors_in
+from ...spec.nested import tensors_in
 from .held import peaks
 from .log import Log
 from .memory import Memory

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mirrored.transports.faults.place import user_line
 
 from ...dispatch.plans.shards import is_global
-from ...nn.nested import map_tensors, tensors_in
+from ...spec.nested import map_tensors, tensors_in
 from ..machines.described import Described
 from ..machines.work import Work, work_of
 from .log import Log, Op

@@ -21,8 +21,8 @@ from ...forms.whole_numbers import without_values
 from ...movement import plain_values
 from ...movement.run import forget_moves
 from ...nn import gather_ahead
-from ...nn.nested import tensors_in
 from ...nn.sharded_step import install_hooks
+from ...spec.nested import tensors_in
 from ..machines import Machine
 from ..machines.find import machine
 from . import stages

@@ -12,7 +12,6 @@ from torch import nn
 
 from ...autograd.leaves import no_sync
 from ...dispatch.plans.shards import attach, is_global
-from ...nn.nested import tensors_in
 from ...nn.parallelize import parallelize
 from ...nn.planners import plan_for
 from ...nn.slots import plain_slots
@@ -20,6 +19,7 @@ from ...pipeline.cut import Cut, Unit
 from ...pipeline.pipeline import loss_of
 from ...pipeline.share import plan_of_share, share_of
 from ...spec import B, Placement, TensorSpec
+from ...spec.nested import tensors_in
 from ..machines import Machine
 from ..simulation.held import highest, net
 from ..simulation.simulate import Simulation, simulate

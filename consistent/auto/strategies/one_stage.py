@@ -13,7 +13,6 @@ from torch import nn
 
 from ...dispatch.plans.shards import attach, is_global
 from ...movement.world import device_of, my_coordinate
-from ...nn.nested import map_tensors
 from ...nn.parallelize import parallelize
 from ...nn.plan import Plan
 from ...nn.recompute import is_recomputed, recomputing
@@ -21,6 +20,7 @@ from ...pipeline.micro_batches import rows_of
 from ...pipeline.pipeline import arguments_of, loss_of, mark
 from ...pipeline.share import batch_axes
 from ...spec import B, Placement, S, TensorSpec
+from ...spec.nested import map_tensors
 
 
 class OneStage:

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...nn.nested import map_tensors
 from ...pipeline.cut import Unit
 from ...pipeline.micro_batches import cut, rows_of
 from ...pipeline.pipeline import arguments_of
+from ...spec.nested import map_tensors
 from ..machines import Machine
 from ..machines.find import machine as machine_of
 from ..pictures import CostsPicture

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ...nn.nested import map_tensors, tensors_in
 from ...pipeline.cut import Unit, parts
 from ...pipeline.pipeline import loss_of
+from ...spec.nested import map_tensors, tensors_in
 from ..machines import Machine
 from ..simulation.log import Op
 from ..simulation.simulate import Simulation, simulate

@@ -19,8 +19,8 @@ from ...dispatch.plans.plan import Plan, listeners, looked_up_in, observers, sta
 from ...dispatch.plans.shards import is_global
 from ...dispatch.running.moved_views import is_view
 from ...dispatch.running.on_shards import InPlaceOnCopy
-from ...nn.nested import tensors_in
 from ...rules import table
+from ...spec.nested import tensors_in
 from ...tensor.storage import moving
 from .chain import CHOSEN, MOVE, ON_COPY, WHOLE, Chain, Step, Value
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from mirrored.every_rank import from_first
 
-from ...nn.nested import each_in
 from ...spec.bytes_text import bytes_text
+from ...spec.nested import each_in
 from ..agree import fit_together, gathered, sent
 from ..program import Place, Program
 from ..recording import Around, Recorded

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from ...dispatch.plans.gradients import raw_grad
 from ...dispatch.plans.shards import is_global
 from ...spec import B, NdSbp, Placement, SbpLike, TensorSpec
+from ...spec.nested import tensors_in
 from ..master_weights import masters_of
-from ..nested import tensors_in
 from ..plan import Layouts, Plan
 from ..slots import Slot, plain_attributes, plain_slots
 

@@ -1,4 +1,4 @@
-"""Tensors inside the arguments of a module: lists, tuples, dicts, model outputs, dataclasses."""
+"""Tensors inside arguments and results: lists, tuples, dicts, model outputs, dataclasses."""
 
 from __future__ import annotations
 
