@@ -23,6 +23,7 @@ from ..movement import plain_values
 from ..movement.differentiable import spread
 from ..movement.world import device_of, my_coordinate
 from ..spec import NdSbp, Placement, SbpLike, TensorSpec
+from ..spec.callbacks import set_aside
 from ..spec.nested import map_each, map_tensors, tensors_in
 from ..tensor.storage import moving
 from .effects import RefusingDraws, Writes, version, versions, writes_by_name
@@ -360,7 +361,8 @@ class _Recorder(TorchFunctionMode):
 
     def _to_global(self, x: Any, target: TensorSpec, grad_sbp: SbpLike | None) -> Any:
         if self._passing:
-            return _untaken(x, target, grad_sbp)
+            with set_aside(moving.takers):
+                return x.to_global(target.placement, target.sbp, grad_sbp=grad_sbp)
         with self.quiet():
             return self._moved_to(x, target, grad_sbp)
 
@@ -540,11 +542,3 @@ def _check_made(x: torch.Tensor, spec: TensorSpec, made_by: str) -> None:
             "  Return a global tensor: from_local(x, placement, S(0)) if each rank has a part."
         )
     plain_values.compare(made_by, [x], spec.placement, (made_by, x.dtype, x.ndim))
-
-
-def _untaken(x: Any, target: TensorSpec, grad_sbp: SbpLike | None) -> Any:
-    kept, moving.takers[:] = moving.takers[:], []
-    try:
-        return x.to_global(target.placement, target.sbp, grad_sbp=grad_sbp)
-    finally:
-        moving.takers[:] = kept

@@ -10,6 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..autograd import backward
+from ..spec.callbacks import set_aside
 
 
 @contextmanager
@@ -29,11 +30,8 @@ def taken(take: Callable[[Any, Callable[[Any], None]], None]) -> Iterator[None]:
 
 
 def _untaken(y: Any, *args: Any, **kwargs: Any) -> None:
-    kept, backward.takers[:] = backward.takers[:], []
-    try:
+    with set_aside(backward.takers):
         y.backward(*args, **kwargs)
-    finally:
-        backward.takers[:] = kept
 
 
 class _Plain(TorchFunctionMode):
