@@ -71,7 +71,8 @@ class _Group:
 @dataclass(frozen=True)
 class Sending:
     """How parameters are sent for: ``start`` starts gathering all it is given, and gives what waits
-    for the results; at least ``group_bytes`` are sent for at a time, where as many follow."""
+    for the results; at least ``group_bytes`` are sent for at a time, where as many follow. Nothing
+    is where ``group_bytes`` is negative."""
 
     start: Callable[[list[Wanted]], Callable[[], list[Tensor]]]
     group_bytes: int
@@ -174,6 +175,7 @@ class Orders:
     """The three orders of one module."""
 
     def __init__(self, sending: Sending) -> None:
+        self._sending = sending
         self.forward, self.again, self.backward = (Ahead(sending) for _ in range(3))
 
     def in_forward(self) -> Ahead:
@@ -193,7 +195,8 @@ class Orders:
         return self
 
     def __reduce__(self) -> Any:  # a module that is loaded asks nobody for cores
-        return (type(None), ())
+        by_messages = self._sending.group_bytes > 0
+        return Orders, (self._sending if by_messages else Sending(_by_messages, -1),)
 
 
 def is_possible_on(placement: Placement) -> bool:

@@ -109,3 +109,13 @@ def test_a_module_trains_over_messages(world: int) -> None:
 @pytest.mark.parametrize("case", SITUATIONS)
 def test_in_every_situation_over_messages(case: Callable[..., Any]) -> None:
     pool(2).run(over_gloo, _by_messages, _twice, GRIDS[2], case)
+
+
+def _saved_and_loaded_with_cores(rank: int) -> None:
+    with _cores_to_spare():
+        gathered.saved_and_loaded(rank)
+
+
+def test_a_module_that_gathers_ahead_is_saved_and_loaded_whole() -> None:
+    pool(2).run(over_gloo, gathered.saved_and_loaded)
+    pool(2).run(_saved_and_loaded_with_cores)
