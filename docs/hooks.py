@@ -1,5 +1,4 @@
-"""What `make docs` does beside mkdocs: every public name must be documented and in the reference,
-and links out of docs/ must lead to something."""
+"""What `make docs` does beside mkdocs: links out of docs/ must lead to something."""
 
 from __future__ import annotations
 
@@ -8,36 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-import griffe
-
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = {
-    "consistent": "consistent",
-    "consistent.nn": "nn",
-    "consistent.data": "data",
-    "consistent.checkpoint": "checkpoint",
-    "consistent.flow": "flow",
-    "mirrored": "mirrored",
-}
 _OUT = re.compile(r"\[([^\]]+)\]\(((?:\.\./|seeds)[^)#]*)\)")
-_log = logging.getLogger("mkdocs.hooks.reference")
-
-
-def on_pre_build(config: Any) -> None:
-    """Warn of each public name that has no docstring or is not in the reference; in a strict build
-    a warning is an error."""
-    loader = griffe.GriffeLoader(search_paths=[str(ROOT)])
-    for name in ("mirrored", "consistent"):
-        loader.load(name)
-    loader.resolve_aliases(external=False)
-    for package, page in PAGES.items():
-        text = (ROOT / "docs" / "reference" / f"{page}.md").read_text()
-        module = loader.modules_collection[package]
-        for name in map(str, module.exports or ()):
-            if not module[name].has_docstring:
-                _log.warning("%s.%s has no docstring", package, name)
-            if not re.search(rf"\b{re.escape(package)}\.{name}\b", text):
-                _log.warning("%s.%s is not in docs/reference/%s.md", package, name, page)
+_log = logging.getLogger("mkdocs.hooks.links")
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:

@@ -1,15 +1,16 @@
-"""Every public name has a docstring and its place in docs/reference/."""
+"""Every public name has a docstring and its place in docs/reference/, which shows it as it is."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.generated import DOCS
+from tests.generated import DOCS, generator
 
 PAGES = {
     "consistent": "consistent",
@@ -21,6 +22,7 @@ PAGES = {
 }
 NAMES = [(package, name) for package in PAGES for name in importlib.import_module(package).__all__]
 IDS = [f"{package}.{name}" for package, name in NAMES]
+MAKE = generator("make_reference")
 VALUES = tuple[int, ...]  # mirrored.Ranks: an alias, which has no docstring of its own
 
 
@@ -30,7 +32,7 @@ def test_a_public_name_has_a_docstring_and_is_in_the_reference(package: str, nam
     assert value == VALUES or documented(value), f"{package}.{name} has no docstring"
     page = (DOCS / "reference" / f"{PAGES[package]}.md").read_text()
     assert re.search(rf"\b{re.escape(package)}\.{name}\b", page), (
-        f"put ::: {package}.{name} into docs/reference/{PAGES[package]}.md"
+        f"put <!-- ::: {package}.{name} --> and <!-- end --> into reference/{PAGES[package]}.md"
     )
 
 
@@ -49,14 +51,34 @@ def test_public_methods_have_docstrings(package: str, name: str) -> None:
     assert not lacking, f"{package}.{name} has methods without docstrings"
 
 
-def test_no_entry_shows_a_module_in_place_of_a_function_of_its_name() -> None:
-    for page in (DOCS / "reference").glob("*.md"):
-        for path in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE):
-            package, _, name = path.rpartition(".")
-            place = DOCS.parent / path.replace(".", "/")
-            is_module = place.is_dir() or place.with_suffix(".py").exists()
-            value = getattr(importlib.import_module(package), name, None) if is_module else None
-            assert not is_module or inspect.ismodule(value), f"{page.name}: name the file's {name}"
+@pytest.mark.parametrize("path", MAKE.PAGES, ids=lambda path: path.stem)
+def test_a_page_shows_signatures_and_docstrings_as_they_are(path: Path) -> None:
+    page = path.read_text()
+    assert page == MAKE.written(page), "run python docs/make_reference.py"
+    assert not re.findall(r"^#+ \S+\n\n<!-- end -->$", page, re.MULTILINE), "an entry is empty"
+
+
+def test_an_entry_is_the_function_and_no_module_of_its_name() -> None:
+    for page in MAKE.PAGES:
+        for path in re.findall(r"^<!-- ::: (\S+)", page.read_text(), re.MULTILINE):
+            value, is_meant = MAKE.found(path), page.stem == "flow"
+            assert not inspect.ismodule(value) or is_meant, f"{page.name}: name the file's {path}"
+
+
+def test_every_argument_of_a_function_with_arguments_listed_is_listed() -> None:
+    lacking = {}
+    for package, name in NAMES:
+        value = getattr(importlib.import_module(package), name)
+        text = inspect.getdoc(value) or ""
+        if not inspect.isfunction(value) or "Args:" not in text:
+            continue
+        names = [
+            each.name
+            for each in inspect.signature(value).parameters.values()
+            if each.kind is not each.VAR_KEYWORD
+        ]
+        lacking[f"{package}.{name}"] = [n for n in names if not re.search(rf"\b{n}\b", text)]
+    assert lacking["consistent.parallelize"] == [] and not any(lacking.values()), lacking
 
 
 def test_an_entry_of_a_docstring_is_of_one_argument() -> None:

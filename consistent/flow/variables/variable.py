@@ -85,6 +85,12 @@ def get_variable(
     """The variable ``name``: made at the first call, the same one at every later call, in any job.
 
     Args:
+        name: by which every job finds it.
+        shape: needed where it is made.
+        dtype: without it that of the job, or torch's default.
+        initializer: what gives its first values.
+        trainable: whether it has a gradient.
+        random_seed: from which the initializer draws.
         distribute: its SBP.
         placement: its devices; without it those of the scope, or of the job.
 

@@ -48,6 +48,8 @@ def from_local(
 
     Args:
         shard: this rank's piece. On a rank outside the placement only its dtype is read.
+        placement: the ranks that have one.
+        sbp: what the pieces are, on each axis.
         shape: the logical shape. Without it the ranks tell each other what they have, one small
             collective of all ranks of the world, unless every SBP is B or partial and the placement
             is the whole world.
