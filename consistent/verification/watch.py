@@ -27,8 +27,8 @@ from torch.overrides import TorchFunctionMode
 
 from mirrored.transports.faults.place import user_line
 
-from ..nn.nested import each_in, tensors_in
 from ..spec import TensorSpec
+from ..spec.nested import each_in, tensors_in
 from ..tensor.global_tensor import GlobalTensor
 
 # Results of these say nothing that the ops around them do not.

@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..nn.nested import map_tensors
 from ..nn.parallelize import parallelize
 from ..spec import B, Placement, S, SbpLike
+from ..spec.nested import map_tensors
 from ..tensor.global_tensor import GlobalTensor
 from ..tensor.making.create import distribute
 from .watch import Seen, Watch

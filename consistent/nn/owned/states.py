@@ -21,9 +21,9 @@ from mirrored.transports.default import current
 from ...dispatch.plans.shards import attach, is_global, plain
 from ...movement.run import run
 from ...spec import B, Placement, TensorSpec
+from ...spec.nested import map_each, map_tensors
 from ...tensor.storage.step_layout import OwnedState
 from ..master_weights import ordered
-from ..nested import map_each, map_tensors
 from .owners import is_mine, owners_of
 
 
