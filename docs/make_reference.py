@@ -182,7 +182,7 @@ def _items(head: str, text: str) -> str:
         return _quoted(text)
     lines = []
     for line in text.splitlines():
-        match = re.match(r"(\*{0,2}[\w, .*]+): (.*)", line)
+        match = re.match(r"(\*{0,2}\w[\w, .*]*): (.*)", line)
         lines.append(f"* `{match[1]}`: {match[2]}" if match else line)
     return _quoted("\n".join(lines))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass
 from typing import Any, TypedDict, TypeVar
@@ -107,7 +108,8 @@ class Options(TypedDict, total=False):
 
 
 def shows_options(function: _F) -> _F:
-    """Let ``help()`` show each option, with its default, for ``**options`` of ``function``."""
+    """Let ``help()`` show each option, its default and what it does, for ``**options`` of
+    ``function``, whose docstring has one line for them."""
     signature = inspect.signature(function)
     kept = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     options = [
@@ -115,4 +117,9 @@ def shows_options(function: _F) -> _F:
         for f in dataclasses.fields(CompileOptions)
     ]
     function.__signature__ = signature.replace(parameters=[*kept, *options])  # type: ignore
+    described = inspect.cleandoc(CompileOptions.__doc__ or "")
+    args = described.partition("Args:\n")[2].partition("\n    what:")[0]
+    function.__doc__ = re.sub(
+        r"^    options: .*", lambda _: args, inspect.getdoc(function) or "", flags=re.M
+    )
     return function
