@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from .comm import Ranks, Transport
+from .every_rank import gathered
 from .transports.base.wrapper import Wrapper
 from .transports.default import current, use
 from .transports.faults.turns import help_out
@@ -86,7 +87,7 @@ def has_spare_cores(ranks: Ranks) -> bool:
     known = _answers.setdefault(innermost, {})
     if ranks not in known:
         own = socket.gethostname(), _cores(), torch.get_num_threads()
-        known[ranks] = _are_enough(transport.gather_objects(own, ranks))
+        known[ranks] = _are_enough(gathered(own, ranks))
     return known[ranks]
 
 

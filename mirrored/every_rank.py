@@ -1,16 +1,68 @@
-"""Ranks tell each other how a step went: if it failed on one, it fails on all with one message."""
+"""Ranks compare notes: what differs between them, or fails on one, raises on all with one message.
+
+```
+gathered        the note of each rank
+agree           the same, if all notes fit together
+on_every_rank   what a step gives on each rank, if it failed on none
+from_first      what a step gives on rank 0
+```
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from .comm import Ranks
 from .readable import readable
 from .transports.default import current
 
 T = TypeVar("T")
 
 _PLAIN = (FileNotFoundError, ValueError, TypeError)
+
+
+def gathered(note: Any, ranks: Ranks | None = None) -> list[Any]:
+    """The ``note`` of each of ``ranks``, of the world by default, in their order. A collective of
+    them. Notes are pickled; a rank that is alone gets its own."""
+    transport = current()
+    ranks = tuple(range(transport.size)) if ranks is None else ranks
+    return [note] if len(ranks) == 1 else transport.gather_objects(note, ranks)
+
+
+def alike(notes: Sequence[object]) -> bool:
+    """Whether all notes are equal."""
+    return all(note == notes[0] for note in notes)
+
+
+def agree(
+    note: T,
+    error: Callable[[list[T]], Exception],
+    *,
+    ranks: Ranks | None = None,
+    fits: Callable[[list[T]], bool] = alike,
+) -> list[T]:
+    """``gathered`` notes, if they fit together. A collective of ``ranks``.
+
+    Args:
+        note: what this rank says.
+        error: what is raised on every rank where notes do not fit, made of all of them.
+        ranks: who takes part; the world by default.
+        fits: whether notes fit together, the same on all ranks; by default, whether they are equal.
+
+    Raises:
+        Exception: what ``error`` makes.
+    """
+    notes = gathered(note, ranks)
+    if not fits(notes):
+        raise error(notes)
+    return notes
+
+
+def by_rank(texts: Iterable[str], ranks: Iterable[int] | None = None) -> str:
+    """A line for each of ``ranks``, which are numbered from 0 by default."""
+    pairs = enumerate(texts) if ranks is None else zip(ranks, texts, strict=True)
+    return "\n".join(f"    rank {rank}: {text}" for rank, text in pairs)
 
 
 class _Failed:
@@ -28,7 +80,7 @@ def on_every_rank(
     """``step()`` of each rank of the world, in order of rank. A collective.
 
     Args:
-        what: what ranks do, the begin of the message.
+        what: what ranks do, the beginning of the message.
         step: what one rank does; it communicates with no other. Its result can be pickled.
         kind: the error of all ranks.
 
@@ -43,8 +95,7 @@ def on_every_rank(
         told, own = _Failed(error, kind), error
     else:
         own = None
-    transport = current()
-    answers = transport.gather_objects(told, tuple(range(transport.size)))
+    answers = gathered(told)
     failed = {r: a for r, a in enumerate(answers) if isinstance(a, _Failed)}
     if failed:
         missing = all(a.is_missing for a in failed.values())

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .comm import Ranks
+from .every_rank import gathered
 from .transports.default import current
 
 _HookOff = torch._C.DisableTorchFunctionSubclass
@@ -75,7 +76,7 @@ class MirroredTensor(torch.Tensor):
         own = self.to_local().detach()
         device = _here(own)
         # Elements may differ in shape (the pieces of a tensor that does not split evenly).
-        notes = transport.gather_objects((tuple(own.shape), own.dtype), everyone)
+        notes = gathered((tuple(own.shape), own.dtype), everyone)
         shapes = [notes[rank][0] for rank in self._ranks]
         dtypes = {notes[rank][1] for rank in self._ranks}
         if len(dtypes) > 1:

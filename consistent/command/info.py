@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from mirrored.comm import Transport
+from mirrored.every_rank import gathered
 from mirrored.transports.base.wrapper import Wrapper
 from mirrored.transports.default import current
 from mirrored.transports.shared_memory.segments import MOST_RANKS, SWITCH, host, is_wanted
@@ -86,7 +87,7 @@ def ranks_report() -> list[str]:
             "to see how ranks reach each other: torchrun --nproc_per_node 2 -m consistent info",
         ]
     world = tuple(range(transport.size))
-    wanted, hosts = zip(*transport.gather_objects((is_wanted(world), host()), world))
+    wanted, hosts = zip(*gathered((is_wanted(world), host())))
     lines = [f"{transport.size} ranks on {_count(len(set(hosts)), 'host')}"]
     if transport.shares(world, "cpu"):  # a collective, as is the gathering of notes
         way = f"shared memory, for all ranks are on this host ({_shared_memory()})"

@@ -24,14 +24,6 @@ def number_of_each(number: int) -> list[int]:
     return torch.cat(transport.all_gather(mine, [(1,)] * transport.size, ranks)).tolist()
 
 
-def gathered(mine: Any) -> list[Any]:
-    """What every rank gives."""
-    transport = current()
-    if transport.size == 1:
-        return [mine]
-    return transport.gather_objects(mine, tuple(range(transport.size)))
-
-
 def sent(program: Program | None) -> Any:
     """What ranks compare of a program."""
     if program is None:

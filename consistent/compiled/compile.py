@@ -13,8 +13,10 @@ from typing import Any, Unpack
 
 import torch
 
+from mirrored.every_rank import gathered
+
 from ..spec.nested import tensors_in
-from .agree import fit_together, gathered, no_program, number_of_each, sent
+from .agree import fit_together, no_program, number_of_each, sent
 from .backends import BACKENDS
 from .errors import CannotRecord
 from .key import key_of, kind_of

@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from mirrored.every_rank import gathered
+
 from ..spec.nested import map_tensors, tensors_in
 from . import cuda_graphs
-from .agree import gathered, no_program
+from .agree import no_program
 from .cuda_graphs import replayed
 from .graph_breaks import listening
 from .guards import Guards

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from mirrored.every_rank import agree, by_rank, gathered
 from mirrored.transports.default import current
 
 from .nested import Path, name_of
@@ -59,12 +60,12 @@ def compare(note: Note) -> list[Note] | None:
     ranks = tuple(range(transport.size))
     note = replace(note, cause=None)
     if note.values is not None:
-        return transport.gather_objects(note, ranks)
+        return gathered(note)
     mine = torch.tensor([zlib.crc32(repr(astuple(note)).encode())])
     sums = transport.all_gather(mine, [(1,)] * len(ranks), ranks)
     if all(int(each) == int(mine) for each in sums):
         return None
-    return transport.gather_objects(note, ranks)
+    return gathered(note)
 
 
 def check(notes: list[Note], sizes_may_differ: bool) -> None:
@@ -84,8 +85,8 @@ def check(notes: list[Note], sizes_may_differ: bool) -> None:
         )
     if len({(note.order, note.count) for note in notes}) > 1:
         raise RuntimeError(
-            "data.loader: the ranks are about to read different batches: "
-            + _by_rank([f"{note.count} items, checksum {note.order:#x}" for note in notes])
+            "data.loader: the ranks are about to read different batches:\n"
+            + by_rank([f"{note.count} items, checksum {note.order:#x}" for note in notes])
             + "\n  Their samplers draw another order on each rank. Seed every rank alike "
             "(torch.manual_seed), or give the DataLoader generator=torch.Generator()"
             ".manual_seed(0); and give each rank the same data set."
@@ -103,8 +104,9 @@ def _check_values(notes: list[Note]) -> None:
         for index, (path, *_) in enumerate(note.fields):
             if first.values and note.values[index] != first.values[index]:
                 raise RuntimeError(
-                    f"data.loader: {name_of(path)} differs between ranks that read the same items: "
-                    + _by_rank([n.values[index] if n.values else "takes no part" for n in notes])
+                    f"data.loader: {name_of(path)} differs between ranks that read the same "
+                    "items:\n"
+                    + by_rank([n.values[index] if n.values else "takes no part" for n in notes])
                     + "\n  The data set, or what is drawn while it is read, differs by rank, and "
                     "each would compute with other values. Make them equal: the same data set, and "
                     "random numbers seeded alike on every rank (torch.manual_seed, random.seed, "
@@ -118,19 +120,17 @@ def _check_values(notes: list[Note]) -> None:
 def check_same_data(facts: tuple[str, ...]) -> None:
     """Raise on every rank if ``facts`` of the data set and its batches are other ones elsewhere. A
     collective of the world."""
-    transport = current()
-    if transport.size == 1:
-        return
-    every = transport.gather_objects(facts, tuple(range(transport.size)))
-    if any(each != facts for each in every):
-        raise ValueError(
-            "data.loader: the ranks give other data: "
-            + _by_rank([", ".join(each) for each in every])
+    agree(
+        facts,
+        lambda every: ValueError(
+            "data.loader: the ranks give other data:\n"
+            + by_rank(map(", ".join, every))
             + "\n  Each rank would read its part of other batches, or wait for one that does not "
             "come. Give every rank the same data set and batch size; which part a rank reads is "
             "the loader's choice. What is drawn to make the data set, as by random_split, is to be "
             "seeded alike: generator=torch.Generator().manual_seed(0)."
-        )
+        ),
+    )
 
 
 def _check_fields(notes: list[Note], sizes_may_differ: bool) -> None:
@@ -140,8 +140,9 @@ def _check_fields(notes: list[Note], sizes_may_differ: bool) -> None:
             (f.path, f.kind, len(f.sizes)) for f in first
         ]:
             raise RuntimeError(
-                "data.loader: the parts of one batch do not have the same fields, dtypes and dims: "
-                + _by_rank([_fields(each) for each in notes])
+                "data.loader: the parts of one batch do not have the same fields, dtypes and "
+                "dims:\n"
+                + by_rank([_fields(each) for each in notes])
                 + "\n  The collate function runs on a rank's own items, and must give the same "
                 f"structure for any of them; or let every rank collate the batch whole: {WHOLE}."
             )
@@ -150,15 +151,15 @@ def _check_fields(notes: list[Note], sizes_may_differ: bool) -> None:
         if len({repr(field.value) for field in each}) > 1:
             raise RuntimeError(
                 f"data.loader: {name_of(path)} is one value for the whole batch, and differs by "
-                "rank: " + _by_rank([str(field.value) for field in each]) + "\n  The collate "
+                "rank:\n" + by_rank([str(field.value) for field in each]) + "\n  The collate "
                 "function makes it of a rank's own items. Let every rank collate the batch whole: "
                 f"{WHOLE}."
             )
         if not sizes_may_differ and len({field.sizes for field in each}) > 1:
             raise ValueError(
                 f"data.loader: the parts of {name_of(path)} differ in more than their number of "
-                "items: "
-                + _by_rank([f"{list(field.sizes)} per item" for field in each])
+                "items:\n"
+                + by_rank([f"{list(field.sizes)} per item" for field in each])
                 + "\n  The collate function pads a rank's own items, and those of other ranks are "
                 "longer; no tokenizer was found in it that says what it pads with. Say so, "
                 'pad={"input_ids": 0, "labels": -100}; or let every rank collate the batch whole: '
@@ -168,7 +169,3 @@ def _check_fields(notes: list[Note], sizes_may_differ: bool) -> None:
 
 def _fields(note: Note) -> str:
     return ", ".join(f"{name_of(f.path)} {f.kind} {list(f.sizes)}" for f in note.fields)
-
-
-def _by_rank(texts: list[str]) -> str:
-    return "".join(f"\n    rank {rank}: {text}" for rank, text in enumerate(texts))

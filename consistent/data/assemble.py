@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mirrored.transports.default import current
+from mirrored.every_rank import gathered
 
 from ..dispatch.plans.shards import is_global
 from ..movement.check_mode import digest
@@ -191,8 +191,7 @@ class Layer:
                     if made.kinds.get(path) == PER_ITEM and not isinstance(x, Tensor)
                 },
             )
-        transport = current()
-        sent = transport.gather_objects(mine, tuple(range(transport.size)))
+        sent = gathered(mine)
         parts = [part for _, part in sorted(filter(None, sent), key=lambda each: each[0])]
         return {path: _chained([part[path] for part in parts]) for path in parts[0]}
 

@@ -10,6 +10,7 @@ from urllib.parse import quote, unquote
 import torch
 
 from mirrored import whole_files
+from mirrored.every_rank import agree
 from mirrored.transports.default import current
 
 from . import session
@@ -71,7 +72,9 @@ def _file(folder: Path, name: str) -> Path:
 
 def _agree(what: str, fault: str) -> None:
     """Wait for all ranks, and raise on all of them if one has a fault."""
-    ranks = tuple(range(current().size))
-    for rank, text in zip(ranks, current().gather_objects(fault, ranks)):
-        if text:
-            raise OSError(f"CheckPoint.{what}: on rank {rank}: {text}.")
+
+    def failed(faults: list[str]) -> OSError:
+        rank, text = next((rank, text) for rank, text in enumerate(faults) if text)
+        return OSError(f"CheckPoint.{what}: on rank {rank}: {text}.")
+
+    agree(fault, failed, fits=lambda faults: not any(faults))

@@ -17,6 +17,7 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.utils.data import DataLoader
 
+from mirrored.every_rank import gathered
 from mirrored.transports.default import current
 
 from ..checkpoint.agreement import from_first
@@ -87,11 +88,7 @@ class GlobalStrategy(SingleDeviceStrategy):
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """What rank ``src`` has."""
-        transport = current()
-        found = transport.gather_objects(
-            obj if transport.rank == src else None, tuple(range(transport.size))
-        )
-        return found[src]
+        return gathered(obj if current().rank == src else None)[src]
 
     # -- checkpoints, as one process writes them ---------------------------------------------------
 

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from mirrored.every_rank import agree, alike, by_rank, gathered
 from mirrored.readable import in_a_line
 from mirrored.transports import default
 from mirrored.transports.faults.place import is_users
@@ -97,19 +98,19 @@ def _compare(src: TensorSpec, dst: TensorSpec, op: str, fault: str) -> None:
     if not _is_on() or default.current().rank not in ranks:
         return
     note = (call_site(), op, f"{src} -> {dst}")
-    told = default.current().gather_objects((note, fault, settings()), ranks)
+    told = gathered((note, fault, settings()), ranks)
     notes, faults, set_by = zip(*told, strict=True)
-    if len(set(notes)) > 1:
+    if not alike(notes):
         raise RuntimeError(
             "check mode: ranks are about to do different boxings.\n"
-            + by_rank(ranks, [_line(*each) for each in notes])
+            + by_rank([_line(*each) for each in notes], ranks)
             + "\n  Every rank must run the same ops in order: look for a branch that some take."
         )
     _check_settings(ranks, set_by, _line(*note))
     if any(faults):
         raise RuntimeError(
             f"check mode: a shard does not fit its spec {src}, in {_line(*note)}.\n"
-            + by_rank(ranks, faults)
+            + by_rank([text or "as its spec says" for text in faults], ranks)
             + "\n  Give from_local the sbp that the shards have, or shards of that shape and dtype."
         )
 
@@ -119,7 +120,7 @@ def _check_settings(ranks: Sequence[int], notes: Sequence[dict[str, str]], line:
     if name is not None:
         raise RuntimeError(
             f"check mode: the {name} differs between ranks, in {line}.\n"
-            + by_rank(ranks, [note.get(name, "none") for note in notes])
+            + by_rank([note.get(name, "none") for note in notes], ranks)
             + "\n  Each rank computes by its own, so that what all have whole would differ. Set it "
             "alike on every rank."
         )
@@ -130,13 +131,13 @@ def check_hyperparameters(optimizer: torch.optim.Optimizer, placement: Placement
     if not _is_on() or placement.coordinate_of(default.current().rank) is None:
         return
     ranks = tuple(placement.ranks.ravel().tolist())
-    notes = default.current().gather_objects(_hyperparameters(optimizer), ranks)
+    notes = gathered(_hyperparameters(optimizer), ranks)
     name = first_difference(notes)
     if name is not None:
         raise RuntimeError(
             f"check mode: {name} of {type(optimizer).__name__} differs between ranks, at "
             f"{call_site()}.\n"
-            + by_rank(ranks, [note.get(name, "none") for note in notes])
+            + by_rank([note.get(name, "none") for note in notes], ranks)
             + "\n  Parameters would become others on each rank. Give every rank's optimizer the "
             "same, and the same schedule."
         )
@@ -164,14 +165,16 @@ def check_equal(tensor: Tensor, placement: Placement, what: str) -> None:
     if not _is_on() or placement.coordinate_of(rank) is None:
         return
     ranks = tuple(placement.ranks.ravel().tolist())
-    digests = default.current().gather_objects(digest(tensor), ranks)
-    if len(set(digests)) > 1:
-        raise RuntimeError(
+    agree(
+        digest(tensor),
+        lambda digests: RuntimeError(
             f"check mode: {what} is taken as broadcast, and the ranks' values differ.\n"
             f"  at {call_site()}:\n"
-            + by_rank(ranks, digests)
+            + by_rank(digests, ranks)
             + "\n  Make it equal (same seed, same data), or give its SBP with from_local."
-        )
+        ),
+        ranks=ranks,
+    )
 
 
 def digest(tensor: Tensor) -> str:
@@ -199,13 +202,6 @@ def _fault(local: Tensor, spec: TensorSpec) -> str:
     if shape == wanted and dtype == spec.dtype:
         return ""
     return f"holds {dtype} {shape}, and its spec says {spec.dtype} {wanted}"
-
-
-def by_rank(ranks: Sequence[int], texts: Sequence[str]) -> str:
-    """A line for each rank."""
-    return "\n".join(
-        f"    rank {rank}: {text or 'as its spec says'}" for rank, text in zip(ranks, texts)
-    )
 
 
 def _line(site: str, op: str, specs: str) -> str:

@@ -19,10 +19,11 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
+from mirrored.every_rank import agree, by_rank
 from mirrored.transports import default
 
 from ..spec import Placement
-from .check_mode import by_rank, call_site, digest
+from .check_mode import call_site, digest
 from .world import my_coordinate
 
 # An op meets several tensors of one kind, such as token and position ids that both select rows of
@@ -102,15 +103,17 @@ def forget() -> None:
 
 def _check(what: str, met: Sequence[Tensor], placement: Placement) -> None:
     ranks = tuple(placement.ranks.ravel().tolist())
-    notes = default.current().gather_objects([digest(x) for x in met], ranks)
-    if any(note != notes[0] for note in notes):
+
+    def differ(notes: list[list[str]]) -> RuntimeError:
         which = next(i for i in range(len(met)) if any(n[i] != notes[0][i] for n in notes))
-        raise RuntimeError(
+        return RuntimeError(
             f"{what}: a plain tensor meets a global one and is taken as the whole value, but the "
             f"ranks have different ones.\n  at {call_site()}:\n"
-            + by_rank(ranks, [note[which] for note in notes])
+            + by_rank([note[which] for note in notes], ranks)
             + "\n  If each rank has its part: parallelize(..., inputs=S(0)) for what a module is "
             "given, or from_local(x, placement, S(0)).\n  If each should have the whole: make it "
             "equal (same seed, same data), or distribute(x, placement, sbp).\n"
             "  To take each rank's own value as it is: with consistent.plain_may_differ()."
         )
+
+    agree([digest(x) for x in met], differ, ranks=ranks)

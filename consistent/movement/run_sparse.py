@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mirrored.every_rank import gathered
 from mirrored.transports.default import current
 
 from ..boxing.steps import Move, Step
@@ -49,7 +50,7 @@ def _moved(x: Tensor, state: TensorSpec, move: Move, at: Coordinate) -> Tensor:
 
 def _side_by_side(x: Tensor, ranks: tuple[int, ...]) -> Tensor:
     transport = current()
-    counts = transport.gather_objects(x._nnz(), ranks)
+    counts = gathered(x._nnz(), ranks)
     indices = transport.join(x._indices().contiguous(), 1, counts, ranks)
     values = transport.join(x._values().contiguous(), 0, counts, ranks)
     return _of(indices, values, x.shape)

@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 
+from mirrored.every_rank import by_rank, gathered
 from mirrored.transports.default import current
 
 from ..dispatch.plans.shards import attach, rebox, take_in
 from ..dispatch.running.user_code import present
-from ..movement.check_mode import by_rank, digest
+from ..movement.check_mode import digest
 from ..movement.world import my_coordinate
 from ..spec import (
     B,
@@ -192,7 +193,7 @@ def _told(
     ]
     ranks = placement.ranks.ravel().tolist()
     asked = tuple(ranks) if placement.size == transport.size else tuple(range(transport.size))
-    notes = dict(zip(asked, transport.gather_objects(note if inside else None, asked)))
+    notes = dict(zip(asked, gathered(note if inside else None, asked)))
     first = notes[ranks[0]]
     for rank in ranks[1:]:
         kinds = [[(n[2], n[1], len(n[0])) for n in notes[r] or ()] for r in (ranks[0], rank)]
@@ -267,7 +268,7 @@ def _unequal(name: str, what: str, by: Mapping[int, str]) -> ValueError:
     return ValueError(
         f"parallelize: {name} is to be whole along an axis (inputs=B there), and ranks along it "
         f"pass other {what}.\n"
-        + by_rank(list(by), list(by.values()))
+        + by_rank(by.values(), by)
         + "\n  Pass the same on these ranks (a sampler's rank is the coordinate along the axis "
         "that splits the batch), or say inputs=S(0) where each passes its part."
     )

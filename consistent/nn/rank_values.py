@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from mirrored.every_rank import gathered
 from mirrored.transports.default import current
 
 from ..movement.check_mode import digest
@@ -38,7 +39,7 @@ def check_alike(
     told += [f"a plan with keep_bytes={plan.keep_bytes}"]
     constants = [_constants(name, part) for name, part in module.named_modules()]
     ranks = tuple(placement.ranks.ravel().tolist())
-    notes = current().gather_objects((told, constants, settings()), ranks)
+    notes = gathered((told, constants, settings()), ranks)
     _check_settings(ranks, [note[2] for note in notes])
     for kind in (0, 1):
         _check_notes(ranks, [note[kind] for note in notes])
@@ -134,7 +135,7 @@ def _arriving(
         ([(tuple(part.shape), part.dtype) for part in parts], _is_coalesced(x))
         for x, parts in zip(sparse, mine, strict=True)
     ]
-    told = current().gather_objects(told, tuple(placement.ranks.ravel().tolist()))[0]
+    told = gathered(told, tuple(placement.ranks.ravel().tolist()))[0]
     if current().rank != placement.first_rank:
         mine = [tuple(torch.empty(size, dtype=dtype) for size, dtype in sizes) for sizes, _ in told]
     return [(parts, flag) for parts, (_, flag) in zip(mine, told, strict=True)]
@@ -183,7 +184,7 @@ def check_values(what: str, tensors: Sequence[Sequence[Slot]], placement: Placem
     """
     ranks = tuple(placement.ranks.ravel().tolist())
     mine = {places[0].name: digest(places[0].value) for places in tensors}
-    notes = current().gather_objects(mine, ranks)
+    notes = gathered(mine, ranks)
     for rank, note in zip(ranks, notes):
         for name, found in note.items():
             if found != notes[0].get(name):

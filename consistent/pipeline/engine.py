@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from mirrored.every_rank import agree, alike, by_rank, gathered
 from mirrored.transports.default import current
 from mirrored.transports.faults.place import user_line
 
@@ -224,10 +225,9 @@ class Engine:
         )
         known, key = programs[0].graded, tuple(programs)
         if key not in known:
-            transport = current()
             mine = [p.grad.sbp if _is_graded(p) else None for p in params]
-            told = transport.gather_objects(mine, tuple(range(transport.size)))
-            first = [p.placement.first_rank if is_global(p) else transport.rank for p in params]
+            told = gathered(mine)
+            first = [p.placement.first_rank if is_global(p) else current().rank for p in params]
             known[key] = [told[r][k] for k, r in enumerate(first)]
         for p, sbp in zip(params, known[key], strict=True):
             outside = is_global(p) and my_coordinate(p.placement) is None
@@ -241,39 +241,40 @@ class Engine:
 
     def _agree(self, args: tuple, kwargs: dict[str, Any], count: int) -> None:
         """Raise on every rank if ranks are about to run different batches."""
-        transport = current()
-        if transport.size == 1:
+        if current().size == 1:
             return
         tensors = ", ".join(map(_text, tensors_in((args, kwargs))))
         note = (count, _shown((args, kwargs)), tensors, user_line())
-        notes = transport.gather_objects(note, tuple(range(transport.size)))
-        if any(other[:2] != notes[0][:2] for other in notes):
-            said = "".join(
-                f"    rank {r}: {n} micro-batches of {batch}, at {line}\n"
-                for r, (n, _, batch, line) in enumerate(notes)
+
+        def differ(notes: list[tuple]) -> RuntimeError:
+            said = by_rank(
+                f"{n} micro-batches of {batch}, at {line}" for n, _, batch, line in notes
             )
-            raise RuntimeError(
-                f"{self.name}: ranks are about to run different batches.\n{said}"
+            return RuntimeError(
+                f"{self.name}: ranks are about to run different batches.\n{said}\n"
                 "  Every rank calls the step with tensors of the same shapes, and with the same "
                 "number of micro-batches, whichever stages it is in.\n"
                 "  Pass the whole batch on every rank."
             )
 
+        agree(note, differ, fits=lambda notes: alike([each[:2] for each in notes]))
+
     def _agree_on_values(self, programs: list[Program]) -> None:
         """Raise on every rank if values decide on ranks for different programs."""
-        transport = current()
         mine = [[answer_text(read.found) for read in program.reads] for program in programs]
-        notes = transport.gather_objects(mine, tuple(range(transport.size)))
-        rank = next((r for r, note in enumerate(notes) if note != notes[0]), None)
-        if rank is not None:
-            differ = zip(notes[0], notes[rank], strict=True)
-            m, (a, b) = next((m, ab) for m, ab in enumerate(differ) if ab[0] != ab[1])
-            raise RuntimeError(
+
+        def differ(notes: list[list[list[str]]]) -> RuntimeError:
+            rank = next(r for r, note in enumerate(notes) if note != notes[0])
+            pairs = zip(notes[0], notes[rank], strict=True)
+            m, (a, b) = next((m, ab) for m, ab in enumerate(pairs) if ab[0] != ab[1])
+            return RuntimeError(
                 f"{self.name}: what the step asks of the values of micro-batch {m} decides what it "
                 f"does, and rank 0 finds {a}, rank {rank} {b}.\n"
                 "  Every rank passes the same batch, whole.\n"
                 "  Read it alike on every rank, masks too."
             )
+
+        agree(mine, differ)
 
 
 def _unlike(programs: list[Program]) -> list[Program]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from mirrored.every_rank import from_first, on_every_rank
+from mirrored.every_rank import agree, alike, by_rank, from_first, gathered, on_every_rank
 from tests.ranks import on_ranks, simulate
 
 
@@ -44,3 +44,38 @@ def test_a_missing_file_stays_one(rank: int) -> None:
 
 def test_simulated_ranks() -> None:
     assert simulate(lambda rank: from_first("try", lambda: rank + 5), 3) == [5, 5, 5]
+
+
+def _compared(rank: int, note: object, ranks: tuple[int, ...] | None = None) -> object:
+    """What ``agree`` gives or says."""
+    try:
+        return agree(note, lambda notes: Kind("unlike:\n" + by_rank(map(str, notes))), ranks=ranks)
+    except Kind as error:
+        return str(error)
+
+
+def test_notes_that_differ_raise_on_every_rank_with_all_of_them() -> None:
+    assert simulate(lambda rank: _compared(rank, "a"), 3) == [["a"] * 3] * 3
+    said = "unlike:\n    rank 0: 0\n    rank 1: 0\n    rank 2: 1"
+    assert simulate(lambda rank: _compared(rank, rank // 2), 3) == [said] * 3
+
+
+def test_some_ranks_agree_without_the_others() -> None:
+    def body(rank: int) -> object:
+        return _compared(rank, rank, (0, 2)) if rank != 1 else _compared(rank, rank, (1,))
+
+    said = "unlike:\n    rank 0: 0\n    rank 1: 2"
+    assert simulate(body, 3) == [said, [1], said]
+
+
+def test_what_fits_together_need_not_be_equal() -> None:
+    def body(rank: int) -> list[int]:
+        return agree(rank, lambda notes: Kind(str(notes)), fits=lambda notes: 5 not in notes)
+
+    assert simulate(body, 3) == [[0, 1, 2]] * 3 == simulate(gathered, 3)
+
+
+def test_lines_by_rank() -> None:
+    assert by_rank(["x", "y"]) == "    rank 0: x\n    rank 1: y"
+    assert by_rank(["x", "y"], (4, 2)) == "    rank 4: x\n    rank 2: y"
+    assert alike([(1,), (1,)]) and not alike([1, 1, 2])

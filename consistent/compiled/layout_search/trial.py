@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from mirrored.every_rank import from_first
+from mirrored.every_rank import from_first, gathered
 
 from ...spec.bytes_text import bytes_text
 from ...spec.nested import each_in
-from ..agree import fit_together, gathered, sent
+from ..agree import fit_together, sent
 from ..program import Place, Program
 from ..recording import Around, Recorded
 from .chain import Chain, Solution

@@ -9,8 +9,9 @@ after them            each rank by itself: it sends nothing      passes/remateri
 
 from __future__ import annotations
 
+from mirrored.every_rank import gathered
+
 from ...spec.bytes_text import bytes_text
-from ..agree import gathered
 from ..options import CompileOptions
 from .peak import Count, remove_dead
 from .regather import Repetition, may_repeat, proposals, repeat

@@ -35,11 +35,11 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
+from mirrored.every_rank import gathered
 from mirrored.transports.default import current
 
 from ...overlap.chunked_matmul import MOST_CHUNKS, Boxing, chunk_count
 from ...overlap.symmetric_matmul import fused_over
-from ..agree import gathered
 from ..fused.calls import MultipliedSum, MultipliedWhole, Summed
 from ..fused.worth import sum_wins
 from ..opaque import MESSAGE, Call

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from mirrored.transports import default
+from mirrored.every_rank import gathered
 from mirrored.transports.base.unseen import unseen
 
 from ...movement.grad_mode import is_recording, records
@@ -111,7 +111,7 @@ class MovedView:
                 shared = made.untyped_storage()._cdata == source.untyped_storage()._cdata
                 mine = plain(self._tensors[0]).numel(), shared
                 ranks = tuple(placement.ranks.ravel().tolist())
-                if not max(default.current().gather_objects(mine, ranks), key=itemgetter(0))[1]:
+                if not max(gathered(mine, ranks), key=itemgetter(0))[1]:
                     return False
             self._doubtful = False
         return True

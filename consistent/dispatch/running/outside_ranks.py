@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from mirrored.every_rank import gathered
 from mirrored.transports.default import current
 
 from ...movement.grad_mode import records
@@ -60,7 +61,7 @@ def announced(first_rank: int, outside: bool) -> Follow:
         if transport.rank == first_rank and error is None:
             note = map_values(out, torch.Tensor, lambda x: _meta_of(x, x.requires_grad))
         told = note, b"" if error is None else note_of(error)
-        note, fault = transport.gather_objects(told, tuple(range(transport.size)))[first_rank]
+        note, fault = gathered(told)[first_rank]
         if error is not None:
             raise error
         if fault:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 import mirrored
+from mirrored.every_rank import agree, alike
 from mirrored.mirrored_tensor import MirroredTensor
-from mirrored.transports.default import current
 
 from ...movement import check_mode
 from ...spec import B, Placement, S
@@ -69,13 +69,13 @@ class Arguments:
 
     def _agree(self, fault: str) -> None:
         """Raise on every rank if some rank has a fault; alone it would leave the others waiting."""
-        ranks = tuple(range(current().size))
-        faults = current().gather_objects(fault, ranks)
-        if not any(faults):
-            return
-        rank, text = next((rank, text) for rank, text in zip(ranks, faults) if text)
-        where = "" if len(set(faults)) == 1 else f"on rank {rank}, "
-        raise ValueError(f"{self.job}: {where}{text}")
+
+        def failed(faults: list[str]) -> ValueError:
+            rank, text = next((rank, text) for rank, text in enumerate(faults) if text)
+            where = "" if alike(faults) else f"on rank {rank}, "
+            return ValueError(f"{self.job}: {where}{text}")
+
+        agree(fault, failed, fits=lambda faults: not any(faults))
 
 
 def _checked(name: str, value: Any, at: Placeholder, view: ViewName, placement: Placement) -> Any:

@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from mirrored.every_rank import agree, by_rank
 from mirrored.transports.base.unseen import unseen
-from mirrored.transports.default import current
 
 from ...movement import check_mode, plain_values
 from ...spec import Placement
@@ -168,13 +168,12 @@ def compare(what: str, placement: Placement | None, drawn_from: Callable[[], str
 
 def _check_drawn(what: str, placement: Placement, mine: str) -> None:
     ranks = tuple(placement.ranks.ravel().tolist())
-    with unseen():
-        states = current().gather_objects(mine, ranks)
-    if len(set(states)) > 1:
-        raise RuntimeError(
+
+    def differ(states: list[str]) -> RuntimeError:
+        return RuntimeError(
             f"{what}: the ranks are about to draw other random numbers for one global tensor.\n"
             f"  at {check_mode.call_site()}:\n"
-            + check_mode.by_rank(ranks, states)
+            + by_rank(states, ranks)
             + "\n  Seed alike on every rank, at the same point of the program: "
             "torch.manual_seed(seed), not seed + rank. Each element of a global tensor has a "
             "number of its own on whichever rank it lies, so parts of a batch are never drawn "
@@ -184,15 +183,18 @@ def _check_drawn(what: str, placement: Placement, mine: str) -> None:
             "  To draw each rank's own for global tensors too: with consistent.plain_may_differ()."
         )
 
+    with unseen():
+        agree(mine, differ, ranks=ranks)
+
 
 def _check_alike(state: RngState) -> None:
-    transport = current()
-    states = transport.gather_objects(tuple(state), tuple(range(transport.size)))
-    if len(set(states)) > 1:
+    def differ(states: list[tuple[int, ...]]) -> RuntimeError:
         drawn = ", ".join(f"rank {r}: seed {s}, op {c}" for r, (s, c) in enumerate(states))
-        raise RuntimeError(
+        return RuntimeError(
             f"check mode: ranks are about to draw different random numbers ({drawn}), so a "
             "broadcast tensor would differ "
             "between them. Call torch.manual_seed with one seed on every rank, at the same point "
             "of the program."
         )
+
+    agree(tuple(state), differ)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mirrored.transports.default import current
+from mirrored.every_rank import gathered
 
 from ...forms.random import generator
 from ...movement.check_mode import digest
@@ -39,14 +39,13 @@ def agreed(prepare: Callable[[], Carried]) -> tuple[Carried, list[str]]:
         TypeError, ValueError, RuntimeError: on every rank, if ``prepare`` raises on any, or the
             ranks' jobs differ.
     """
-    everyone = tuple(range(current().size))
     carried, own = None, None
     try:
         carried = prepare()
     except Exception as error:  # sent to the others, and raised below
         own = error
     try:
-        notes: list[_Note] = current().gather_objects(_note(carried, own), everyone)
+        notes: list[_Note] = gathered(_note(carried, own))
         if own is not None:
             raise own
     finally:
@@ -55,7 +54,7 @@ def agreed(prepare: Callable[[], Carried]) -> tuple[Carried, list[str]]:
     assert carried is not None
     job = carried.job
     if len({note.described for note in notes}) > 1:
-        _raise_difference(current().gather_objects(_described(job), everyone))
+        _raise_difference(gathered(_described(job)))
     _check_seeds(notes, job.old, job.placement)
     return carried, _plain_differences(notes, job)
 

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from mirrored.every_rank import gathered
 from mirrored.freed_memory import give_back_freed_memory
 from mirrored.transports.default import current
 
@@ -94,7 +95,7 @@ def move(
     try:
         carried.send(different)
         ask_for_install(carried.job.placement, carried.job.plan)
-        current().gather_objects(None, tuple(range(current().size)))  # all have everything
+        gathered(None)  # all have everything
     except BaseException as error:
         current().abandon(f"move: rank {current().rank} raises {error!r}")
         raise

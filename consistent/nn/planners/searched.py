@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from mirrored.every_rank import gathered
 from mirrored.transports.default import current
 
 from ...movement.world import my_coordinate
@@ -58,7 +59,7 @@ def searched(
             found = _search(module, placement, example, memory)
         except Exception as error:  # every rank is to raise it
             failed, found = error, _as_sent(error)
-    found = current().gather_objects(found, tuple(placement.ranks.ravel().tolist()))[0]
+    found = gathered(found, tuple(placement.ranks.ravel().tolist()))[0]
     if failed is not None:
         raise failed
     if isinstance(found, Exception):

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from mirrored.every_rank import gathered
 from mirrored.transports.default import current
 
 from ...dispatch.plans.shards import attach, check_partial, is_global, refuse_other_views
@@ -146,10 +147,9 @@ def _agree(
     check: bool,
 ) -> TensorSpec | None:
     """The spec that all pieces fit. Every rank of the world takes part."""
-    transport = current()
     inside = my_coordinate(placement) is not None
     note = (tuple(shard.shape), shard.dtype, entries, shape and tuple(shape)) if inside else None
-    notes = transport.gather_objects(note, tuple(range(transport.size)))
+    notes = gathered(note)
     ranks = placement.ranks.ravel().tolist()
     first_shape, dtype, entries, shape = notes[ranks[0]]
     for rank in ranks[1:]:
@@ -223,7 +223,7 @@ def _wrong_piece(
 def _check_equal(what: str, x: torch.Tensor, placement: Placement, axes: tuple[int, ...]) -> None:
     """Raise on every rank if values differ between ranks that differ along ``axes`` only."""
     ranks = tuple(placement.ranks.ravel().tolist())
-    found = current().gather_objects(checking.digest(x), ranks)
+    found = gathered(checking.digest(x), ranks)
     digests = dict(zip(ranks, found, strict=True))
     for rank, own in digests.items():
         at = placement.coordinate_of(rank)

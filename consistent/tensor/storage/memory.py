@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from mirrored.transports.default import current
+from mirrored.every_rank import gathered
 
 from ...dispatch import _C
 from ...dispatch.planning.functions.questions import refusal
@@ -171,10 +171,10 @@ def _in_memory(x: Any) -> torch.Tensor:
 def _agreed_strides(x: Any) -> tuple[int, ...]:
     """Strides without gaps, the same on all ranks: as the first rank of the placement sees them,
     which holds the largest piece."""
-    spec, transport = x._spec, current()
+    spec = x._spec
     strides = x.stride()
     if my_coordinate(spec.placement) is not None:
-        strides = transport.gather_objects(strides, tuple(spec.placement.ranks.ravel().tolist()))[0]
+        strides = gathered(strides, tuple(spec.placement.ranks.ravel().tolist()))[0]
     told = torch.empty_strided(spec.shape, strides, device="meta")
     inner = spec.local_shape((0,) * spec.placement.ndim)
     is_clear = all(n == 1 or held > 1 for n, held in zip(spec.shape, inner, strict=True))
