@@ -26,7 +26,7 @@ from .places import Places
 from .program import Program, Read
 from .rates import Rates, Varying
 from .reached import find
-from .recorder import NodePlace, Recorder, compiling
+from .recorder import NodePlace, Recorder, Writes, compiling
 from .segments import cut, trace_of
 from .show import text
 from .unsettled import Unsettled
@@ -94,70 +94,102 @@ def record(
 ) -> tuple[Any, Recorded | Unsettled]:
     """(the result of ``step(*args, **kwargs)``, its program, or why there is none). There is one on
     all ranks, or on none."""
-    options = how.options
-    reached = find(step, (args, kwargs))
-    given = tensors_in((args, kwargs))
-    guards = Guards(reached.guards, reached.sources, given)
-    graded = [x.requires_grad for x in given]
-    calls: dict[int, Call] = {}
-    recorder = Recorder(how.name, calls)
-    places = Places(recorder, reached)
-    if reached.refused:
-        recorder.refuse(f"{reached.refused[0]}.\n  A program would not notice if it changed.")
-    for i, x in enumerate(given):
-        recorder.know(Read("argument", i, x), x)
-    places.know()
-    drawn = _drawn_by_python()
-    rates, around = Rates(reached), around or Around()
-    how.varying.note(reached.optimizers)
-    try:
-        with (
-            listening(recorder, reached, rates, places.changes, places.know, how.varying),
-            rates.watched(),
-            recorder.recording(),
-            compiling(options.tell_compiling),
-            around.inside(lambda: recorder.is_paused),
-        ):
-            result = step(*args, **kwargs)
-            recorder.check_seeds()
-    except Exception as error:
-        error.add_note(f"  while {how.name} was recorded to be compiled")
-        if options.tell_compiling:
-            error.add_note(
-                "  torch.compiler.is_compiling() was true meanwhile. If that is why the step came "
-                "here, call consistent.compile(..., tell_compiling=False)."
-            )
-        raise
-    around.ended([result, *(source.read() for source in reached.sources)])
-    more = rates.guards(recorder.left_to_python)
-    guards.add(more)
-    changed = [each.path for each in [*reached.guards, *more] if not each.holds()] + rates.written()
-    if drawn != _drawn_by_python():
-        changed.append("the state of Python's or numpy's random numbers")
-    is_unsettled = bool(changed) and recorder.why is None
-    if is_unsettled:
-        writes, shown = [], None
-    else:
-        if graded != [x.requires_grad for x in given]:
-            recorder.refuse(
+    made = _Recording(how, step, args, kwargs)
+    result = made.run(around or Around())
+    return result, made.ended(result)
+
+
+class _Recording:
+    """One call of a step, and what there was before it."""
+
+    def __init__(
+        self, how: How, step: Callable[..., Any], args: tuple, kwargs: dict[str, Any]
+    ) -> None:
+        self._how, self._step, self._args, self._kwargs = how, step, args, kwargs
+        self._reached = find(step, (args, kwargs))
+        self._given = tensors_in((args, kwargs))
+        self._guards = Guards(self._reached.guards, self._reached.sources, self._given)
+        self._graded = [x.requires_grad for x in self._given]
+        self._calls: dict[int, Call] = {}
+        self._recorder = Recorder(how.name, self._calls)
+        self._places = Places(self._recorder, self._reached)
+        if refused := self._reached.refused:
+            self._recorder.refuse(f"{refused[0]}.\n  A program would not notice if it changed.")
+        for i, x in enumerate(self._given):
+            self._recorder.know(Read("argument", i, x), x)
+        self._places.know()
+        self._drawn = _drawn_by_python()
+        self._rates = Rates(self._reached)
+        how.varying.note(self._reached.optimizers)
+
+    def run(self, around: Around) -> Any:
+        """Call the step, and note what it does. Gives its result."""
+        recorder, reached, rates, places = self._recorder, self._reached, self._rates, self._places
+        tell_compiling = self._how.options.tell_compiling
+        try:
+            with (
+                listening(recorder, reached, rates, places.changes, places.know, self._how.varying),
+                rates.watched(),
+                recorder.recording(),
+                compiling(tell_compiling),
+                around.inside(lambda: recorder.is_paused),
+            ):
+                result = self._step(*self._args, **self._kwargs)
+                recorder.check_seeds()
+        except Exception as error:
+            error.add_note(f"  while {self._how.name} was recorded to be compiled")
+            if tell_compiling:
+                error.add_note(
+                    "  torch.compiler.is_compiling() was true meanwhile. If that is why the step "
+                    "came here, call consistent.compile(..., tell_compiling=False)."
+                )
+            raise
+        around.ended([result, *(source.read() for source in reached.sources)])
+        return result
+
+    def ended(self, result: Any) -> Recorded | Unsettled:
+        """Its program, if all ranks have one. A collective of the world."""
+        recorder, name = self._recorder, self._how.name
+        changed = self._changed()
+        is_unsettled = bool(changed) and recorder.why is None
+        writes, shown = ([], None) if is_unsettled else self._given_back(result)
+        every = gathered("unsettled" if is_unsettled else recorder.why is None)
+        if "unsettled" in every:  # on all ranks alike, so that they go on counting alike
+            return Unsettled(changed if is_unsettled else ())
+        if not all(every):
+            return Recorded.failed(recorder.why or no_program(name))
+        trace = trace_of(recorder, writes, shown, self._calls)
+        for run in PASSES:
+            run(trace, self._how.options)
+        program = cut(name, recorder, trace, writes, shown, self._backend())
+        return Recorded(program, self._guards)
+
+    def _changed(self) -> list[str]:
+        """What the step left otherwise than it was, that a program would not change."""
+        more = self._rates.guards(self._recorder.left_to_python)
+        self._guards.add(more)
+        broken = [each.path for each in [*self._reached.guards, *more] if not each.holds()]
+        found = broken + self._rates.written()
+        if self._drawn != _drawn_by_python():
+            found.append("the state of Python's or numpy's random numbers")
+        return found
+
+    def _given_back(self, result: Any) -> tuple[Writes, Any]:
+        """(what is put into places in the end, where the tensors of the result come from)."""
+        if self._graded != [x.requires_grad for x in self._given]:
+            self._recorder.refuse(
                 "an argument requires grad after the step and did not before, or reversed."
             )
-        writes = places.changes()
-        shown = map_tensors(result, lambda x: places.place_of(x, given))
-        _check_result(recorder, shown)
-    every = gathered("unsettled" if is_unsettled else recorder.why is None)
-    if "unsettled" in every:  # on all ranks alike, so that they go on counting alike
-        return result, Unsettled(changed if is_unsettled else ())
-    if not all(every):
-        return result, Recorded.failed(recorder.why or no_program(how.name))
-    trace = trace_of(recorder, writes, shown, calls)
-    for run in PASSES:
-        run(trace, options)
-    backend = how.backend
-    if options.cuda_graph:
-        backend = replayed(backend, cuda_graphs.capturer, cuda_graphs.capturer.device)
-    program = cut(how.name, recorder, trace, writes, shown, backend)
-    return result, Recorded(program, guards)
+        writes = self._places.changes()
+        shown = map_tensors(result, lambda x: self._places.place_of(x, self._given))
+        _check_result(self._recorder, shown)
+        return writes, shown
+
+    def _backend(self) -> Callable[..., Any]:
+        if not self._how.options.cuda_graph:
+            return self._how.backend
+        capturer = cuda_graphs.capturer
+        return replayed(self._how.backend, capturer, capturer.device)
 
 
 def _drawn_by_python() -> tuple:
