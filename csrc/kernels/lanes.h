@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "philox.h"
+#include "portable.h"
 
 namespace consistent {
 

@@ -12,14 +12,8 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 
-#define CONSISTENT_HOST_INLINE inline __attribute__((always_inline))
-#ifdef __CUDACC__
-#define CONSISTENT_INLINE __host__ __device__ __forceinline__
-#else
-#define CONSISTENT_INLINE CONSISTENT_HOST_INLINE
-#endif
+#include "portable.h"
 
 namespace consistent {
 
@@ -45,14 +39,6 @@ CONSISTENT_INLINE void philox(Draw draw, uint32_t block_low, uint32_t block_high
     k1 += 0xBB67AE85u;
   }
   out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
-}
-
-template <class To, class From>
-CONSISTENT_INLINE To bits_as(From from) {
-  static_assert(sizeof(To) == sizeof(From), "bits_as keeps the size");
-  To to;
-  memcpy(&to, &from, sizeof(to));
-  return to;
 }
 
 CONSISTENT_INLINE float fused(float a, float b, float c) { return fmaf(a, b, c); }

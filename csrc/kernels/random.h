@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "philox.h"
 #include "storage.h"
 
 namespace consistent {

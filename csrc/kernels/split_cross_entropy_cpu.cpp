@@ -8,6 +8,7 @@
 
 #include "clones.h"
 #include "lanes.h"
+#include "philox.h"
 #include "split_cross_entropy.h"
 
 namespace consistent {

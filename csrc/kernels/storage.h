@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "philox.h"
+#include "portable.h"
 
 namespace consistent {
 
