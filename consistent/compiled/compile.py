@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import types
 import warnings
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from .errors import CannotRecord
 from .key import key_of, kind_of
 from .layout_search import Trial
 from .layout_search.trial import Following, Listening
+from .of_objects import OfObjects
 from .options import CompileOptions, Options, shows_options
 from .rates import Varying
 from .recording import Around, How, Recorded, record
@@ -58,7 +58,7 @@ class CompiledStep:
         self._number = 0
         self._tries: OrderedDict[Any, int] = OrderedDict()
         self._kinds: OrderedDict[Any, None] = OrderedDict()  # those of programs, without sizes
-        self._of_objects: Any = weakref.WeakKeyDictionary()
+        self._of_objects = OfObjects(self._bound)
 
     @property
     def programs(self) -> list[Recorded]:
@@ -67,12 +67,10 @@ class CompiledStep:
 
     def __get__(self, owner: Any, cls: Any = None) -> Any:
         """A step that is a method has programs for each object."""
-        if owner is None:
-            return self
-        if owner not in self._of_objects:
-            method = types.MethodType(self._step, owner)
-            self._of_objects[owner] = CompiledStep(method, self.options, most=self._most)
-        return self._of_objects[owner]
+        return self if owner is None else self._of_objects[owner]
+
+    def _bound(self, owner: Any) -> CompiledStep:
+        return CompiledStep(types.MethodType(self._step, owner), self.options, most=self._most)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch._C._current_graph_task_id() != -1:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import linecache
+import weakref
+
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule, Node, graph_module
 
 from .opaque import ORDERED
 
@@ -26,4 +29,19 @@ def part_of(
     root = torch.nn.Module()
     for name in used:
         root.register_buffer(name, constants[name])
-    return GraphModule(root, graph)
+    return module_of(root, graph)
+
+
+def module_of(root: torch.nn.Module, graph: Graph) -> GraphModule:
+    """A ``GraphModule`` whose source goes with it. Torch keeps the source of every one that was
+    ever made, as long as the process lives: for a step whose sizes grow, that of each size."""
+    made = GraphModule(root, graph)
+    name = made.forward.__func__.__code__.co_filename
+    if name.startswith("<eval_with_key>"):  # else others may have the same
+        weakref.finalize(made, _forget, name).atexit = False
+    return made
+
+
+def _forget(name: str) -> None:
+    graph_module._loader.eval_cache.pop(name, None)
+    linecache.cache.pop(name, None)

@@ -145,9 +145,10 @@ class Segment:
     compiled: Callable[..., Any] | None = None
     _shards: dict[int, tuple[Any, int, torch.Tensor]] = field(default_factory=dict)
 
-    def shards(self, inputs: list[Any]) -> list[torch.Tensor]:
+    def shards(self, inputs: list[Any], passing: set[int]) -> list[torch.Tensor]:
         """Plain tensors in the memory of ``inputs``: kernels and messages that are written in
-        Python ask them for their shapes. Those of places, which stay, are kept."""
+        Python ask them for their shapes. Those of places, which stay, are kept; those of values
+        that are ``passing``, which the caller gives, go when the caller lets them go."""
         for i, x in enumerate(inputs):
             if x.__class__ is _T:
                 continue
@@ -156,7 +157,8 @@ class Segment:
                 inputs[i] = kept[2]
             else:
                 inputs[i] = _T.as_subclass(_T.detach(x), _T)  # x is not its base: x may move
-                self._shards[i] = x, _T.data_ptr(x), inputs[i]
+                if self.inputs[i] not in passing:
+                    self._shards[i] = x, _T.data_ptr(x), inputs[i]
         return inputs
 
     def forget_shards(self) -> None:
@@ -179,6 +181,8 @@ class Program:
     pieces: list[Pieces] | None = None  # what reports call its parts, once one has watched it
 
     def __post_init__(self) -> None:
+        reads = [read for part in self.segments for read in part.reads]
+        self._passing = {i for i, source in reads if source.kind == "argument"}
         _programs.add(self)
 
     def run(self, arguments: Sequence[torch.Tensor]) -> Any:
@@ -195,7 +199,7 @@ class Program:
                 for i, read in part.reads:
                     values[i] = read.read(arguments)
                 with _Off():
-                    inputs = part.shards([values[i] for i in part.inputs])
+                    inputs = part.shards([values[i] for i in part.inputs], self._passing)
                     run = part.compiled
                     if run is None:
                         run = part.compiled = self.backend(part.graph, inputs)

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
@@ -184,8 +185,8 @@ class Varying:
     before."""
 
     def __init__(self) -> None:
-        self._recorded: dict[int, tuple[Optimizer, Any]] = {}
-        self._found: set[int] = set()
+        self._recorded: WeakKeyDictionary[Optimizer, Any] = WeakKeyDictionary()
+        self._found: WeakSet[Optimizer] = WeakSet()
 
     def note(self, optimizers: list[Optimizer]) -> None:
         """A step is recorded that has these."""
@@ -194,12 +195,11 @@ class Varying:
                 {key: x for key, x in numbers(group).items() if key != "lr"}
                 for group in _groups(optimizer)
             ]
-            known = self._recorded.setdefault(id(optimizer), (optimizer, now))
-            if known[1] != now:
-                self._found.add(id(optimizer))
+            if self._recorded.setdefault(optimizer, now) != now:
+                self._found.add(optimizer)
 
     def __contains__(self, optimizer: Optimizer) -> bool:
-        return id(optimizer) in self._found
+        return optimizer in self._found
 
 
 def numbers(group: dict[str, Any]) -> dict[str, Any]:

@@ -152,7 +152,7 @@ def _link(ranks: int) -> Link:
     return kept_link(ranks, table.processors(), True) or table.Table().link
 
 
-@lru_cache(None)
+@lru_cache(1 << 14)
 def _short(call: Described) -> str:
     text = hashlib.sha256(repr(call[:3]).encode()).hexdigest()[:24]
     return f"{call.op} {text}"

@@ -23,6 +23,7 @@ _log = logging.getLogger(__name__)
 _MOST_FORMS = 16  # whose code is kept for further sizes
 MOST_CODES = 4  # for several sizes, of one form
 _MOST_KNOWN = 16  # sizes that are compared, of one form
+MOST_COMPILED = 256  # graphs of one step: torch keeps what it has compiled as long as it runs
 
 
 class Inductor:
@@ -35,6 +36,7 @@ class Inductor:
 
     def __init__(self) -> None:
         self._families: OrderedDict[object, _Family] = OrderedDict()
+        self._budget = _Budget()
 
     def __call__(self, graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
         if any(x.is_meta for x in inputs) or _cannot_run():
@@ -49,18 +51,46 @@ class Inductor:
         with config.patch(fallback_random=True), caches.patch(tag):
             form = form_of(graph, inputs)
             if form is None:
-                return _by_numbers(graph, inputs)
-            family = self._families.setdefault(form.text, _Family())
+                return self._budget.by_numbers(graph, inputs)
+            family = self._families.setdefault(form.text, _Family(self._budget))
             self._families.move_to_end(form.text)
             if len(self._families) > _MOST_FORMS:
                 self._families.popitem(last=False)
             return family.code(graph, inputs, form)
 
 
+class _Budget:
+    """How many graphs are compiled, the rest run op by op."""
+
+    def __init__(self) -> None:
+        self._left = MOST_COMPILED
+
+    def take(self) -> bool:
+        """Whether one more is compiled."""
+        self._left -= 1
+        if self._left == -1:
+            warnings.warn(
+                f"consistent.compile: {MOST_COMPILED} graphs of this step were compiled, nearly as "
+                "many as it has sizes or branches. The ops of further ones run one by one. Round "
+                "sizes up, so that fewer differ, or leave the step as it is written.",
+                stacklevel=2,
+            )
+        return self._left >= 0
+
+    def by_numbers(self, graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
+        """Code for these sizes alone."""
+        if not self.take():
+            return graph.forward
+        from torch._inductor.compile_fx import compile_fx
+
+        return unalias_outputs(graph, compile_fx(graph, list(inputs)))  # type: ignore[arg-type]
+
+
 class _Family:
     """Graphs of one form."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: _Budget) -> None:
+        self._budget = budget
         self._known: OrderedDict[tuple[Number, ...], None] = OrderedDict()
         self._codes: list[Any] = []  # of symbolic.Symbolic
         self._may_share = True
@@ -73,7 +103,7 @@ class _Family:
         self._known[form.numbers] = None
         if len(self._known) > _MOST_KNOWN:
             self._known.popitem(last=False)
-        return _by_numbers(graph, inputs) if found is None else found.bound(form)
+        return self._budget.by_numbers(graph, inputs) if found is None else found.bound(form)
 
     def _symbolic(
         self, graph: GraphModule, inputs: Sequence[torch.Tensor], form: Form
@@ -83,7 +113,7 @@ class _Family:
             Symbolic,
         )  # it imports torch._dynamo, which takes a second
 
-        if not self._may_share or len(self._codes) >= MOST_CODES:
+        if not self._may_share or len(self._codes) >= MOST_CODES or not self._budget.take():
             return None
         try:
             code = Symbolic(graph, inputs, form, list(self._known))
@@ -114,9 +144,3 @@ def _cannot_run() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _by_numbers(graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
-    from torch._inductor.compile_fx import compile_fx
-
-    return unalias_outputs(graph, compile_fx(graph, list(inputs)))  # type: ignore[arg-type]

@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from ..parts import module_of
+
 
 @torch.library.custom_op("consistent::kept", mutates_args=())
 def kept(x: Tensor) -> Tensor:
@@ -68,7 +70,7 @@ def realize_scalars(graph: GraphModule, inputs: Sequence[Tensor]) -> GraphModule
         if node.op == "placeholder" or any(n in follows for n in node.all_input_nodes):
             follows.add(node)
         copies[node] = made.node_copy(node, lambda n, by=node: read(n, by))
-    return GraphModule(graph, made)
+    return module_of(graph, made)
 
 
 def _is_number(node: Node) -> bool:

@@ -27,6 +27,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
+from ..parts import module_of
 from .form import Form, Number, fill, lies, strides_of
 from .unalias_outputs import Run, unalias_outputs
 
@@ -163,7 +164,7 @@ class _Lifted:
                 self._graph.output(tuple(args[0]))
         with mode:
             numbers = [torch.empty((), dtype=self.dtypes[i]) for i in self._floats]
-        made = GraphModule(torch.nn.Module(), self._graph)
+        made = module_of(torch.nn.Module(), self._graph)
         with (
             tracing(TracingContext(mode)),
             functorch_config.patch(enable_autograd_cache=False),
