@@ -29,6 +29,7 @@ from ...dispatch import _C
 from ...dispatch.plans import gradients
 from ...dispatch.plans.shards import HookOff, attach, plain
 from ...dispatch.running.agreed import ranks_of
+from ...movement import check_mode
 from ...movement.run import begin, finishers, run
 from ...movement.run_exchanges import run_exchanges
 from ...movement.world import device_of, my_coordinate
@@ -144,6 +145,7 @@ def _boxed(
         into: what to fill; without it new tensors.
     """
     made = [_room(dst) for _, (_, dst) in boxes] if into is None else list(into)
+    check_mode.calling("matrix_step")
     with torch.no_grad(), HookOff():
         begun = [(begin(x, *route)[0], route) for x, route in boxes]
         groups: dict[Placement, list[int]] = {}
