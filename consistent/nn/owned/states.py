@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mirrored.transports.default import current
+from mirrored.every_rank import gathered
 
 from ...dispatch.plans.shards import attach, is_global, plain
 from ...movement.run import run
@@ -71,7 +71,7 @@ def told_states(
         return {}
     mine = {number: _described(state) for number, (_, state) in found.items() if state}
     told: dict[int, Any] = {}
-    for each in current().gather_objects(mine, tuple(range(current().size))):
+    for each in gathered(mine):
         told.update(each)
     return {
         number: (param, _laid(told.get(number, {}), state, as_global))
