@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
 import torch
 
 import consistent
 from consistent import B, Placement, S
-from consistent.compiled import CompiledStep
+from consistent.compiled import CompiledStep, passes
 from tests.ranks import on_ranks
 from tests.twins import randn
 
@@ -27,6 +30,18 @@ def recorded(step: Callable[..., Any], *args: Any) -> tuple[Any, str]:
 
 def split(*sizes: int, seed: int = 0) -> Any:
     return consistent.distribute(randn(*sizes, seed=seed), Placement.all("cpu"), S(0))
+
+
+def test_every_pass_is_in_the_list_once() -> None:
+    taken = ["Trace", "CompileOptions"]
+    found = []
+    for module in iter_modules(passes.__path__):
+        inside = vars(import_module(f"{passes.__name__}.{module.name}")).values()
+        for each in filter(inspect.isfunction, inside):
+            given = [str(p.annotation) for p in inspect.signature(each).parameters.values()]
+            if each.__module__.endswith(f".{module.name}") and given == taken:
+                found += [] if each.__name__.startswith("_") else [each]
+    assert len(passes.PASSES) == len(found) and set(passes.PASSES) == set(found)
 
 
 @on_ranks(2, 3)
