@@ -92,9 +92,9 @@ def ranks_report() -> list[str]:
     if transport.shares(world, "cpu"):  # a collective, as is the gathering of notes
         way = f"shared memory, for all ranks are on this host ({_shared_memory()})"
     elif 1 < len(set(hosts)) < len(world) and all(wanted):
-        way = "shared memory inside each host, messages by gloo between hosts"
+        way = "shared memory inside each host, messages by TCP between hosts"
     else:
-        way = f"messages by gloo, for {_why_messages(world, all(wanted), len(set(hosts)))}"
+        way = f"messages by TCP, for {_why_messages(world, all(wanted), len(set(hosts)))}"
     lines.append(f"CPU tensors: {way}")
     link = transport.link("cpu")
     if link is not None:

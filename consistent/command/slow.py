@@ -56,7 +56,7 @@ def _settings() -> list[str]:
         )
     if os.environ.get(SWITCH, "1") == "0":
         found.append(
-            f"{SWITCH}=0: ranks of one host send messages by gloo, about 300 us each, and not 4. "
+            f"{SWITCH}=0: ranks of one host send messages by TCP, about 30 us each, and not 4. "
             "Unset it."
         )
     if torch.is_anomaly_enabled():

@@ -106,7 +106,7 @@ def _limits() -> Iterator[Finding]:
 
 
 def _shared_memory() -> Iterator[Finding]:
-    slower = "ranks of this host will send messages by gloo, about 300 us each and not 4"
+    slower = "ranks of this host will send messages by TCP, about 30 us each and not 4"
     if not SHARED.is_dir():
         yield Finding(
             f"there is no {SHARED}; {slower}",

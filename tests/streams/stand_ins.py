@@ -54,7 +54,7 @@ def on_a_gpu(peers: bool = False) -> Iterator[Log]:
     def hold(x: Tensor, stream: Stream) -> None:
         log.note("held", stream.name, writes=log.numbers([x], stream.name))
 
-    def make(members: Ranks, kind: str, position: int) -> Any:
+    def make(members: Ranks, position: int) -> Any:
         return Communicator(log, cuda, members)
 
     with ExitStack() as stack:

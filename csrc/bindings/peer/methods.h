@@ -49,6 +49,9 @@ PyObject* waiting(Group& group, Arguments arguments);
 bool add_alarm(PyObject* module);
 std::shared_ptr<Alarm> alarm_of(PyObject* object);
 
+// Adds the types Sockets and Message. sockets.cpp
+void add_sockets(PyObject* module);
+
 // Adds collect() and reduce(), which a GPU runs on its peers' memory. device.cpp
 void add_device_moves(PyObject* module);
 

@@ -221,6 +221,9 @@ PyMODINIT_FUNC PyInit__C(void) {
   PyObject* type = made ? PyType_FromSpec(&group_type) : nullptr;
   if (type == nullptr || PyModule_AddObject(made, "Group", type) != 0) return nullptr;
   if (!add_alarm(made)) return nullptr;
-  add_device_moves(made);
-  return made;
+  return guarded([made] {
+    add_sockets(made);
+    add_device_moves(made);
+    return made;
+  });
 }

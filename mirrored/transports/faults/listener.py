@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .wire import MOST, Address, family_of, state_and_start
+from .wire import MOST, TAKEN, Address, family_of, state_and_start
 
 _LIMIT_S = 1.0  # seconds for a whole request and its answer
 _MOST_OPEN = 64
@@ -36,6 +36,8 @@ class Listener:
         answer: request -> answer, called in the thread.
         idle: called in the thread at the start, and again after as many seconds as it returned,
             until it returns None. Then the thread sleeps until it is asked.
+        joined: given the rank and the file of a connection that another rank makes for messages;
+            called in the thread.
     """
 
     def __init__(
@@ -43,7 +45,9 @@ class Listener:
         host: str,
         answer: Callable[[dict[str, Any]], dict[str, Any]],
         idle: Callable[[], float | None],
+        joined: Callable[[int, int], None] | None = None,
     ) -> None:
+        self._joined = joined
         self._server = _listening(host)
         self._woken, self._waker = socket.socketpair()
         self._ready = selectors.DefaultSelector()
@@ -94,6 +98,7 @@ class Listener:
             elif isinstance(key.data, _Request):
                 assert isinstance(key.fileobj, socket.socket)
                 if key.data.go_on(key.fileobj, self._answered):
+                    self._hand_over(key.fileobj, key.data)
                     self._drop(key.fileobj)
                 elif key.data.answer:
                     self._ready.modify(key.fileobj, selectors.EVENT_WRITE, key.data)
@@ -134,6 +139,11 @@ class Listener:
         else:
             time.sleep(0.05)
 
+    def _hand_over(self, asker: socket.socket, request: _Request) -> None:
+        """Give a connection that is for messages to who receives them."""
+        if request.joins is not None and self._joined is not None:
+            self._joined(request.joins, os.dup(asker.fileno()))
+
     def _drop(self, asker: socket.socket) -> None:
         self._ready.unregister(asker)
         asker.close()
@@ -142,9 +152,12 @@ class Listener:
             with contextlib.suppress(OSError):
                 self._spare = os.open(os.devnull, os.O_RDONLY)
 
-    def _answered(self, text: bytes) -> bytes:
+    def _answered(self, text: bytes) -> tuple[bytes, int | None]:
+        """The answer, and the rank that joins."""
         request = json.loads(text)
-        return json.dumps(self._answer(request)).encode() + b"\n"
+        if request["asks"] == "join":
+            return TAKEN, int(request["rank"])
+        return json.dumps(self._answer(request)).encode() + b"\n", None
 
 
 class _Request:
@@ -152,9 +165,12 @@ class _Request:
 
     def __init__(self, secret: bytes) -> None:
         self.secret, self.text, self.answer = secret, b"", b""
+        self.joins: int | None = None  # the rank that makes the connection for its messages
         self.until = time.monotonic() + _LIMIT_S
 
-    def go_on(self, asker: socket.socket, answered: Callable[[bytes], bytes]) -> bool:
+    def go_on(
+        self, asker: socket.socket, answered: Callable[[bytes], tuple[bytes, int | None]]
+    ) -> bool:
         """Receive or send what is possible without waiting; whether the connection is done with."""
         try:
             if self.answer:
@@ -165,7 +181,7 @@ class _Request:
             if not more or len(self.text) > MOST or not self._knows_the_secret():
                 return True
             if self.text.endswith(b"\n"):
-                self.answer = answered(self.text[len(self.secret) :])
+                self.answer, self.joins = answered(self.text[len(self.secret) :])
             return False
         except BlockingIOError:
             return False

@@ -22,15 +22,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from .. import _C  # pyright: ignore[reportAttributeAccessIssue]
 from . import notes
 from .directory import Directory, Rank
 from .listener import Listener
 from .place import place_of
 from .turns import turns
-from .wire import Address, ask, own_host
+from .wire import Address, ask, joined, own_host
 
 ANSWER_S = 1.0  # seconds within which a rank that can answer does
+_PAUSE_S, _REFUSALS = 0.02, 25  # between two tries to reach a rank; after which it has ended
 DEFER_S = 2.5  # seconds within which a lower rank that gives up too has its words ready
 
 Wait = tuple[float, int, str]  # seconds so far, thread, call
@@ -65,20 +65,19 @@ class Watch:
 
     Args:
         me: this rank.
-        wake: makes waits for messages raise, which the alarm does not reach.
+        alarm: goes off once, with the words that every rank raises.
+        joined: given the rank and the file of a socket by which its messages will come.
     """
 
-    def __init__(self, me: Rank, wake: Callable[[], None]) -> None:
-        self._me, self._wake = me, wake
-        self.alarm = _C.Alarm()
-        """It goes off once, with the words that every rank raises."""
+    def __init__(self, me: Rank, alarm: Any, joined: Callable[[int, int], None]) -> None:
+        self._me, self.alarm = me, alarm
         self.waiters: weakref.WeakSet[Waiter] = weakref.WeakSet()
         self._messages: dict[int, tuple[float, Call]] = {}  # waits for messages, by thread
         self._deciding = threading.RLock()  # held by the thread that gives up
         self._changed = threading.Condition()  # guards what follows
         self._lower_gives_up = False
         self._notes: dict[int, str] = {}  # notes that ranks left here when they ended
-        self._listener = Listener(own_host(me.store_host), self._answer, self._look)
+        self._listener = Listener(own_host(me.store_host), self._answer, self._look, joined)
         self._directory = Directory(me, self._listener.address)
         self._listener.start()
         atexit.register(self._end)
@@ -100,6 +99,29 @@ class Watch:
         atexit.unregister(self._end)
         self._listener.forget()
         self._directory.close()
+
+    # ---- sockets --------------------------------------------------------------------------------
+
+    def join(self, rank: int, timeout_s: float) -> int:
+        """A connected socket by which `rank` takes messages of this rank, as a file that belongs to
+        the caller. Raises RuntimeError if the rank has ended, or does not come in time."""
+        deadline, refused = time.monotonic() + timeout_s, 0
+        request = {"asks": "join", "rank": self._me.rank}
+        address = self._directory.known().get(rank)
+        while time.monotonic() < deadline:
+            self.check()
+            before = address
+            if address is not None:
+                try:
+                    return joined(address, request, deadline, self.check)
+                except OSError:
+                    refused += 1
+            address = self._directory.find(ANSWER_S).get(rank)
+            refused = refused if address == before else 0
+            if refused > _REFUSALS:
+                raise RuntimeError(f"Connection refused by peer (rank {rank})")
+            time.sleep(_PAUSE_S)
+        raise RuntimeError("Timed out waiting")
 
     # ---- waits ----------------------------------------------------------------------------------
 
@@ -142,13 +164,7 @@ class Watch:
             with self._changed:
                 self._changed.wait_for(lambda: self.alarm.words is not None, 0.05)
             words = self.alarm.words or self._speak(why)
-        self._wake_others()
         return words
-
-    def _wake_others(self) -> None:
-        """Wake the other threads of this process that wait for messages."""
-        if self._messages.keys() - {threading.get_ident()}:
-            self._wake()
 
     def _speak(self, why: str) -> str:
         own = self._own_line()
@@ -229,7 +245,6 @@ class Watch:
             with self._changed:
                 self.alarm.set_off(request["words"])
                 self._changed.notify_all()
-            self._wake_others()
             return {}
         if request["asks"] == "keep":
             self._notes[request["rank"]] = request["note"]

@@ -16,11 +16,13 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 MOST = 1 << 20  # most bytes of a message
+TAKEN = b"\n"  # the answer of who takes a connection for its own
+_SLICE_S = 0.5
 _UNREACHABLE = errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN
 
 
@@ -91,6 +93,28 @@ def ask(
             assert isinstance(key.fileobj, socket.socket)
             key.fileobj.close()
     return answers
+
+
+def joined(
+    address: Address, request: dict[str, Any], deadline: float, check: Callable[[], None]
+) -> int:
+    """The file of a socket to a process that has answered `request`, and takes it for its own. It
+    belongs to the caller. Raises OSError if nobody takes it; calls `check` now and then."""
+    asked = socket.create_connection((address.host, address.port), timeout=_SLICE_S)
+    try:
+        asked.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        asked.sendall(address.secret.encode() + json.dumps(request).encode() + b"\n")
+        while True:
+            check()
+            try:
+                if asked.recv(len(TAKEN)) == TAKEN:
+                    return asked.detach()
+                raise ConnectionRefusedError
+            except TimeoutError:
+                if time.monotonic() > deadline:
+                    raise
+    finally:
+        asked.close()
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 ```
 inside a host      through memory that its ranks share: all that they have for each other
-between hosts      messages of gloo, each between a rank here and its partner there, so that the
+between hosts      messages, each between a rank here and its partner there, so that the
                    ranks of a host share the work
 
 all-gather         each piece goes once to each other host, and is passed on there     moves.py

@@ -1,4 +1,5 @@
-"""The process groups that messages travel in: the default one, and groups of some of its ranks.
+"""What belongs to the default process group: the sockets of its ranks, and NCCL's groups of some of
+them.
 
 Groups are made here and not by `new_group`. They are made lazily, when only the members can take
 part, and with `use_local_synchronization=True` torch 2.13 names a group by how many groups the
@@ -10,7 +11,6 @@ from __future__ import annotations
 
 import atexit
 import collections
-import contextlib
 import multiprocessing
 import os
 import threading
@@ -28,15 +28,15 @@ from torch import Tensor
 
 from ...comm import Ranks
 from ...freed_memory import keep_freed_memory
+from .. import _C  # pyright: ignore[reportAttributeAccessIssue]
 from ..faults.directory import Rank
 from ..faults.turns import begin, check
 from ..faults.watch import Call, Watch
 from . import children
 from .launcher import init_from_environment, let_workers_finish
+from .sockets import Sockets
 
 T = TypeVar("T")
-
-NEVER_SENT = 0x7FFFFFFF  # the tag of a message that nobody sends
 
 
 @dataclass(eq=False)
@@ -46,10 +46,10 @@ class World:
     rank: int = 0
     size: int = 1
     nccl: bool = False
-    gloo: bool = False
     is_childs: bool = False  # this process is not the rank but a child of it
     watch: Watch | None = None  # None in a world of one rank, and in a child
-    groups: dict[tuple[Ranks, str], Any] = field(default_factory=dict)
+    sockets: Sockets | None = None  # as `watch`
+    groups: dict[Ranks, Any] = field(default_factory=dict)
     known: dict[str, str] = field(default_factory=dict)  # what ranks agreed on, by name
 
     def check_reachable(self, ranks: Ranks) -> None:
@@ -58,7 +58,7 @@ class World:
             return
         if self.is_childs:
             children.refuse(self.rank, ranks)
-        if max(ranks) >= self.size and dist.is_initialized():  # gloo would read past its ranks
+        if max(ranks) >= self.size and dist.is_initialized():
             raise RuntimeError(
                 f"ranks {tuple(ranks)} are to communicate, and this process group has ranks 0 to "
                 f"{self.size - 1}.\n"
@@ -90,23 +90,10 @@ class World:
             self.known[name] = mine
         return self.known[name]
 
-    def end_waits(self) -> None:
-        """Make all waits for messages in this process raise. Gloo ends all of them when any one
-        runs out of time. NCCL needs nothing here: a wait for it does not block the process."""
-        groups = [group for (_, kind), group in self.groups.items() if kind == "cpu"]
-        for group in [dist.group.WORLD, *groups] if self.gloo else groups:
-            self._run_out_of_time(group)
-
-    def _run_out_of_time(self, group: Any) -> None:
-        with contextlib.suppress(RuntimeError):
-            nothing, peer = torch.empty(1, dtype=torch.uint8), (group.rank() + 1) % group.size()
-            group.recv([nothing], peer, NEVER_SENT).wait(timedelta(milliseconds=1))
-
-    def group(self, ranks: Ranks, kind: str) -> Any:
-        """The process group that moves `kind` ("cpu", "cuda") tensors between `ranks`. Its members
-        are sorted, so callers permute. Raises RuntimeError if torch.distributed is not
+    def sockets_to(self, ranks: Ranks) -> Sockets:
+        """The sockets for messages to `ranks`. Raises RuntimeError if torch.distributed is not
         initialised."""
-        if ranks and not dist.is_initialized():
+        if self.sockets is None:
             raise RuntimeError(
                 f"torch.distributed is not initialised, and ranks {tuple(ranks)} are to "
                 "communicate.\n"
@@ -114,14 +101,18 @@ class World:
                 '  Call torch.distributed.init_process_group("gloo") first, or start under '
                 "torchrun."
             )
+        return self.sockets
+
+    def group(self, ranks: Ranks) -> Any:
+        """NCCL's group of `ranks`. Its members are sorted, so callers permute."""
         members = tuple(sorted(ranks))
-        if len(members) == self.size and (self.gloo if kind == "cpu" else self.nccl):
+        if len(members) == self.size and self.nccl:
             return dist.group.WORLD
-        group = self.groups.get((members, kind))
+        group = self.groups.get(members)
         if group is None:
-            make = partial(_make_group, members, kind, members.index(self.rank))
+            make = partial(_make_group, members, members.index(self.rank))
             group = self.carry_out("finding each other", torch.empty(0), members, make)
-            self.groups[members, kind] = group
+            self.groups[members] = group
         return group
 
 
@@ -134,7 +125,7 @@ _worlds: weakref.WeakKeyDictionary[dist.ProcessGroup, World] = weakref.WeakKeyDi
 _making = threading.RLock()
 # How often this process made each group, in one world after another: as often as its other members,
 # since they make it together. It is in the name under which they find each other.
-_made: collections.Counter[tuple[Ranks, str]] = collections.Counter()
+_made: collections.Counter[Ranks] = collections.Counter()
 # The last group and its world, both weak: each op asks, and a lookup by weak keys takes longer.
 _latest: tuple[Callable[[], Any], Callable[[], World | None]] = (lambda: None), (lambda: None)
 
@@ -166,12 +157,15 @@ def world() -> World:
     return made
 
 
-def _watch_of(made: World) -> Watch:
+def _watch_of(made: World, alarm: Any, sockets: Sockets) -> Watch:
     whole: Any = c10d._get_default_store()
     store = c10d.PrefixStore(f"mirrored/faults/{made.size}", whole)
     while hasattr(whole, "underlying_store"):
         whole = whole.underlying_store
-    return Watch(Rank(made.rank, made.size, store, getattr(whole, "host", None)), made.end_waits)
+    me = Rank(made.rank, made.size, store, getattr(whole, "host", None))
+    watch = Watch(me, alarm, sockets.arrive_by)
+    sockets.join(watch)
+    return watch
 
 
 def _childs_world() -> World:
@@ -188,13 +182,16 @@ def _world_of(group: dist.ProcessGroup) -> World:
         rank=dist.get_rank(),
         size=dist.get_world_size(),
         nccl="cuda:nccl" in backends,
-        gloo="cpu:gloo" in backends,
         is_childs=group is children.inherited,
     )
     if made.size > 1 and not made.is_childs:
         keep_freed_memory()
-        made.watch = _watch_of(made)
-        weakref.finalize(group, made.watch.close).atexit = False  # the watch has its own
+        alarm = _C.Alarm()
+        # In this order, as what ends last at the end of the process begins first.
+        made.sockets = Sockets(made.size, timeout("cpu").total_seconds(), alarm)
+        made.watch = _watch_of(made, alarm, made.sockets)
+        for ends in (made.watch.close, made.sockets.close):
+            weakref.finalize(group, ends).atexit = False  # they have their own
     return made
 
 
@@ -207,6 +204,9 @@ def _after_fork() -> None:
         if each.watch is not None:
             each.watch.forget()
             each.watch = None
+        if each.sockets is not None:
+            each.sockets.forget()
+            each.sockets = None
         for member in (group, *each.groups.values()):
             children.keep_alive(member)
 
@@ -215,15 +215,13 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def _make_group(members: Ranks, kind: str, position: int) -> Any:
-    """A gloo or NCCL group of `members`, who find each other under a name that all of them know."""
-    name = f"mirrored/{kind}/{members}/{_made[members, kind]}"
-    _made[members, kind] += 1
+def _make_group(members: Ranks, position: int) -> Any:
+    """NCCL's group of `members`, who find each other under a name that all of them know."""
+    name = f"mirrored/cuda/{members}/{_made[members]}"
+    _made[members] += 1
     store = c10d.PrefixStore(name, c10d._get_default_store())
-    if kind == "cpu":
-        return dist.ProcessGroupGloo(store, position, len(members), timeout(kind))
     options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timeout(kind)
+    options._timeout = timeout("cuda")
     return dist.ProcessGroupNCCL(store, position, len(members), options)
 
 

@@ -1,9 +1,7 @@
-"""Messages by gloo, from CPU memory to CPU memory, and the collectives that are made of them.
+"""Messages from CPU memory to CPU memory, and the collectives that are made of them.
 
 A message carries a tag made of its move, ranks, dtype and bytes, and of what `described.py` says of
-the call. So ranks whose calls do not fit never receive each other's messages. Gloo by itself would
-deliver the bytes of another call: it would leave a part unwritten, or end the process if there are
-more bytes than expected.
+the call. So ranks whose calls do not fit never receive each other's messages.
 """
 
 from __future__ import annotations
@@ -19,14 +17,9 @@ from torch import Tensor
 from ...comm import Handle, Ranks
 from ..failures import count_failures
 from .described import call_under_way
-from .groups import NEVER_SENT, world
+from .groups import world
 
 Message = tuple[int, Tensor]  # (the rank that it goes to or comes from, the tensor)
-
-
-# What was started and not waited for yet. Who gives up a step does not wait, and gloo would go on
-# to fill memory that was freed.
-_under_way: set[Posted] = set()
 
 
 class Posted:
@@ -39,23 +32,21 @@ class Posted:
         self._call = name, x, ranks
         self._out = [y for _, y in out]
         self._works: list[Any] = []
-        self._sent: list[tuple[int, Tensor, int]] = []
         if not sends and not out:
             return
-        group, position = group_of(ranks)
+        sockets = world().sockets_to(ranks)
         self._received = [y if y.is_cpu else torch.empty_like(y, device="cpu") for y in self._out]
-        # Kept until they have been sent.
-        self._sent = [(to, flat(y.cpu()), tag_of(name, y, ranks)) for to, y in sends]
 
         def start() -> None:
             self._works = [
-                group.recv([flat(y)], position(source), tag_of(name, y, ranks))
+                sockets.receive(source, tag_of(name, y, ranks), flat(y))
                 for (source, _), y in zip(out, self._received, strict=True)
             ]
-            self._works += [group.send([y], position(to), tag) for to, y, tag in self._sent]
+            self._works += [
+                sockets.send(to, tag_of(name, y, ranks), flat(y.cpu())) for to, y in sends
+            ]
 
         world().carry_out(name, x, ranks, start)
-        _under_way.add(self)
 
     def wait(self) -> None:
         """Without it what is received would be read before it is there."""
@@ -63,26 +54,17 @@ class Posted:
         if not works:
             return
 
-        def finish() -> None:
-            for work in works:
-                work.wait()
-
         name, x, ranks = self._call
-        world().carry_out(name, x, ranks, finish)
+        world().carry_out(name, x, ranks, partial(world().sockets_to(ranks).wait, works))
         for y, arrived in zip(self._out, self._received, strict=True):
             if arrived is not y:
                 y.copy_(arrived)
-        self._sent = []
-        _under_way.discard(self)
 
 
 def send_and_receive(
     name: str, x: Tensor, sends: Sequence[Message], out: Sequence[Message], ranks: Ranks
 ) -> None:
-    """Send and receive messages of the move `name` of `x`; between two ranks they match in order.
-
-    This needs no group of `ranks`, unless the default group lacks gloo.
-    """
+    """Send and receive messages of the move `name` of `x`, which match in order."""
     Posted(name, x, sends, out, ranks).wait()
 
 
@@ -122,9 +104,8 @@ def broadcast(x: Tensor, source: int, ranks: Ranks) -> None:
 def sending(label: str, x: Tensor, to: int) -> Handle:
     """Start sending `x` to rank `to`. CUDA tensors go through the host."""
     pair = (world().rank, to)
-    group, position = group_of(tuple(sorted(pair)))
     wire = flat(x.cpu())
-    start = partial(group.send, [wire], position(to), tag_of(label, x, pair))
+    start = partial(world().sockets_to(pair).send, to, tag_of(label, x, pair), wire)
     work = world().carry_out(f"send of {label}", x, pair, start)
     return _UnderWay(f"send of {label}", work, x, wire, pair)
 
@@ -132,9 +113,8 @@ def sending(label: str, x: Tensor, to: int) -> Handle:
 def receiving(label: str, out: Tensor, source: int) -> Handle:
     """Start filling `out` with what rank `source` sends under `label`."""
     pair = (source, world().rank)
-    group, position = group_of(tuple(sorted(pair)))
     wire = out if out.is_cpu else torch.empty_like(out, device="cpu")
-    start = partial(group.recv, [flat(wire)], position(source), tag_of(label, out, pair))
+    start = partial(world().sockets_to(pair).receive, source, tag_of(label, out, pair), flat(wire))
     work = world().carry_out(f"receive of {label}", out, pair, start)
     return _UnderWay(f"receive of {label}", work, out, wire, pair)
 
@@ -146,7 +126,8 @@ class _UnderWay:
         self.name, self.work, self.x, self.wire, self.pair = name, work, x, wire, pair
 
     def wait(self) -> Tensor:
-        world().carry_out(self.name, self.x, self.pair, self.work.wait)
+        wait = partial(world().sockets_to(self.pair).wait, [self.work])
+        world().carry_out(self.name, self.x, self.pair, wait)
         if self.name.startswith("receive") and self.wire is not self.x:
             self.x.copy_(self.wire)
         return self.x
@@ -160,18 +141,10 @@ def flat(x: Tensor) -> Tensor:
     return x.as_strided((x.numel(),), (1,)).view(torch.uint8)
 
 
-def group_of(ranks: Ranks) -> tuple[Any, Any]:
-    """The group for messages between `ranks`, and a rank's position in it."""
-    own = world()
-    if own.gloo:
-        return own.group(tuple(range(own.size)), "cpu"), int
-    return own.group(ranks, "cpu"), sorted(ranks).index
-
-
 def tag_of(name: str, x: Tensor, ranks: Ranks) -> int:
     return _number(name, x.dtype, x.nbytes, ranks, call_under_way(), count_failures())
 
 
 @lru_cache(1 << 12)
 def _number(*told: object) -> int:
-    return zlib.crc32(repr(told).encode()) % NEVER_SENT
+    return zlib.crc32(repr(told).encode())

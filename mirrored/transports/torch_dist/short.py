@@ -54,7 +54,6 @@ class _Memory:
 
 
 _free: dict[Ranks, _Memory] = {}
-_abandoned: list[_Memory] = []  # gloo goes on to fill it, where a rank did not wait
 
 
 def swap(
@@ -69,22 +68,17 @@ def swap(
     memory.views[me][_NUMBER] = call.to_bytes(4, "little")
     if x is not None:
         _carried(memory.rows[me], x).copy_(x)
-    group, position = messages.group_of(ranks)
+    sockets = own.sockets_to(ranks)
     shown = memory.rows[me] if x is None else x
     tag = messages.tag_of(name, memory.rows[me] if call else shown, ranks)
-    others = [(position(rank), memory.rows[k]) for k, rank in enumerate(ranks) if k != me]
+    others = [(rank, memory.rows[k]) for k, rank in enumerate(ranks) if k != me]
 
     def run() -> None:
-        works: list[Any] = [group.recv([row], at, tag) for at, row in others]
-        works += [group.send([memory.rows[me]], at, tag) for at, _ in others]
-        for work in works:
-            work.wait()
+        works: list[Any] = [sockets.receive(rank, tag, row) for rank, row in others]
+        works += [sockets.send(rank, tag, memory.rows[me]) for rank, _ in others]
+        sockets.wait(works)
 
-    try:
-        own.carry_out(name, shown, ranks, run)
-    except BaseException:
-        _abandoned.append(memory)
-        raise
+    own.carry_out(name, shown, ranks, run)
     _free[ranks] = memory
     return [
         Part(bool(view[0]), int.from_bytes(view[_NUMBER], "little"), row)

@@ -1,13 +1,11 @@
 """Ranks are processes of torch.distributed. This is the only file that calls its collectives.
 
-CPU tensors are sent by gloo, CUDA tensors by NCCL; without NCCL, CUDA tensors are staged on the
-CPU.
+CPU tensors are sent by sockets of our own (`sockets.py`), CUDA tensors by NCCL; without NCCL, CUDA
+tensors are staged on the CPU.
 
-With gloo, all collectives are batches of sends and receives on the default
-group. They send exactly the bytes needed, for uneven pieces too, skip empty pieces, and need no
-buffers to join and no group. On idle cores they take as long as gloo's own collectives; with more
-ranks than cores, small ones take up to three times as long. NCCL needs all ranks of a group in its
-first call, so there everything is a collective on a group.
+By sockets, all collectives are batches of sends and receives. They send exactly the bytes needed,
+for uneven pieces too, skip empty pieces, and need no buffers to join and no group. NCCL needs all
+ranks of a group in its first call, so there everything is a collective on a group.
 """
 
 from __future__ import annotations
@@ -35,9 +33,9 @@ from .messages import flat
 # In an all-reduce by messages every rank sends all of x to all others if it then sends at most this
 # many bytes: one round of messages, where a reduce-scatter and a gather take two. Between two ranks
 # both send the same bytes, and one round is always taken. Gloo's own all-reduce is not used: it
-# takes longer at every size (two ranks, two cores, µs, gloo's and one round: 4 KiB 354 141,
-# 256 KiB 443 208, 1 MiB 1243 883, 4 MiB 2666 2606, 16 MiB 10841 9980), adds up in the order of its
-# ring, so that bits depend on the number of ranks, and compares no calls.
+# takes longer at every size (two ranks in two network namespaces, µs, gloo's and ours: 80 B 334 34,
+# 64 KiB 478 65, 256 KiB 498 82, 1.3 MB 1377 612, 4 MiB 4313 3491), adds up in the order
+# of its ring, so that bits depend on the number of ranks, and compares no calls.
 SMALL_ALL_REDUCE = 256 * 1024
 
 
@@ -132,7 +130,7 @@ class TorchDist(Described):
     def _by_collective(self, name: str, x: Tensor, ranks: Ranks, op: str) -> Handle:
         """By NCCL's own all-reduce."""
         wire, op = _reducible(x.contiguous(), op)
-        group = world().group(ranks, "cuda")
+        group = world().group(ranks)
         ops = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
         options = dist.AllreduceOptions()
         options.reduceOp = ops[op]  # type: ignore[assignment]
@@ -152,7 +150,7 @@ class TorchDist(Described):
             return messages.swap(name, [x.contiguous()] * len(ranks), out, ranks)
         # If pieces differ in size, torch makes this a batch of NCCL broadcasts of the exact bytes.
         pieces = [flat(out[k]) for k in _sorted_positions(ranks)]
-        group = world().group(ranks, "cuda")
+        group = world().group(ranks)
         start = partial(group.allgather, [pieces], [flat(x)])
         world().carry_out(name, x, ranks, lambda: start().wait())
         return Done(x)
@@ -170,7 +168,7 @@ class TorchDist(Described):
             return messages.swap(name, pieces, out, ranks)
         order = _sorted_positions(ranks)
         going, coming = ([flat(part[k]) for k in order] for part in (pieces, out))
-        group = world().group(ranks, "cuda")
+        group = world().group(ranks)
         start = partial(group.alltoall, coming, going)
         world().carry_out(name, pieces[0], ranks, lambda: start().wait())
         return Done(pieces[0])
@@ -318,7 +316,7 @@ class TorchDist(Described):
             return
         options = dist.BroadcastOptions()
         options.rootRank = sorted(ranks).index(source)
-        group = world().group(ranks, "cuda")
+        group = world().group(ranks)
         start = partial(group.broadcast, [flat(x)], options)
         world().carry_out("broadcast", x, ranks, lambda: start().wait())
 

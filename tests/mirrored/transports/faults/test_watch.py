@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from mirrored.transports import _C  # pyright: ignore[reportAttributeAccessIssue]
 from mirrored.transports.faults import directory
 from mirrored.transports.faults.directory import Rank
 from mirrored.transports.faults.watch import Call, Watch
@@ -20,11 +21,16 @@ from mirrored.transports.faults.watch import Call, Watch
 CALL = Call("all_gather", torch.float32, (2, 3), (0, 1, 2))
 
 
+def watch_of(me: Rank) -> Watch:
+    """That of a rank which no messages reach."""
+    return Watch(me, _C.Alarm(), lambda rank, file: None)
+
+
 @pytest.fixture
 def watches() -> Iterator[list[Watch]]:
     """Three ranks in one process, which know each other."""
     store = dist.HashStore()
-    made = [Watch(Rank(rank, 3, store, "127.0.0.1"), lambda: None) for rank in range(3)]
+    made = [watch_of(Rank(rank, 3, store, "127.0.0.1")) for rank in range(3)]
     deadline = time.monotonic() + 10
     while any(w._directory._missing() for w in made) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -112,13 +118,14 @@ def test_who_waits_says_for_how_long_and_in_what(watches: list[Watch]) -> None:
 
 
 def test_a_process_that_was_never_heard_of_is_said_to_be_so() -> None:
-    watch = Watch(Rank(0, 2, dist.HashStore(), "127.0.0.1"), lambda: None)
+    watch = watch_of(Rank(0, 2, dist.HashStore(), "127.0.0.1"))
     assert "rank 1: has not communicated yet" in watch.give_up("rank 0 gave up")
     watch.close()
 
 
 LEAVES = """
 import sys, time
+from mirrored.transports import _C
 import torch.distributed as dist
 from mirrored.transports.faults.directory import Rank
 from mirrored.transports.faults.watch import Watch
@@ -127,7 +134,7 @@ def work():
     {body}
 
 store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False)
-watch = Watch(Rank(1, 2, store, "127.0.0.1"), lambda: None)
+watch = Watch(Rank(1, 2, store, "127.0.0.1"), _C.Alarm(), lambda rank, file: None)
 while not store.check(["go"]) or watch._directory._missing():
     time.sleep(0.01)
 work()
@@ -140,7 +147,7 @@ work()
         ("pass", r"process \d+ has ended: its program is done"),
         (
             "raise ValueError('no batch')",
-            r"process \d+ has ended: ValueError: no batch, at .*:8 in work",
+            r"process \d+ has ended: ValueError: no batch, at .*:9 in work",
         ),
         (
             "import os; os._exit(0)",
@@ -155,7 +162,7 @@ def test_why_a_process_is_not_there_any_more(body: str, said: str, tmp_path: obj
     with open(program, "w") as file:
         file.write(LEAVES.format(body=body))
     process = subprocess.Popen([sys.executable, program, str(store.port)], stderr=-3)
-    watch = Watch(Rank(0, 2, store, "127.0.0.1"), lambda: None)
+    watch = watch_of(Rank(0, 2, store, "127.0.0.1"))
     deadline = time.monotonic() + 30
     while not store.check(["address/1"]) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -1,0 +1,367 @@
+#include "sockets.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <stdexcept>
+
+namespace consistent::peer {
+namespace {
+
+constexpr int kSlice_ms = 50;  // between two looks for ranks that gave up, and for signals
+// As in meeting.cpp: to wake a sleeper takes longer than most waits.
+constexpr int kLooks = 100;
+constexpr double kLooking_s = 0.001;
+// Of the thread, between two looks: while something is under way, and for so many looks after that,
+// when it sleeps. To wake it for each message would take longer than most messages do.
+constexpr auto kPause = std::chrono::milliseconds(1);
+constexpr auto kIdlePause = std::chrono::milliseconds(5);
+constexpr int kIdle = 40;
+constexpr double kFlush_s = 5;
+constexpr char kOtherLength[] = "a message has another length";
+
+struct Header {
+  uint32_t tag;
+  uint32_t zero;
+  uint64_t bytes;
+};
+static_assert(sizeof(Header) == 16);
+
+double now_s() {
+  using namespace std::chrono;
+  return duration<double>(steady_clock::now().time_since_epoch()).count();
+}
+
+bool in_a_moment(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
+
+}  // namespace
+
+struct Sockets::Peer {
+  int out = -1, in = -1;
+  std::string lost;  // why it cannot be reached any more
+
+  std::deque<std::shared_ptr<Message>> going;
+  size_t sent = 0;  // bytes of the first one, its header included
+
+  Header header{};
+  size_t read = 0;                                 // bytes of the header, and of what follows it
+  std::shared_ptr<Message> filled;                 // what arrives now; null before it is known
+  std::shared_ptr<std::vector<char>> kept_memory;  // of a message that nobody has asked for yet
+  std::unordered_map<uint32_t, std::deque<std::shared_ptr<Message>>> asked, kept;
+};
+
+Sockets::Sockets(int ranks, double timeout_s, Callbacks callbacks)
+    : timeout_s_(timeout_s),
+      callbacks_(std::move(callbacks)),
+      bell_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+  for (int k = 0; k < ranks; ++k) peers_.push_back(std::make_unique<Peer>());
+}
+
+Sockets::~Sockets() {
+  close();
+  ::close(bell_);
+}
+
+void Sockets::leave_by(int rank, int file) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  peers_.at(rank)->out = file;
+}
+
+void Sockets::arrive_by(int rank, int file) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Peer& peer = *peers_.at(rank);
+  if (closed_ || peer.in >= 0) {
+    ::close(file);
+    return;
+  }
+  peer.in = file;
+  const uint64_t one = 1;
+  (void)!write(bell_, &one, sizeof one);
+}
+
+bool Sockets::reaches(int rank) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return peers_.at(rank)->out >= 0;
+}
+
+void Sockets::send(const std::shared_ptr<Message>& message) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Peer& peer = *peers_.at(message->rank);
+  peer.going.push_back(message);
+  ++open_;
+  pump_out(peer);
+  go_on();
+}
+
+void Sockets::receive(const std::shared_ptr<Message>& message) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Peer& peer = *peers_.at(message->rank);
+  ++open_;
+  const auto found = peer.kept.find(message->tag);
+  if (found == peer.kept.end()) {
+    peer.asked[message->tag].push_back(message);
+    go_on();
+    return;
+  }
+  const std::shared_ptr<Message> kept = found->second.front();
+  found->second.pop_front();
+  if (found->second.empty()) peer.kept.erase(found);
+  give(peer, *message, *kept);
+}
+
+// Gives a message that was kept to who asks for it.
+void Sockets::give(Peer& peer, Message& asked, const Message& kept) {
+  if (asked.bytes != kept.bytes) {
+    peer.lost = kOtherLength;
+    return;
+  }
+  if (asked.bytes != 0) memcpy(asked.data, kept.data, asked.bytes);
+  finish(asked);
+}
+
+void Sockets::finish(Message& message) {
+  message.owner.reset();
+  --open_;
+  // Release: who sees it reads what has arrived, without the lock.
+  message.done.store(true, std::memory_order_release);
+}
+
+void Sockets::pump_out(Peer& peer) {
+  while (!peer.going.empty() && peer.lost.empty() && peer.out >= 0) {
+    Message& first = *peer.going.front();
+    Header header{first.tag, 0, first.bytes};
+    const size_t skipped = std::min(peer.sent, sizeof header), at = peer.sent - skipped;
+    iovec parts[] = {{reinterpret_cast<char*>(&header) + skipped, sizeof header - skipped},
+                     {first.data + at, first.bytes - at}};
+    msghdr all{};
+    all.msg_iov = parts;
+    all.msg_iovlen = 2;
+    const ssize_t count = sendmsg(peer.out, &all, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (count < 0) {
+      if (errno == EINTR) continue;
+      if (!in_a_moment(errno)) peer.lost = strerror(errno);
+      return;
+    }
+    peer.sent += size_t(count);
+    if (peer.sent < sizeof header + first.bytes) continue;
+    peer.sent = 0;
+    finish(first);
+    peer.going.pop_front();
+  }
+}
+
+// Looks where the message goes that begins to arrive. False if it has to wait: nobody has asked for
+// it, and it is not kept.
+bool Sockets::begin(Peer& peer, bool keeps) {
+  const auto found = peer.asked.find(peer.header.tag);
+  if (found != peer.asked.end()) {
+    peer.filled = found->second.front();
+    found->second.pop_front();
+    if (found->second.empty()) peer.asked.erase(found);
+    if (peer.filled->bytes != peer.header.bytes) peer.lost = kOtherLength;
+    return peer.lost.empty();
+  }
+  if (!keeps) return false;
+  auto memory = std::make_shared<std::vector<char>>(peer.header.bytes);
+  peer.filled = std::make_shared<Message>();
+  peer.filled->tag = peer.header.tag;
+  peer.filled->data = memory->data();
+  peer.filled->bytes = memory->size();
+  peer.kept_memory = std::move(memory);
+  return true;
+}
+
+// Whether `count`, which recv() has returned, is a part of a message.
+bool Sockets::got(Peer& peer, long count) {
+  if (count > 0) {
+    peer.read += size_t(count);
+    return true;
+  }
+  if (count == 0) peer.lost = "Connection closed by peer";
+  if (count < 0 && errno != EINTR && !in_a_moment(errno)) peer.lost = strerror(errno);
+  return count < 0 && errno == EINTR;
+}
+
+void Sockets::pump_in(Peer& peer, bool keeps) {
+  while (peer.in >= 0 && peer.lost.empty()) {
+    if (peer.read < sizeof peer.header) {
+      char* to = reinterpret_cast<char*>(&peer.header) + peer.read;
+      if (!got(peer, recv(peer.in, to, sizeof peer.header - peer.read, MSG_DONTWAIT))) return;
+      continue;
+    }
+    if (!peer.filled && !begin(peer, keeps)) return;
+    const size_t there = peer.read - sizeof peer.header;
+    if (there < peer.filled->bytes) {
+      char* to = peer.filled->data + there;
+      if (!got(peer, recv(peer.in, to, peer.filled->bytes - there, MSG_DONTWAIT))) return;
+      continue;
+    }
+    if (peer.kept_memory) {
+      peer.filled->owner = std::move(peer.kept_memory);
+      // Asked for while it arrived.
+      const auto found = peer.asked.find(peer.filled->tag);
+      if (found == peer.asked.end()) {
+        peer.kept[peer.filled->tag].push_back(peer.filled);
+      } else {
+        const std::shared_ptr<Message> asked = found->second.front();
+        found->second.pop_front();
+        if (found->second.empty()) peer.asked.erase(found);
+        give(peer, *asked, *peer.filled);
+      }
+    } else {
+      finish(*peer.filled);
+    }
+    peer.filled = nullptr;
+    peer.kept_memory = nullptr;
+    peer.read = 0;
+  }
+}
+
+// Sends and receives what is possible. With `keeps` also what nobody has asked for yet: it may
+// stand before a message that is waited for.
+void Sockets::look(Peer& peer, bool keeps) {
+  if (keeps || peer.filled || !peer.asked.empty()) pump_in(peer, keeps);
+  pump_out(peer);
+}
+
+void Sockets::wait(const Messages& messages) {
+  struct Waiting {
+    std::atomic<int>& count;
+    ~Waiting() { --count; }
+  };
+  ++waiting_;
+  const Waiting waiting{waiting_};
+  const auto here = [](const std::shared_ptr<Message>& message) {
+    return message->done.load(std::memory_order_acquire);
+  };
+  const double begin = now_s();
+  std::vector<bool> waited_for(peers_.size());
+  for (int k = 0;; ++k) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      std::fill(waited_for.begin(), waited_for.end(), false);
+      for (const auto& message : messages) {
+        if (!here(message)) waited_for[message->rank] = true;
+      }
+      for (size_t rank = 0; rank < peers_.size(); ++rank) look(*peers_[rank], waited_for[rank]);
+      for (const auto& message : messages) {
+        const std::string& lost = peers_[message->rank]->lost;
+        if (!here(message) && !lost.empty()) {
+          throw std::runtime_error(lost + " (rank " + std::to_string(message->rank) + ")");
+        }
+      }
+    }
+    if (std::all_of(messages.begin(), messages.end(), here)) return;
+    const double waited = now_s() - begin;
+    if (k < kLooks || waited < kLooking_s) {
+      sched_yield();
+    } else {
+      sleep(messages, waited);
+    }
+  }
+}
+
+// Sleeps until something can be sent or received, for kSlice_ms at most.
+void Sockets::sleep(const Messages& messages, double waited_s) {
+  std::vector<pollfd> files{{bell_, POLLIN, 0}};
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& message : messages) {
+      if (message->done.load(std::memory_order_acquire)) continue;
+      const Peer& peer = *peers_[message->rank];
+      if (peer.in >= 0) files.push_back({peer.in, POLLIN, 0});
+      // The other side sends nothing by it: if it can be read, its process has ended.
+      const short leaves = peer.going.empty() ? POLLRDHUP : POLLRDHUP | POLLOUT;
+      if (peer.out >= 0) files.push_back({peer.out, leaves, 0});
+    }
+    for (const auto& peer : peers_) {
+      if (peer->out >= 0 && !peer->going.empty()) files.push_back({peer->out, POLLOUT, 0});
+      if (peer->in >= 0 && peer->filled) files.push_back({peer->in, POLLIN, 0});
+    }
+  }
+  poll(files.data(), files.size(), kSlice_ms);
+  uint64_t rung;
+  (void)!read(bell_, &rung, sizeof rung);
+  if (callbacks_.alarm->is_on()) throw Broken(callbacks_.alarm->words());
+  if (callbacks_.interrupted()) throw std::runtime_error("it was interrupted");
+  if (waited_s > timeout_s_) throw std::runtime_error("Timed out waiting");
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& message : messages) {
+    Peer& peer = *peers_[message->rank];
+    char byte;
+    if (message->done.load(std::memory_order_acquire) || peer.out < 0) continue;
+    if (recv(peer.out, &byte, 1, MSG_DONTWAIT | MSG_PEEK) == 0) {
+      pump_in(peer, true);  // what it had sent before
+      if (!message->done.load() && peer.lost.empty()) peer.lost = "Connection closed by peer";
+    }
+  }
+}
+
+// Lets the thread go on with what is under way, if it sleeps. The lock is held.
+void Sockets::go_on() {
+  if (open_.load() == 0) return;
+  if (sleeps_) woken_.notify_one();
+  if (thread_.joinable() || closed_) return;
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the threads of the program
+  thread_ = std::thread([this] {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (int idle = 0; !closed_; ++idle) {
+      if (idle > kIdle) {
+        sleeps_ = true;
+        woken_.wait(lock);
+        sleeps_ = false;
+        idle = 0;
+      }
+      lock.unlock();
+      std::this_thread::sleep_for(idle == 0 ? kPause : kIdlePause);
+      const bool looks = open_.load() != 0 && waiting_.load() == 0;
+      lock.lock();
+      if (open_.load() != 0) idle = -1;
+      if (!looks) continue;  // who waits looks by itself
+      for (const auto& peer : peers_) look(*peer, false);
+    }
+  });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void Sockets::close() {
+  const double begin = now_s();
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (closed_) return;
+    const auto goes = [](const std::unique_ptr<Peer>& peer) {
+      return !peer->going.empty() && peer->lost.empty() && peer->out >= 0;
+    };
+    while (std::any_of(peers_.begin(), peers_.end(), goes) && now_s() - begin < kFlush_s &&
+           !callbacks_.alarm->is_on()) {
+      for (const auto& peer : peers_) pump_out(*peer);
+      lock.unlock();
+      std::this_thread::sleep_for(kPause);
+      lock.lock();
+    }
+    closed_ = true;
+    woken_.notify_one();
+  }
+  if (thread_.joinable()) thread_.join();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& peer : peers_) {
+    if (peer->out >= 0) ::close(peer->out);
+    if (peer->in >= 0) ::close(peer->in);
+    peer->out = peer->in = -1;
+    peer->lost = "this process has closed it";
+  }
+}
+
+}  // namespace consistent::peer

@@ -1,0 +1,76 @@
+"""The sockets by which messages go to the processes of other ranks: one for each direction of two
+ranks, made when the first message is sent or asked for.
+
+```
+thread that listens (faults/listener.py)    <-- secret, {"asks": "join", "rank": 1} --  rank 1
+rank 0                                      <============== messages of rank 1 =======
+```
+
+The other rank's thread takes the connection, whatever its program does meanwhile. So a rank may
+send to one that has yet to come to its call.
+"""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from typing import Any
+
+from torch import Tensor
+
+from .. import _C  # pyright: ignore[reportAttributeAccessIssue]
+from ..faults.watch import Watch
+from .children import keep_alive
+
+
+class Sockets:
+    """Those of one world, until `close()`."""
+
+    def __init__(self, size: int, timeout_s: float, alarm: Any) -> None:
+        self._native = _C.Sockets(size, timeout_s, alarm)
+        self._timeout_s = timeout_s
+        self._reached: set[int] = set()
+        self._heard: set[int] = set()
+        self.wait = self._native.wait
+        atexit.register(self.close)
+
+    def join(self, watch: Watch) -> None:
+        """Ask for sockets by the addresses that `watch` knows."""
+        self._watch = weakref.ref(watch)
+
+    def send(self, to: int, tag: int, x: Tensor) -> Any:
+        """Start to send `x`, contiguous CPU memory, to rank `to`. It is kept until it has left."""
+        if to not in self._reached:
+            self._reach(to)
+        return self._native.send(to, tag, x)
+
+    def receive(self, source: int, tag: int, out: Tensor) -> Any:
+        """Start to fill `out`, contiguous CPU memory. It is kept until it is filled."""
+        if source not in self._heard and source not in self._reached:
+            try:
+                self._reach(source)  # so that its end is noticed
+            except RuntimeError:  # it has ended, perhaps after it has sent this
+                if source not in self._heard:
+                    raise
+        return self._native.receive(source, tag, out)
+
+    def arrive_by(self, rank: int, file: int) -> None:
+        """Messages of `rank` come by the socket `file`."""
+        self._native.arrive_by(rank, file)
+        self._heard.add(rank)
+
+    def close(self) -> None:
+        """Send what is left, for some seconds at most, and close all."""
+        atexit.unregister(self.close)
+        self._native.close()
+
+    def forget(self) -> None:
+        """Let go of everything in a forked child, which has no thread that could be waited for."""
+        atexit.unregister(self.close)
+        keep_alive(self._native)
+
+    def _reach(self, rank: int) -> None:
+        watch = self._watch()
+        assert watch is not None
+        self._native.leave_by(rank, watch.join(rank, self._timeout_s))
+        self._reached.add(rank)
