@@ -8,7 +8,7 @@ FSDP2 and DTensor tensor parallel, in turn in one run, with peak memory.
 
 Each way runs in its own processes, so that its memory can be measured. All run at once and take one
 step each, round after round, so that other load on the machine affects all equally. The ratios to
-the lone rank count; it does half of the batch and sends nothing.
+the lone rank count; it does a rank's part of the batch and sends nothing.
 """
 
 from __future__ import annotations
@@ -101,17 +101,18 @@ def stepper(model: nn.Module, tokens: Tensor, targets: Tensor) -> Step:
     return step
 
 
-def half(rank: int) -> tuple[Tensor, Tensor]:
-    tokens, targets = batch()
-    return tokens.chunk(2)[rank % 2], targets.chunk(2)[rank % 2]
+def part(rank: int) -> tuple[Tensor, Tensor]:
+    """The rank's part of the batch."""
+    tokens, targets = (x.chunk(dist.get_world_size())[rank] for x in batch())
+    return tokens, targets
 
 
 def lone(rank: int) -> Step:
-    return stepper(GPT(), *half(rank))
+    return stepper(GPT(), *part(rank))
 
 
 def ddp(rank: int) -> Step:
-    return stepper(nn.parallel.DistributedDataParallel(GPT()), *half(rank))
+    return stepper(nn.parallel.DistributedDataParallel(GPT()), *part(rank))
 
 
 def fsdp(rank: int) -> Step:
@@ -122,7 +123,7 @@ def fsdp(rank: int) -> Step:
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    return stepper(model, *half(rank))
+    return stepper(model, *part(rank))
 
 
 def dtensor(rank: int) -> Step:
@@ -167,8 +168,9 @@ def ours(plan: dict[str, int] | str, split_batch: bool) -> Callable[[int], Step]
     return make
 
 
+LONE = "lone rank, its part of the batch"
 WAYS: dict[str, Callable[[int], Step]] = {
-    "lone rank, half the batch": lone,
+    LONE: lone,
     "batch split: ours": ours({}, True),
     "batch split: DDP": ddp,
     "batch and parameters split: ours": ours({"*": 0}, True),
@@ -276,7 +278,7 @@ def measure(options: argparse.Namespace) -> None:
           f"{described(options)}, torch {torch.__version__}, one thread each")  # fmt: skip
     print(f"{'':36}{'ms, median':>12}{'/ lone rank':>13}{'peak MiB':>10}{'first loss':>12}"
           f"{'MB between hosts':>18}")  # fmt: skip
-    base = times["lone rank, half the batch"]
+    base = times[LONE]
     for way, taken in times.items():
         ratio = statistics.median(t / b for t, b in zip(taken, base, strict=True))
         print(
