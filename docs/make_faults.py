@@ -39,7 +39,8 @@ lines of each message, which say what to do, are left out; a group that was give
 all its ranks.
 
 `print(x)` on one rank is no fault: it communicates nothing. A forked child of a rank that tries to
-communicate raises at once, and its parent goes on (`tests/mirrored/transports/test_children.py`).
+communicate, or waits for what its parent has started, raises at once, and its parent goes on
+(`tests/mirrored/transports/test_children.py`).
 
 ### Threads and signals
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -34,6 +35,10 @@ class Ordered(Wrapper):
 
     def __init__(self, inner: Transport) -> None:
         super().__init__(inner)
+        self._start()
+        _all.add(self)
+
+    def _start(self) -> None:
         self._pool = ThreadPoolExecutor(1, "mirrored-ordered", initializer=self._begin)
         self._thread = 0
         # Weak, so that a result is not kept; the pool keeps a call that has not ended.
@@ -65,3 +70,16 @@ class Ordered(Wrapper):
 
 def _none() -> None:
     return None
+
+
+_all: weakref.WeakSet[Ordered] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """Runs in a forked child, which has none of its parent's threads and would wait for them."""
+    for each in _all:
+        each._start()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -72,6 +72,8 @@ class World:
         """The result of `messages()`, which sends and waits for the move `name` of `x`. If a rank
         waits in vain, all ranks raise a RuntimeError that says where each of them is."""
         if self.watch is None:
+            if self.is_childs:  # it waits for what its parent has started
+                children.refuse(self.rank, ranks)
             return messages()
         check()
         return self.watch.carry_out(Call(name, x.dtype, tuple(x.shape), ranks), messages)

@@ -14,10 +14,13 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
+import consistent
+from consistent import B, Placement, S
 from mirrored import current, use
 from mirrored.comm import Transport
 from mirrored.transports.counting import Counting
 from mirrored.transports.in_process import run_ranks
+from mirrored.transports.ordered import Ordered
 from mirrored.transports.shared_memory import SharedMemory
 from mirrored.transports.symmetric_memory import SymmetricMemory
 from mirrored.transports.torch_dist import TorchDist
@@ -79,6 +82,7 @@ TRANSPORTS: dict[str, Callable[[], Transport]] = {
         SharedMemory(TorchDist()), "cpu", 1 << 16, HostMemory
     ),
     "counting": lambda: Counting(SharedMemory(TorchDist())),
+    "in order": lambda: Ordered(SharedMemory(TorchDist())),
 }
 
 
@@ -110,6 +114,92 @@ def test_a_child_neither_sends_nor_receives(rank: int) -> None:
     for said in by_fork(_one_to_one, current()):
         assert "child" in said, said
     current().all_reduce(X, RANKS)
+
+
+# What is started and is waited for later, by messages.
+STARTED: dict[str, Callable[[Transport], Any]] = {
+    "all_reduce_async": lambda t: t.all_reduce_async(X.clone(), RANKS),
+    "a long one": lambda t: t.all_reduce_async(torch.ones(1 << 20), RANKS),
+    "start_join_several": lambda t: t.start_join_several([X], [0], [[4, 4]], RANKS),
+    "start_reduce_scatter_several": lambda t: t.start_reduce_scatter_several(
+        [X], [0], [[2, 2]], RANKS
+    ),
+    "send": lambda t: t.send(X, 1 - t.rank, "x"),
+    "receive": lambda t: t.receive(X.shape, X.dtype, 1 - t.rank, "x", "cpu"),
+}
+
+
+def _waited_for(handles: dict[str, Any]) -> dict[str, str]:
+    """What waiting for each raises."""
+    said = dict.fromkeys(handles, "")
+    for name, handle in handles.items():
+        try:
+            handle.wait()
+        except RuntimeError as error:
+            said[name] = str(error)
+    return said
+
+
+@on_ranks(2)
+def test_a_child_does_not_wait_for_what_its_parent_has_started(rank: int) -> None:
+    transport = TorchDist()
+    handles = {name: start(transport) for name, start in STARTED.items()}
+    for name, said in by_fork(_waited_for, handles).items():
+        assert f"is a child of rank {rank}" in said, (name, said)
+    found = {name: handle.wait() for name, handle in handles.items()}
+    for name in ("all_reduce_async", "a long one"):
+        assert torch.equal(found[name], torch.full_like(found[name], 2.0))
+    assert torch.equal(found["start_join_several"][0], torch.ones(8, 2))
+    assert torch.equal(found["receive"], X)
+
+
+def _submitted(ordered: Ordered) -> str:
+    """What a call in the thread of ``ordered`` raises."""
+    error = ordered.submit(ordered.inner.all_reduce, X, RANKS).exception(timeout=20)
+    return str(error)
+
+
+@on_ranks(2)
+def test_a_child_does_not_wait_for_a_thread_of_its_parent(rank: int) -> None:
+    ordered = Ordered(TorchDist())
+    under_way = ordered.submit(ordered.inner.all_reduce, X, RANKS)
+    assert f"is a child of rank {rank}" in by_fork(_submitted, ordered)
+    assert torch.equal(under_way.result(), X * 2)
+    assert torch.equal(ordered.submit(ordered.inner.all_reduce, X, RANKS).result(), X * 2)
+
+
+class Forks:
+    """A hook for a gradient that forks where it is called: the child goes on with the backward."""
+
+    def __init__(self) -> None:
+        self.children: list[int] = []
+
+    def __call__(self, _: Any) -> None:
+        self.children.append(os.fork())
+
+
+@on_ranks(2)
+def test_a_child_that_is_forked_in_backward_is_refused_and_its_parent_goes_on(rank: int) -> None:
+    placement = Placement("cpu", RANKS)
+    x = consistent.distribute(torch.arange(8.0).view(4, 2), placement, S(0))
+    for again in range(3):
+        weight = consistent.distribute(X[:2], placement, B).requires_grad_()
+        forks, said = Forks(), ""
+        loss = (torch.tanh(x @ weight) ** 2).sum()
+        y = x @ weight
+        y.register_hook(forks)
+        try:
+            (loss + (y**2).sum()).backward()
+        except Exception as error:
+            said = str(error)
+        if forks.children == [0]:
+            os._exit(7 if f"is a child of rank {rank}" in said else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(forks.children[0], 0)[1]) == 7, (again, said)
+        assert not said and weight.grad is not None
+        plain = X[:2].clone().requires_grad_()
+        whole = torch.arange(8.0).view(4, 2) @ plain
+        (torch.tanh(whole) ** 2 + whole**2).sum().backward()
+        torch.testing.assert_close(weight.grad.full(), plain.grad)
 
 
 def outcomes(transport: Transport, ranks: tuple[int, ...]) -> dict[str, str]:
