@@ -111,6 +111,19 @@ message of that rank fits one of a rank that has not raised, however alike the t
 host both raise when they communicate next, between hosts when the time is up, and so does every
 later call. No number of another batch is taken. Start the job again from its last checkpoint.
 
+**Ctrl-C** interrupts a rank anywhere. Not caught, it ends all ranks. A program that catches
+`KeyboardInterrupt` and goes on, as a prompt does, gets no number of another step: nobody knows
+where the others were then, so from then on the messages of that rank fit those of no other one,
+be it interrupted, too, and both raise: on one host when they communicate next, between hosts when
+the time is up. So does every later call. Start the job again from its last checkpoint, since some
+ranks may have taken a step that others have not; another process group, over a store or a port of
+its own, is whole again, too. At a prompt that waits for a line nothing is under way, and Ctrl-C
+changes nothing. The library notices it by a handler of its own, which it sets with the first
+message and only in place of Python's; a program whose own handler raises is in the case of the next
+paragraph.
+To end a loop by Ctrl-C at the same step everywhere:
+`due = consistent.checkpoint.on_signal(signal.SIGINT)`.
+
 **Code between ops** (data loading, say) may raise on one rank, and nobody else knows. Not caught,
 it ends all ranks. If it may be caught, let the ranks decide together:
 

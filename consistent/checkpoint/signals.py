@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from mirrored.transports.default import current
+from mirrored.transports.faults.interrupts import is_default
 
 
 def on_signal(*signals: int) -> OnSignal:
@@ -63,5 +64,5 @@ class OnSignal:
     def _note(self, number: int, frame: Any) -> None:
         self._asked = True
         before = self._before.get(number)
-        if callable(before) and before is not signal.default_int_handler:
+        if callable(before) and not is_default(before):
             before(number, frame)

@@ -1,5 +1,5 @@
-"""How often this process has met an error in the middle of what ranks do together, which others may
-not have met.
+"""How often this process has met an error or an interrupt in the middle of what ranks do together,
+which others may not have met.
 
 Its headers and tags say so (``csrc/peer/header.h``, ``torch_dist/messages.py``): where two ranks
 differ in it, they are at different steps of the program, and nothing that they send fits, however
@@ -26,7 +26,17 @@ def is_shared(error: BaseException) -> bool:
     return str(error) == _together
 
 
+def add(number: int = 1) -> None:
+    """Count so many more."""
+    _C.add_failures(number)
+
+
+def forget() -> None:
+    """Count anew: the ranks of a new process group are at the same step."""
+    add(-count_failures())
+
+
 def count_failure(error: Exception) -> None:
     """Count ``error``, unless all members of a group raise it."""
     if not is_shared(error):
-        _C.count_failure()
+        add()

@@ -197,13 +197,18 @@ PyObject* clean(PyObject*, PyObject*) {
 }
 
 PyObject* in_call(PyObject*, PyObject*) { return PyBool_FromLong(is_in_call()); }
-PyObject* count_failure(PyObject*, PyObject*) { return PyLong_FromLongLong(++failures); }
+PyObject* add_failures(PyObject*, PyObject* number) {
+  const long long added = PyLong_AsLongLong(number);
+  if (added == -1 && PyErr_Occurred()) return nullptr;
+  failures += added;
+  Py_RETURN_NONE;
+}
 
 PyObject* count_failures(PyObject*, PyObject*) { return PyLong_FromLongLong(failures.load()); }
 
 PyMethodDef functions[] = {
-    {"count_failure", count_failure, METH_NOARGS,
-     "Backward ended with an error that this process may have met alone."},
+    {"add_failures", add_failures, METH_O,
+     "Adds to how often this process has met what the others may not have met."},
     {"count_failures", count_failures, METH_NOARGS, "How often that was."},
     {"host_identity", host, METH_NOARGS, "What is equal for processes that can share memory."},
     {"remove_abandoned", clean, METH_NOARGS, "Unlinks the segments of dead processes."},

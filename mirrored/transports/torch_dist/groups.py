@@ -28,7 +28,8 @@ from torch import Tensor
 
 from ...comm import Ranks
 from ...freed_memory import keep_freed_memory
-from .. import _C  # pyright: ignore[reportAttributeAccessIssue]
+from .. import _C, failures  # pyright: ignore[reportAttributeAccessIssue]
+from ..faults import interrupts
 from ..faults.directory import Rank
 from ..faults.turns import begin, check
 from ..faults.watch import Call, Watch
@@ -151,6 +152,7 @@ def world() -> World:
             if not _worlds:
                 atexit.register(let_workers_finish)
             begin()
+            failures.forget()
             _worlds[found] = _world_of(found)
             for call in when_new:
                 call()
@@ -192,6 +194,7 @@ def _world_of(group: dist.ProcessGroup) -> World:
         # In this order, as what ends last at the end of the process begins first.
         made.sockets = Sockets(made.size, timeout("cpu").total_seconds(), alarm)
         made.watch = _watch_of(made, alarm, made.sockets)
+        interrupts.begin()
         for ends in (made.watch.close, made.sockets.close):
             weakref.finalize(group, ends).atexit = False  # they have their own
     return made

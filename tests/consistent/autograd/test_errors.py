@@ -43,7 +43,7 @@ def _mixing(rank: int) -> list[str]:
     x, weight = _leaf([1.0, 2.0, 3.0, 4.0], S(0)), _leaf([1.0], B)
     said = []
     x.sum().item()  # a program has communicated before
-    for step in range(3):
+    for step in range(2 + rank):  # it has left one out
         loss = (x * weight * (step + 1)).sum()
         if rank == 1 and step == 0:
             loss.register_hook(_refuse)
@@ -67,5 +67,5 @@ def test_a_rank_that_has_raised_alone_takes_no_number_of_another_step() -> None:
         others, mine = pool(2).run(_mixing)
     finally:
         close_pools()  # these ranks fit no others any more
-    assert mine == ["refused", *["rank 1 has met an error in backward"] * 2]
-    assert others[:2] == ["rank 1 has met an error in backward"] * 2
+    assert mine == ["refused", *["rank 1 has met an error in backward or an interrupt"] * 2]
+    assert others == ["rank 1 has met an error in backward or an interrupt"] * 2
