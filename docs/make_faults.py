@@ -93,15 +93,21 @@ to each other rank); reports do not count it. A step of `consistent.compile` rai
 all ranks at its call, and what it had written by then is the same on all of them, but need not be
 what the step as it is written would have written by then.
 
-Ranks outside the placement are not told, but for ops whose results' shapes depend on data. On a
-GPU an index out of range is the device's own assertion, which ends the process.
+Ranks outside the placement, which follow, are told, too, and raise the same. So such an op on a
+placement of a part of the world is a call of all ranks, as are those whose results' shapes depend
+on data, and a program that leaves it out on ranks outside (`if rank in ...`) makes the others wait.
+In a stage of a pipeline and inside a user's Function ranks outside do not follow: they hear of it
+at the end of that call. On a GPU an index out of range is the device's own assertion, which ends
+the process.
 
 **Backward.** What values make the backward of an op raise, every rank of the placement raises too,
 at its `backward()` or `torch.autograd.grad`, and the program may go on: eigenvectors and singular
 vectors, if they are complex, whose gradient depends on their phase (NaN and infinity do); with
 `create_graph=True` the determinant and `solve_ex` of a singular matrix; the second derivative of a
-product that has two zeros (`scatter_reduce`, `index_reduce`). Torch looks at no phase in a compiled
-step, so there the gradient is what comes out.
+product that has two zeros (`scatter_reduce`, `index_reduce`). Ranks outside the placement have
+other nodes and are not told: when they communicate next with a rank that has raised, both raise,
+and so does every later call between them. Torch looks at no phase in a compiled step, so there the
+gradient is what comes out.
 
 In anomaly mode a NaN in one rank's gradient raises torch's message on all ranks as backward ends,
 which it does: gradients have been added to `.grad`. Anything else that one rank raises in backward,

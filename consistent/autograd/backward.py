@@ -20,9 +20,9 @@ from mirrored.transports.failures import count_failure
 from ..dispatch import _C
 from ..dispatch.plans.shards import HookOff, is_global, plain, rebox, take_in
 from ..dispatch.running import operands, refused_gradients
-from ..dispatch.running.agreed import ranks_of, tell
+from ..dispatch.running.agreed import all_ranks, ranks_of, tell
 from ..movement import check_mode
-from ..movement.world import my_coordinate
+from ..movement.world import is_apart, my_coordinate
 from ..spec import Coordinate, P, TensorSpec
 from . import buckets, scattering, unsummed
 
@@ -151,6 +151,9 @@ def _agree_on_nan(roots: Sequence[Any]) -> None:
     """Raise on all ranks what anomaly mode has found on one of them."""
     found = _C.take_nan_found()
     error = RuntimeError(found) if found else None
+    if not is_apart():  # ranks outside follow, and are told, too
+        tell(error, all_ranks())
+        return
     for placement in dict.fromkeys(y._spec.placement for y in roots if is_global(y)):
         if placement.size > 1 and my_coordinate(placement) is not None:
             tell(error, ranks_of(placement))

@@ -74,6 +74,23 @@ class Agreed:
         )
 
 
+class Heard:
+    """Takes its place on a rank outside, of which a kernel for ``meta`` tensors would tell nothing:
+    it hears how the op went."""
+
+    def __init__(self, func: Any, ranks: Ranks) -> None:
+        self.func, self.ranks = func, ranks
+
+    def __call__(self, xs: list[Tensor]) -> list[Tensor]:
+        tell(None, self.ranks)
+        return []
+
+    def call(self) -> Call:
+        """It, as a program keeps it."""
+        name, ranks = str(self.func), self.ranks
+        return Call(f"hear {name} over {ranks}", self, (), "agree", name, ranks, computes=True)
+
+
 class _Here:
     """Stands where a tensor stood."""
 

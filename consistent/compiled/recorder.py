@@ -30,7 +30,7 @@ from ..movement.run import observers
 from ..nn import gather_ahead
 from ..spec import TensorSpec
 from ..spec.nested import map_tensors, tensors_in
-from .agreeing import Agreed, may_raise
+from .agreeing import Agreed, Heard, may_raise
 from .errors import CannotRecord
 from .memory import Memory, geometry, has_memory, held_by, is_contiguous, storage_of
 from .messages import Noting
@@ -88,7 +88,7 @@ class Recorder(TorchDispatchMode):
         self._start = generator.get_state()
         self._boxing: tuple[TensorSpec, TensorSpec] | None = None
         self._paused = 0
-        self._agreeing: Ranks | None = None  # the ranks that will tell each other how an op went
+        self._agreeing: list[Ranks] = []  # the ranks that will tell each other how an op went
         self._objects: list[Any] = []
         self._kept: list[Any] = []
 
@@ -222,11 +222,13 @@ class Recorder(TorchDispatchMode):
         if seeded:
             self._check_seeded(func)
             fixed = False
-        ranks = self._agreeing
+        ranks = self._agreeing[0] if self._agreeing else None
         if ranks is None and func is _aten._assert_async.msg:
             ranks = ()  # all ranks find the same, and what is raised is said here
         if ranks is not None and may_raise(func):
-            return self._agreed(func, args, kwargs, ranks)
+            if not any(x.is_meta for x in tensors_in((args, kwargs))):
+                return self._agreed(func, args, kwargs, ranks)
+            self._message(Heard(func, ranks).call(), [], [])  # this rank is outside and follows
         out = func(*args, **kwargs)
         if seeded:
             self._seeds = _seeds()
@@ -369,7 +371,8 @@ class Recorder(TorchDispatchMode):
     # -- ops that may raise on some ranks alone ----------------------------------------------------
 
     def _agrees(self, ranks: Ranks, begins: bool) -> None:
-        self._agreeing = ranks if begins else None
+        # Where those outside are told, too, they and the ranks of the placement are told at once.
+        self._agreeing = [*self._agreeing, ranks] if begins else self._agreeing[:-1]
 
     def _agreed(self, func: Any, args: tuple, kwargs: dict[str, Any], ranks: Ranks) -> Any:
         """The op as a message. What is recorded raises after it, as all ranks do."""

@@ -71,16 +71,22 @@ def raises_inside(name: str) -> bool:
     return name in _INNER or name in OPS
 
 
+def may_raise(call: Call, placement: Placement) -> bool:
+    """Whether ``call`` may raise for the values of its operands."""
+    name = call.name
+    if name not in OPS or not _may_raise(call):
+        return False
+    # A GPU divides by zero, and ends the process for an index out of range.
+    return placement.type == "cpu" or name not in _LOOK_UPS | DIVISIONS
+
+
 def may_differ(call: Call, ins: Sequence[NdSbp], by_form: bool, placement: Placement) -> bool:
     """Whether ``call``, on operands that lie as ``ins``, may raise on some ranks and not on others.
 
     ``by_form``: a form runs it, which looks at this rank's part of a mask that is broadcast.
     """
-    name = call.name
-    if name not in OPS or not _may_raise(call):
+    if not may_raise(call, placement):
         return False
-    if placement.type != "cpu" and name in _LOOK_UPS | DIVISIONS:
-        return False  # a GPU divides by zero, and ends the process for an index out of range
     if _leaves_out(call, ins, placement):
         return True
     deciding = _deciding(call)

@@ -18,7 +18,7 @@ from ...rules.candidates import candidates
 from ...rules.choose import Choice, choose
 from ...rules.fused_reduce_scatter import FORM as FUSED_REDUCE_SCATTER
 from ...rules.fused_reduce_scatter import joins_sum
-from ...rules.raising import IN_BACKWARD, may_differ, may_differ_in_backward
+from ...rules.raising import IN_BACKWARD, may_differ, may_differ_in_backward, may_raise
 from ...rules.signature import Call, Operand
 from ...spec import Layout, TensorSpec
 from ..plans.arguments import tensors_of, with_tensors
@@ -201,6 +201,7 @@ class _Planning:
         plan.may_differ = not self.outside and may_differ(
             self.call, choice.ins, by_form, self.placement
         )
+        plan.tells_world = self._tells_world(plan, data_dependent)
         self._box(plan, [Layout.of(self.placement, sbp) for sbp in choice.ins])
         plan.may_differ_in_backward = not self.outside and may_differ_in_backward(
             self.call, choice.ins, self.placement
@@ -277,7 +278,9 @@ class _Planning:
         made = None if self.covers_world else on_meta(self.function.run, self.call)
         plan.kept = kept and not is_refusal(made)
         mistold = self.placement.type == "cpu" and self.call.name in MISTOLD
-        plan.follow = self._follow(plan, None, mistold or isinstance(made, Exception))
+        unknown = mistold or isinstance(made, Exception)
+        plan.follow = self._follow(plan, None, unknown)
+        plan.tells_world = self._tells_world(plan, unknown)
         return plan.settle()
 
     # -- parts -------------------------------------------------------------------------------------
@@ -316,6 +319,12 @@ class _Planning:
         if self.call.name not in IN_BACKWARD and has_meta_backward(self.function.run, self.call):
             return outside_ranks.on_meta
         return outside_ranks.in_place_with_node if plan.inplace else outside_ranks.with_node
+
+    def _tells_world(self, plan: OnShards, unknown: bool) -> bool:
+        """Whether ranks outside are told how it went: they follow, and do next what the others do.
+        What is announced to them says so by itself."""
+        announced = unknown and not plan.inplace
+        return not (self.covers_world or announced) and may_raise(self.call, self.placement)
 
     def _exact(self, plan: OnShards) -> list[TensorSpec]:
         assert plan.choice is not None

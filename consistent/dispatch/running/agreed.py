@@ -32,20 +32,22 @@ from ...spec import Placement
 
 T = TypeVar("T")
 
+_EVERY_RANK = ", and every rank raises it."
+
 # Those who record a step: called with (the ranks that agree, True) as such an op begins, and with
 # False as it ends.
 recorders: list[Callable[[Ranks, bool], None]] = []
 
 
 def on_all(
-    placement: Placement, compute: Callable[[], T], is_told: Callable[[], bool] = lambda: False
+    ranks: Ranks, compute: Callable[[], T], is_told: Callable[[], bool] = lambda: False
 ) -> T:
     """``compute()``, which sends nothing. ``is_told``: whether it has told already how it went.
 
     Raises:
-        Exception: that of the first rank of ``placement`` on which it raised, on all of them.
+        Exception: that of the first one of ``ranks`` on which it raised, on all of them.
     """
-    ranks, error, out = ranks_of(placement), None, None
+    error, out = None, None
     begin(ranks)
     try:
         out = compute()
@@ -61,16 +63,16 @@ def on_all(
     return out  # type: ignore[return-value]
 
 
-def on_all_by_form(placement: Placement, compute: Callable[[], T], raises_first: bool) -> T:
+def on_all_by_form(ranks: Ranks, compute: Callable[[], T], raises_first: bool) -> T:
     """The same of what may send; where it ``raises_first``, once it sends it raises no more."""
-    guard = _Guard(current(), ranks_of(placement))
+    guard = _Guard(current(), ranks)
 
     def guarded() -> T:
         with use(guard):
             return compute()
 
     try:
-        return on_all(placement, guarded, lambda: raises_first and guard.met)
+        return on_all(ranks, guarded, lambda: raises_first and guard.met)
     except _Told as told:
         raise told.error from told.__cause__
 
@@ -79,6 +81,11 @@ def on_all_by_form(placement: Placement, compute: Callable[[], T], raises_first:
 def ranks_of(placement: Placement) -> Ranks:
     """The ranks of a placement, in its order."""
     return tuple(placement.ranks.ravel().tolist())
+
+
+def all_ranks() -> Ranks:
+    """Those of the world."""
+    return tuple(range(current().size))
 
 
 def tell(error: Exception | None, ranks: Ranks) -> None:
@@ -102,7 +109,7 @@ def _heed(notes: list[bytes], ranks: Ranks, error: Exception | None) -> None:
 
 def told_by(rank: int) -> str:
     """What is added to the text of an error that all ranks raise."""
-    return f"\n  Rank {rank} met this in its part of the values, and every rank raises it."
+    return f"\n  Rank {rank} met this in its part of the values{_EVERY_RANK}"
 
 
 def note_of(error: Exception) -> bytes:
@@ -117,7 +124,7 @@ def note_of(error: Exception) -> bytes:
 def error_of(note: bytes, more: str = "") -> Exception:
     """The error that ``note_of`` was given on another rank, with ``more`` after its text."""
     kind, text = pickle.loads(note)
-    text += more
+    text += "" if text.endswith(_EVERY_RANK) else more
     try:
         return kind(text)
     except Exception:  # it takes other arguments

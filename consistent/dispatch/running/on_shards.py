@@ -9,9 +9,12 @@ from typing import Any
 
 import torch
 
+from mirrored.transports.default import current
+
 from ...forms import FORMS, RAISE_FIRST, Shards
 from ...movement import check_mode
 from ...movement.differentiable import box
+from ...movement.world import is_apart
 from ...rules.choose import Choice
 from ...rules.raising import DIVISIONS
 from ...rules.signature import Call
@@ -41,7 +44,7 @@ from ..plans.shards import (
     whole_result,
 )
 from . import moved_views
-from .agreed import on_all, on_all_by_form
+from .agreed import all_ranks, on_all, on_all_by_form, ranks_of
 from .operands import box_operands
 from .outside_ranks import Follow
 from .refused_gradients import watched
@@ -71,6 +74,7 @@ class OnShards(Plan):
         self.follow: Follow | None = None  # what is done in place of just computing
         self.may_differ = False  # it may raise on some ranks and not on others
         self.may_differ_in_backward = False
+        self.tells_world = False  # it may raise, and ranks outside follow, who see no values
 
     @property
     def is_whole(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -96,7 +100,7 @@ class OnShards(Plan):
     def settle(self) -> OnShards:
         """Say how the hook runs this plan, once it is complete."""
         self.adopts = bool(self.adopt)
-        if not (self.may_differ or self.may_differ_in_backward):
+        if not (self.may_differ or self.tells_world or self.may_differ_in_backward):
             once_boxed = BOXED if self.is_one_call_once_boxed else RUN
             self.way = FAST if self.is_one_call else once_boxed
         return self
@@ -160,16 +164,24 @@ class OnShards(Plan):
             # tensor are the logical ones.
             tensors = [plain(t) for t in tensors]
         compute = partial(self.compute, tensors, args, kwargs)
-        if self.may_differ and not (self.name in DIVISIONS and _any_floats(tensors)):
-            form = None if self.choice is None else self.choice.form
-            if form is None:
-                compute = partial(on_all, self.placement, compute)
-            else:
-                first = form in RAISE_FIRST
-                compute = partial(on_all_by_form, self.placement, compute, first)
+        may_raise = not (self.name in DIVISIONS and _any_floats(tensors))
+        # Rank -1 is none: a program is captured.
+        world = may_raise and self.tells_world and not is_apart() and current().rank >= 0
+        if may_raise and self.may_differ:
+            compute = self._agreed(compute, world)
         if self.may_differ_in_backward:
             compute = partial(watched, self.placement, compute)
-        return compute() if self.follow is None else self.follow(compute, tensors)
+        if self.follow is not None:
+            compute = partial(self.follow, compute, tensors)
+        return on_all(all_ranks(), compute) if world else compute()
+
+    def _agreed(self, compute: Callable[[], Any], world: bool) -> Callable[[], Any]:
+        """``compute``, after which the ranks of the placement tell each other how it went. Where
+        the ``world`` does so, those of a form meet before that, since it sends."""
+        ranks, form = ranks_of(self.placement), None if self.choice is None else self.choice.form
+        if form is not None:
+            return partial(on_all_by_form, ranks, compute, form in RAISE_FIRST)
+        return compute if world else partial(on_all, ranks, compute)
 
     def compute(self, tensors: list, args: tuple, kwargs: dict) -> Any:
         """The op on shards that have the planned layouts."""

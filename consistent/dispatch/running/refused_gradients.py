@@ -10,6 +10,9 @@ So ``backward()`` raises the same on all of them, and a program that catches it 
 is done for the ops of ``rules/raising.py`` that refuse values in backward. Only a hook before a
 node and one after it can be had: after a node that raises the next code of ours is where the engine
 was called.
+
+Ranks outside the placement have other nodes and are not told. They learn of it when they
+communicate with those that were: from then on nothing that the two send each other fits.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -24,9 +28,11 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from mirrored.comm import Ranks
+from mirrored.transports import failures
 from mirrored.transports.default import current
 from mirrored.transports.failures import is_shared, raised_together
 
+from ...movement.world import is_apart
 from ...spec import Placement
 from .agreed import begin, end, ranks_of, tell, told_by
 
@@ -52,13 +58,13 @@ def watched(placement: Placement, compute: Callable[[], T]) -> T:
     """``compute()``; in backward the ranks of ``placement`` will tell each other how its nodes
     went."""
     first = torch._C._autograd._get_sequence_nr()  # pyright: ignore[reportAttributeAccessIssue]
-    out = compute()
+    out, ranks = compute(), ranks_of(placement)
     for node in _made_since(first, out):
         if node.name() in NODES:
-            node.register_prehook(partial(_begins, ranks_of(placement)))
+            node.register_prehook(partial(_begins, ranks))
             node.register_hook(_went_well)
         elif node.name() in PUTTING_OFF:
-            node.register_hook(partial(_put_off_alike, ranks_of(placement)))
+            node.register_hook(partial(_put_off_alike, ranks))
     return out
 
 
@@ -69,7 +75,19 @@ def run(engine: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     except BaseException as error:
         ranks = _ends()
         if ranks is not None and isinstance(error, Exception) and not is_shared(error):
-            tell(error, ranks)
+            with _unknown_to_others(ranks):
+                tell(error, ranks)
+        raise
+
+
+@contextmanager
+def _unknown_to_others(ranks: Ranks) -> Iterator[None]:
+    """What is raised inside, all ``ranks`` raise, and no rank outside."""
+    try:
+        yield
+    except Exception:
+        if len(ranks) < current().size and not is_apart():
+            failures.add()
         raise
 
 
@@ -92,7 +110,8 @@ def _begins(ranks: Ranks, grads: Any) -> None:
 def _went_well(*grads: Any) -> None:
     ranks = _ends()
     if ranks is not None:
-        tell(None, ranks)
+        with _unknown_to_others(ranks):
+            tell(None, ranks)
 
 
 def _put_off_alike(ranks: Ranks, found: tuple[Any, ...], _: Any) -> tuple[Any, ...] | None:
@@ -103,7 +122,8 @@ def _put_off_alike(ranks: Ranks, found: tuple[Any, ...], _: Any) -> tuple[Any, .
     for rank, note in zip(ranks, notes, strict=True):
         for index, text in pickle.loads(note).items():
             said = text + told_by(rank)
-            found = (*found[:index], _Refused.apply(found[index], said), *found[index + 1 :])
+            refused = _Refused.apply(found[index], said, ranks)
+            found = (*found[:index], refused, *found[index + 1 :])
     return found
 
 
@@ -124,13 +144,14 @@ class _Refused(torch.autograd.Function):
     """Passes a tensor on that has no derivative, as torch says in ``text``."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, text: str) -> torch.Tensor:
-        ctx.text = text
+    def forward(ctx: Any, x: torch.Tensor, text: str, ranks: Ranks) -> torch.Tensor:
+        ctx.text, ctx.ranks = text, ranks
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        raise RuntimeError(raised_together(ctx.text))
+        with _unknown_to_others(ctx.ranks):
+            raise RuntimeError(raised_together(ctx.text))
 
 
 def _ends() -> Ranks | None:

@@ -14,8 +14,8 @@ from tests.consistent.dispatch.running.test_agreed import on_every_rank_alike, r
 from tests.ranks import close_pools, on_ranks, pool
 
 
-def _leaf(values: list[float], sbp: Any) -> Any:
-    placement = consistent.placement("cpu", range(current().size))
+def _leaf(values: list[float], sbp: Any, ranks: Any = None) -> Any:
+    placement = consistent.placement("cpu", range(current().size) if ranks is None else ranks)
     return consistent.distribute(torch.tensor(values), placement, sbp).requires_grad_()
 
 
@@ -27,8 +27,8 @@ def test_anomaly_mode_raises_on_all_ranks_what_one_has_found(rank: int) -> None:
     plain = torch.tensor(values, requires_grad=True)
     with torch.autograd.set_detect_anomaly(True):
         expected = raised(lambda: (plain.sqrt() * 0).sum().backward())
-        for sbp in (S(0), B):
-            x = _leaf(values, sbp)
+        for sbp, ranks in ((S(0), None), (B, None), (S(0), [0]), (S(0), [1, 0]), (B, [1])):
+            x = _leaf(values, sbp, ranks)
             mine = raised(lambda x=x: (x.sqrt() * 0).sum().backward())
             assert expected and mine and mine[0] == expected[0]
             assert mine[1].startswith(expected[1]), (mine, expected)
