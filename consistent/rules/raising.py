@@ -59,9 +59,11 @@ _OF_A_PHASE = _NORMS | frozenset(
 # Where its own graph is asked for (``create_graph``), backward solves with a matrix that forward
 # took although it is singular.
 _SOLVED_IN_BACKWARD = frozenset("logdet slogdet linalg_slogdet linalg_solve_ex".split())
+# That of a determinant solves, too, or has singular vectors of a matrix that is singular.
+_DETERMINANTS = frozenset("det linalg_det".split())
 # Products of several items have no second derivative where two of them are zero.
 _PRODUCTS = frozenset("index_reduce scatter_reduce".split())
-IN_BACKWARD = _OF_A_PHASE | _SOLVED_IN_BACKWARD | _PRODUCTS
+IN_BACKWARD = _OF_A_PHASE | _SOLVED_IN_BACKWARD | _DETERMINANTS | _PRODUCTS
 _LOOK_UPS = _BY_SECOND | _BY_REST | _BY_SUBSCRIPT
 OPS = _BY_ALL | _LOOK_UPS | DIVISIONS | _CHECKED_IF_ASKED | _NORMS
 
@@ -99,9 +101,11 @@ def may_differ_in_backward(call: Call, ins: Sequence[NdSbp], placement: Placemen
     """Whether its backward may raise on some ranks and not on others."""
     if call.name in _PRODUCTS and "prod" not in (*call.args, *call.kwargs.values()):
         return False
-    if call.name in _SOLVED_IN_BACKWARD | _PRODUCTS:
-        return any(_differs(sbp, placement) for sbp in ins) or _leaves_out(call, ins, placement)
-    if call.name not in _OF_A_PHASE or placement.size == 1 or not _may_raise(call):
+    if call.name in _SOLVED_IN_BACKWARD | _DETERMINANTS | _PRODUCTS and (
+        any(_differs(sbp, placement) for sbp in ins) or _leaves_out(call, ins, placement)
+    ):
+        return True
+    if call.name not in _OF_A_PHASE | _DETERMINANTS or placement.size == 1 or not _may_raise(call):
         return False
     # Gradients differ also where values are the same: they are P.
     gives_complex = call.name in ("linalg_eig", "linalg_eigvals")

@@ -170,7 +170,7 @@ class OnShards(Plan):
         if may_raise and self.may_differ:
             compute = self._agreed(compute, world)
         if self.may_differ_in_backward:
-            compute = partial(watched, self.placement, compute)
+            compute = partial(watched, self.placement, compute, tensors[0])
         if self.follow is not None:
             compute = partial(self.follow, compute, tensors)
         return on_all(all_ranks(), compute) if world else compute()

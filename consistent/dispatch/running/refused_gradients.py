@@ -34,17 +34,23 @@ from mirrored.transports.failures import is_shared, raised_together
 
 from ...movement.world import is_apart
 from ...spec import Placement
-from .agreed import begin, end, ranks_of, tell, told_by
+from ..plans.shards import HookOff, plain
+from .agreed import begin, end, on_all, ranks_of, tell, told_by
 
 T = TypeVar("T")
 
 # Nodes of autograd that refuse values. What torch's engine calls them, for an op may make several.
-NODES = frozenset(f"Linalg{kind}Backward0" for kind in ("Eig", "Eigh", "Svd", "Slogdet", "SolveEx"))
+NODES = frozenset(
+    f"Linalg{kind}Backward0" for kind in ("Eig", "Eigh", "Svd", "Det", "Slogdet", "SolveEx")
+)
 
 # Nodes that put an error off: where values are refused a second backward, torch puts a node that
 # raises behind the gradient, and so into one rank's graph alone.
 PUTTING_OFF = frozenset({"IndexReduceBackward0", "ScatterReduceBackward0"})
 _PUT_OFF = "torch::autograd::Error"
+
+# Nodes whose gradient has a graph that depends on values, so that ranks have other nodes in it.
+_DETERMINANT = "LinalgDetBackward0"
 
 
 class _Thread(threading.local):
@@ -54,9 +60,9 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def watched(placement: Placement, compute: Callable[[], T]) -> T:
-    """``compute()``; in backward the ranks of ``placement`` will tell each other how its nodes
-    went."""
+def watched(placement: Placement, compute: Callable[[], T], operand: torch.Tensor) -> T:
+    """``compute()``, of ``operand`` first; in backward the ranks of ``placement`` will tell each
+    other how its nodes went."""
     first = torch._C._autograd._get_sequence_nr()  # pyright: ignore[reportAttributeAccessIssue]
     out, ranks = compute(), ranks_of(placement)
     for node in _made_since(first, out):
@@ -65,6 +71,8 @@ def watched(placement: Placement, compute: Callable[[], T]) -> T:
             node.register_hook(_went_well)
         elif node.name() in PUTTING_OFF:
             node.register_hook(partial(_put_off_alike, ranks))
+        if node.name() == _DETERMINANT and operand.is_complex():
+            node.register_hook(partial(_as_one_node, ranks, plain(operand)))
     return out
 
 
@@ -152,6 +160,45 @@ class _Refused(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         with _unknown_to_others(ctx.ranks):
             raise RuntimeError(raised_together(ctx.text))
+
+
+def _as_one_node(
+    ranks: Ranks, matrices: torch.Tensor, found: tuple[Any, ...], given: tuple[Any, ...]
+) -> tuple[Any, ...] | None:
+    """The gradient of a determinant with a graph of one node, which is the same on all ranks."""
+    if not torch.is_grad_enabled() or found[0] is None:
+        return None
+    return _OfDeterminant.apply(found[0].detach(), matrices, given[0], ranks), *found[1:]
+
+
+class _OfDeterminant(torch.autograd.Function):
+    """``found``: the gradient of the determinant of ``x``, given ``grad``. Its backward is torch's,
+    after which the ranks tell each other how it went."""
+
+    @staticmethod
+    def forward(ctx: Any, found: Any, x: Any, grad: Any, ranks: Ranks) -> torch.Tensor:
+        ctx.save_for_backward(x, grad)
+        ctx.ranks = ranks
+        return found.view_as(found)
+
+    @staticmethod
+    def backward(ctx: Any, *given: Any) -> Any:
+        again, saved = torch.is_grad_enabled(), ctx.saved_tensors
+
+        def compute() -> tuple[Any, ...]:
+            with torch.enable_grad(), HookOff():
+                x, grad = (y.view_as(y) if again and y.requires_grad else _leaf(y) for y in saved)
+                (found,) = torch.autograd.grad(torch.linalg.det(x), x, grad, create_graph=True)
+                return torch.autograd.grad(
+                    found, (x, grad), given[0], create_graph=again, allow_unused=True
+                )
+
+        with _unknown_to_others(ctx.ranks):
+            return None, *on_all(ctx.ranks, compute), None
+
+
+def _leaf(x: torch.Tensor) -> torch.Tensor:
+    return x.detach().requires_grad_()
 
 
 def _ends() -> Ranks | None:

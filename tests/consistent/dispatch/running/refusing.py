@@ -18,13 +18,14 @@ _AXES = (1, 2)
 @dataclass(frozen=True)
 class Refusal:
     """``times``: of backward, of which the last one refuses; ``bad``: the matrix that it refuses,
-    else it refuses a gradient of NaN."""
+    with a gradient of NaN if ``by_both``; else it refuses a gradient of NaN alone."""
 
     name: str
     run: Callable[..., Any]
     times: int = 1
     bad: torch.Tensor | None = None
     dtype: torch.dtype = torch.complex128
+    by_both: bool = False
 
     def values(self, is_bad: bool) -> torch.Tensor:
         """The operand, of one process."""
@@ -38,7 +39,7 @@ class Refusal:
     def weight(self, is_bad: bool) -> torch.Tensor:
         """What gradients are multiplied by, for each row."""
         weight = torch.arange(1.0, 1.0 + ROWS, dtype=torch.float64)
-        if is_bad and self.bad is None:
+        if is_bad and (self.bad is None or self.by_both):
             weight[-1] = float("nan")
         return weight
 
@@ -101,4 +102,14 @@ def _products() -> tuple[Refusal, ...]:
     return tuple(Refusal(name, run, 2, zeros, torch.float64) for name, run in runs.items())
 
 
-REFUSALS = (*_phases(), *_solved(), *_products())
+def _determinants() -> tuple[Refusal, ...]:
+    runs, unknown = {"det": torch.det, "linalg_det": la.det}, torch.zeros(3, 3)
+    unknown[0, 1] = float("nan")
+    return (
+        *(Refusal(name, run, 2, torch.zeros(3, 3), by_both=True) for name, run in runs.items()),
+        *(Refusal(name, run, bad=unknown) for name, run in runs.items()),
+        *(Refusal(name, run, bad=unknown, dtype=torch.float64) for name, run in runs.items()),
+    )
+
+
+REFUSALS = (*_phases(), *_solved(), *_determinants(), *_products())
