@@ -53,7 +53,7 @@ def install(
             install_ahead(module, laid)
     from .owned.matrix_step import install_known
 
-    install_known()
+    install_known(module)
     if any(each.step != each.sbp or each.grad != each.sbp for each in layouts):
         from .sharded_step import install_step
 

@@ -100,16 +100,16 @@ def around_closure(
     args: tuple, kwargs: dict, out: Callable[[], None], back: Callable[[], None]
 ) -> tuple[tuple, dict] | None:
     """The arguments of a step, of which the closure runs between ``out`` and ``back``: it computes
-    a loss, and so it sees the parameters as they lie. None if there is no closure."""
+    a loss, and so it sees the parameters as they lie, and they stay so if it raises. None if
+    there is no closure."""
 
     def outside(closure: Callable[[], Any]) -> Callable[[], Any]:
         @wraps(closure)
         def run_closure() -> Any:
             out()
-            try:
-                return closure()
-            finally:
-                back()
+            loss = closure()
+            back()
+            return loss
 
         return run_closure
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from ...dispatch.plans.shards import is_global
@@ -98,7 +99,7 @@ def _install(optimizer: Any) -> None:
     optimizer.register_state_dict_post_hook(tell)
     optimizer.__dict__["_innermost"] = before, after
     optimizer.step = types.MethodType(_guarded(optimizer.step), optimizer)
-    install_known()
+    _watch()
 
 
 def _guarded(step: Any) -> Callable[..., Any]:
@@ -168,26 +169,38 @@ def leave(optimizer: Any) -> None:
 # -- by itself -------------------------------------------------------------------------------------
 
 
-def install_known() -> None:
-    """From now on optimizers that are known to need whole matrices step so by themselves."""
+_PLANNED = "_has_a_plan"  # name of a parameter's attribute
+
+
+def install_known(module: nn.Module) -> None:
+    """From now on optimizers of this module's parameters that are known to need whole matrices step
+    so by themselves."""
+    params: list[Any] = list(module.parameters())
+    for param in params:
+        if is_global(param):
+            param.__dict__[_PLANNED] = True
+    _watch()
+
+
+def _watch() -> None:
     sharded_step.install_hooks()
-    if _choose not in sharded_step.first:
-        sharded_step.first.append(_choose)
+    if _look not in sharded_step.first:
+        sharded_step.first.append(_look)
 
 
-def _choose(optimizer: Any) -> None:
+def _look(optimizer: Any) -> None:
     """Called before each step of any optimizer."""
-    if "_innermost" in optimizer.__dict__:
-        _keep_innermost(optimizer)
-    elif optimizer.__dict__.get("_looked_at") is None:
-        params = [p for group in optimizer.param_groups for p in group["params"]]
-        laid = [p for p in params if is_global(p)]
-        if laid:
+    if "_innermost" not in optimizer.__dict__ and "_looked_at" not in optimizer.__dict__:
+        params = [p for group in optimizer.param_groups for p in group["params"] if is_global(p)]
+        if params:
             optimizer.__dict__["_looked_at"] = True
-            is_split = any(p.placement.size > 1 for p in laid)
-            if is_split and (_is_known(optimizer) or _is_owned(optimizer)):
+            is_known = _is_known(optimizer) and any(_PLANNED in p.__dict__ for p in params)
+            if any(p.placement.size > 1 for p in params) and (is_known or _is_owned(optimizer)):
                 matrix_step(optimizer)
-                _keep_innermost(optimizer)
+    if "_innermost" in optimizer.__dict__:
+        before, after = optimizer.__dict__["_innermost"]
+        optimizer._optimizer_step_pre_hooks.move_to_end(before)
+        optimizer._optimizer_step_post_hooks.move_to_end(after, last=False)
 
 
 def _is_known(optimizer: Any) -> bool:
@@ -198,9 +211,3 @@ def _is_known(optimizer: Any) -> bool:
 def _is_owned(optimizer: Any) -> bool:
     """Whether owners have its state: so do those of a copy, which keeps no hooks."""
     return any(isinstance(state, OwnedState) for state in optimizer.state.values())
-
-
-def _keep_innermost(optimizer: Any) -> None:
-    before, after = optimizer.__dict__["_innermost"]
-    optimizer._optimizer_step_pre_hooks.move_to_end(before)
-    optimizer._optimizer_step_post_hooks.move_to_end(after, last=False)

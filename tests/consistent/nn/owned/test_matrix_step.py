@@ -476,6 +476,23 @@ def test_an_error_of_one_owner_is_raised_on_all_ranks_and_nothing_changes(rank: 
 
 
 @on_ranks(2)
+def test_an_error_of_a_closure_leaves_all_as_it_lies(rank: int) -> None:
+    def failing() -> None:
+        raise ValueError("no loss")
+
+    for plan in ("zero1", "zero3"):
+        for way in (matrix_step, lambda optimizer: optimizer):
+            model: Any = consistent.parallelize(nn.Linear(4, 4), Placement("cpu", [0, 1]), plan)
+            optimizer = way(O.AdamW(model.parameters()))
+            lies = model.weight.sbp
+            model(torch.ones(2, 4)).sum().backward()
+            with pytest.raises(ValueError, match="no loss"):
+                optimizer.step(failing)
+            assert type(model.weight) is consistent.GlobalTensor and model.weight.sbp == lies
+            optimizer.step()
+
+
+@on_ranks(2)
 def test_what_no_owner_can_step_says_so_on_all_ranks(rank: int) -> None:
     placement = Placement("cpu", [0, 1])
     model = consistent.parallelize(
