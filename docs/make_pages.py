@@ -21,7 +21,8 @@ from tests.docs.blocks import written  # noqa: E402
 
 PAGES = (
     "adding_an_op", "checkpoints", "coming_from", "compile", "concepts", "five_minutes", "how_do_i",
-    "index", "moving", "pipelines", "planning", "reports", "when_it_goes_wrong",
+    "index", "moving", "pipelines", "planning", "recipes", "reports",
+    "when_it_goes_wrong",
 )  # fmt: skip
 
 

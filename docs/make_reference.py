@@ -7,6 +7,8 @@ A page says by a comment whose signature and docstring stand below it, and where
 <!-- end -->
 <!-- ::: consistent.GlobalTensor register_hook backward -->    of a class these methods only
 <!-- end -->
+<!-- ::: consistent.integrations.transformers.Trainer . -->    and none of them
+<!-- end -->
 ```
 """
 
@@ -42,8 +44,9 @@ def written(page: str) -> str:
     end, parts = 0, []
     for match in _ENTRY.finditer(page):
         above = _HEADING.findall(_ENTRY.sub("", page[: match.start()]))
-        members = (match[2] or "").split()
-        shown = "\n\n".join(entry(match[1], len(above[-1]) + 1, members or None))
+        asked = (match[2] or "").split()
+        members = [each for each in asked if each != "."] if asked else None
+        shown = "\n\n".join(entry(match[1], len(above[-1]) + 1, members))
         mark = match[0].partition("\n")[0]
         parts += [page[end : match.start()], f"{mark}\n\n{shown}\n\n<!-- end -->"]
         end = match.end()
@@ -183,7 +186,8 @@ def _items(head: str, text: str) -> str:
     lines = []
     for line in text.splitlines():
         match = re.match(r"(\*{0,2}\w[\w, .*]*): (.*)", line)
-        lines.append(f"* `{match[1]}`: {match[2]}" if match else line)
+        names = ", ".join(f"`{name}`" for name in match[1].split(", ")) if match else ""
+        lines.append(f"* {names}: {match[2]}" if match else line)
     return _quoted("\n".join(lines))
 
 

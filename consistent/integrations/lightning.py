@@ -35,6 +35,7 @@ class GlobalStrategy(SingleDeviceStrategy):
     Args:
         placement, plan: as of ``consistent.parallelize``.
         sbp, whole, pad: as of ``consistent.data.loader``.
+        options: of Lightning's ``SingleDeviceStrategy``.
     """
 
     strategy_name = "consistent"

@@ -32,6 +32,7 @@ class GlobalTensors:
     """What a Trainer does otherwise.
 
     Args:
+        args, options: of ``transformers.Trainer``.
         placement, plan: as of ``consistent.parallelize``; without a placement all ranks, on CPU.
         sbp: of the batches; without it S(0) on the first axis.
         whole: every rank reads and collates the batch whole, which gives one process's batches
