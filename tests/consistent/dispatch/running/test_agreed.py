@@ -16,7 +16,7 @@ from consistent.dispatch.plans.plan import clear_plans, watchers
 from consistent.rules.raising import OPS
 from mirrored.transports.counting import counting
 from mirrored.transports.default import current
-from tests.consistent.dispatch.running.raising import CASES, GONE, Case
+from tests.consistent.dispatch.running.raising import CASES, LEFT_OUT, Case
 from tests.mirrored.kinds import run
 from tests.ranks import on_ranks
 
@@ -83,7 +83,7 @@ def _each_op_raises(rank: int) -> None:
         on_every_rank_alike((case.name, mine))
         assert laid(CASES[0], False)[0].sum().item() == pytest.approx(CASES[0].good[0].sum().item())
         checked |= {plan.name for plan in plans if getattr(plan, "may_differ", False)}
-    assert checked == OPS - ALIKE - CRASH - GONE
+    assert checked == OPS - ALIKE - CRASH - LEFT_OUT
 
 
 @on_ranks(2)
