@@ -28,7 +28,14 @@ constexpr auto kPause = std::chrono::milliseconds(1);
 constexpr auto kIdlePause = std::chrono::milliseconds(5);
 constexpr int kIdle = 40;
 constexpr double kFlush_s = 5;
+constexpr double kHandedOver_s = 0.5;  // within which a connection that was made is known here
+constexpr char kClosed[] = "Connection closed by peer";
 constexpr char kOtherLength[] = "a message has another length";
+
+// Bytes that are sent, and then received, before the other is looked at: so that the kernel's copy
+// of them is still in a cache when the other side reads it.
+constexpr size_t kTurn = 256 * 1024;
+constexpr int kTurns = 64;  // of the thread, in one look
 
 struct Header {
   uint32_t tag;
@@ -48,7 +55,8 @@ bool in_a_moment(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
 
 struct Sockets::Peer {
   int out = -1, in = -1;
-  std::string lost;  // why it cannot be reached any more
+  std::string lost;   // why it cannot be reached any more
+  double gone_s = 0;  // when its end was noted
 
   std::deque<std::shared_ptr<Message>> going;
   size_t sent = 0;  // bytes of the first one, its header included
@@ -136,13 +144,15 @@ void Sockets::finish(Message& message) {
   message.done.store(true, std::memory_order_release);
 }
 
-void Sockets::pump_out(Peer& peer) {
-  while (!peer.going.empty() && peer.lost.empty() && peer.out >= 0) {
+// Whether something could be sent.
+bool Sockets::pump_out(Peer& peer) {
+  size_t moved = 0;
+  while (moved < kTurn && !peer.going.empty() && peer.lost.empty() && peer.out >= 0) {
     Message& first = *peer.going.front();
     Header header{first.tag, 0, first.bytes};
     const size_t skipped = std::min(peer.sent, sizeof header), at = peer.sent - skipped;
     iovec parts[] = {{reinterpret_cast<char*>(&header) + skipped, sizeof header - skipped},
-                     {first.data + at, first.bytes - at}};
+                     {first.data + at, std::min(first.bytes - at, kTurn)}};
     msghdr all{};
     all.msg_iov = parts;
     all.msg_iovlen = 2;
@@ -150,14 +160,16 @@ void Sockets::pump_out(Peer& peer) {
     if (count < 0) {
       if (errno == EINTR) continue;
       if (!in_a_moment(errno)) peer.lost = strerror(errno);
-      return;
+      break;
     }
+    moved += size_t(count);
     peer.sent += size_t(count);
     if (peer.sent < sizeof header + first.bytes) continue;
     peer.sent = 0;
     finish(first);
     peer.going.pop_front();
   }
+  return moved != 0;
 }
 
 // Looks where the message goes that begins to arrive. False if it has to wait: nobody has asked for
@@ -187,23 +199,30 @@ bool Sockets::got(Peer& peer, long count) {
     peer.read += size_t(count);
     return true;
   }
-  if (count == 0) peer.lost = "Connection closed by peer";
+  if (count == 0) peer.lost = kClosed;
   if (count < 0 && errno != EINTR && !in_a_moment(errno)) peer.lost = strerror(errno);
-  return count < 0 && errno == EINTR;
+  return false;
 }
 
-void Sockets::pump_in(Peer& peer, bool keeps) {
-  while (peer.in >= 0 && peer.lost.empty()) {
+// Whether something could be received.
+bool Sockets::pump_in(Peer& peer, bool keeps) {
+  size_t moved = 0;
+  while (moved < kTurn && peer.in >= 0 && peer.lost.empty()) {
     if (peer.read < sizeof peer.header) {
       char* to = reinterpret_cast<char*>(&peer.header) + peer.read;
-      if (!got(peer, recv(peer.in, to, sizeof peer.header - peer.read, MSG_DONTWAIT))) return;
+      const ssize_t count = recv(peer.in, to, sizeof peer.header - peer.read, MSG_DONTWAIT);
+      if (!got(peer, count)) break;
+      moved += size_t(count);
       continue;
     }
-    if (!peer.filled && !begin(peer, keeps)) return;
+    if (!peer.filled && !begin(peer, keeps)) break;
     const size_t there = peer.read - sizeof peer.header;
     if (there < peer.filled->bytes) {
       char* to = peer.filled->data + there;
-      if (!got(peer, recv(peer.in, to, peer.filled->bytes - there, MSG_DONTWAIT))) return;
+      const size_t most = std::min(peer.filled->bytes - there, kTurn);
+      const ssize_t count = recv(peer.in, to, most, MSG_DONTWAIT);
+      if (!got(peer, count)) break;
+      moved += size_t(count);
       continue;
     }
     if (peer.kept_memory) {
@@ -225,13 +244,14 @@ void Sockets::pump_in(Peer& peer, bool keeps) {
     peer.kept_memory = nullptr;
     peer.read = 0;
   }
+  return moved != 0;
 }
 
 // Sends and receives what is possible. With `keeps` also what nobody has asked for yet: it may
-// stand before a message that is waited for.
-void Sockets::look(Peer& peer, bool keeps) {
-  if (keeps || peer.filled || !peer.asked.empty()) pump_in(peer, keeps);
-  pump_out(peer);
+// stand before a message that is waited for. Whether there was something.
+bool Sockets::look(Peer& peer, bool keeps) {
+  const bool came = (keeps || peer.filled || !peer.asked.empty()) && pump_in(peer, keeps);
+  return pump_out(peer) || came;
 }
 
 void Sockets::wait(const Messages& messages) {
@@ -247,13 +267,16 @@ void Sockets::wait(const Messages& messages) {
   const double begin = now_s();
   std::vector<bool> waited_for(peers_.size());
   for (int k = 0;; ++k) {
+    bool moved = false;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       std::fill(waited_for.begin(), waited_for.end(), false);
       for (const auto& message : messages) {
         if (!here(message)) waited_for[message->rank] = true;
       }
-      for (size_t rank = 0; rank < peers_.size(); ++rank) look(*peers_[rank], waited_for[rank]);
+      for (size_t rank = 0; rank < peers_.size(); ++rank) {
+        moved |= look(*peers_[rank], waited_for[rank]);
+      }
       for (const auto& message : messages) {
         const std::string& lost = peers_[message->rank]->lost;
         if (!here(message) && !lost.empty()) {
@@ -262,6 +285,7 @@ void Sockets::wait(const Messages& messages) {
       }
     }
     if (std::all_of(messages.begin(), messages.end(), here)) return;
+    if (moved) continue;
     const double waited = now_s() - begin;
     if (k < kLooks || waited < kLooking_s) {
       sched_yield();
@@ -281,8 +305,8 @@ void Sockets::sleep(const Messages& messages, double waited_s) {
       const Peer& peer = *peers_[message->rank];
       if (peer.in >= 0) files.push_back({peer.in, POLLIN, 0});
       // The other side sends nothing by it: if it can be read, its process has ended.
-      const short leaves = peer.going.empty() ? POLLRDHUP : POLLRDHUP | POLLOUT;
-      if (peer.out >= 0) files.push_back({peer.out, leaves, 0});
+      const bool looks_for_end = peer.in < 0 && peer.gone_s == 0;
+      if (peer.out >= 0 && looks_for_end) files.push_back({peer.out, POLLRDHUP, 0});
     }
     for (const auto& peer : peers_) {
       if (peer->out >= 0 && !peer->going.empty()) files.push_back({peer->out, POLLOUT, 0});
@@ -296,15 +320,18 @@ void Sockets::sleep(const Messages& messages, double waited_s) {
   if (callbacks_.interrupted()) throw std::runtime_error("it was interrupted");
   if (waited_s > timeout_s_) throw std::runtime_error("Timed out waiting");
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto& message : messages) {
-    Peer& peer = *peers_[message->rank];
-    char byte;
-    if (message->done.load(std::memory_order_acquire) || peer.out < 0) continue;
-    if (recv(peer.out, &byte, 1, MSG_DONTWAIT | MSG_PEEK) == 0) {
-      pump_in(peer, true);  // what it had sent before
-      if (!message->done.load() && peer.lost.empty()) peer.lost = "Connection closed by peer";
-    }
-  }
+  for (const auto& message : messages) note_end(*peers_[message->rank]);
+}
+
+// Notes the end of a process that has never made a connection. Any other's is known by that, when
+// all that it sent has come.
+void Sockets::note_end(Peer& peer) {
+  char byte;
+  if (peer.in >= 0 || peer.out < 0) return;
+  if (recv(peer.out, &byte, 1, MSG_DONTWAIT | MSG_PEEK) != 0) return;
+  if (peer.gone_s == 0) peer.gone_s = now_s();
+  // It may have connected, sent and ended just now.
+  if (now_s() - peer.gone_s > kHandedOver_s) peer.lost = kClosed;
 }
 
 // Lets the thread go on with what is under way, if it sleeps. The lock is held.
@@ -330,7 +357,9 @@ void Sockets::go_on() {
       lock.lock();
       if (open_.load() != 0) idle = -1;
       if (!looks) continue;  // who waits looks by itself
-      for (const auto& peer : peers_) look(*peer, false);
+      for (const auto& peer : peers_) {
+        for (int turn = 0; turn < kTurns && look(*peer, false); ++turn) continue;
+      }
     }
   });
   pthread_sigmask(SIG_SETMASK, &before, nullptr);

@@ -63,14 +63,15 @@ class Sockets {
  private:
   struct Peer;
 
-  void look(Peer& peer, bool keeps);
-  void pump_out(Peer& peer);
-  void pump_in(Peer& peer, bool keeps);
+  bool look(Peer& peer, bool keeps);
+  bool pump_out(Peer& peer);
+  bool pump_in(Peer& peer, bool keeps);
   bool begin(Peer& peer, bool keeps);
   bool got(Peer& peer, long count);
   void give(Peer& peer, Message& asked, const Message& kept);
   void finish(Message& message);
   void sleep(const Messages& messages, double waited_s);
+  void note_end(Peer& peer);
   void go_on();
 
   const double timeout_s_;
