@@ -94,8 +94,10 @@ class World:
         return self.known[name]
 
     def sockets_to(self, ranks: Ranks) -> Sockets:
-        """The sockets for messages to `ranks`. Raises RuntimeError if torch.distributed is not
-        initialised."""
+        """The sockets for messages to `ranks`. Raises RuntimeError in a child of a rank, and if
+        torch.distributed is not initialised."""
+        if self.is_childs:
+            children.refuse(self.rank, ranks)
         if self.sockets is None:
             raise RuntimeError(
                 f"torch.distributed is not initialised, and ranks {tuple(ranks)} are to "
