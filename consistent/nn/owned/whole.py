@@ -90,6 +90,7 @@ class _Item:
         self.shard = plain(param).detach()
         self.one = TensorSpec.of(owner, (B,), self.spec.shape, self.spec.dtype)
         self.is_mine = is_mine(owner)
+        self.master: Tensor | None = None
 
     def boxes(self) -> list[tuple[Tensor, Route]]:
         """The shards of the parameter and of its gradient, and where they go."""
@@ -109,7 +110,8 @@ class _Item:
     def enter(self, whole: Tensor, grad: Tensor, masters: Any) -> None:
         """On the owner the parameter is ``whole`` and has ``grad``; elsewhere it has none."""
         if masters is not None:
-            whole = masters.of(self.param, whole, self.one)
+            self.master = masters.of(self.param, whole, self.one)
+            whole = self.master.clone()  # an error leaves the copy as it was
         gradients.set_raw_grad(self.param, None)
         self.param.__dict__["_in_step"] = self
         if self.is_mine:
@@ -122,7 +124,10 @@ class _Item:
         """The value after the step; on ``meta`` where another rank has it."""
         if not self.is_mine:
             return torch.empty(self.spec.shape, dtype=self.spec.dtype, device="meta")
-        return _Base.detach(self.param).to(self.spec.dtype)
+        stepped = _Base.detach(self.param)
+        if self.master is not None:
+            self.master.copy_(stepped)
+        return stepped.to(self.spec.dtype)
 
     def leave(self) -> None:
         """Be the shard again, with the gradient of before."""

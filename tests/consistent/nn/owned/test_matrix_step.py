@@ -453,17 +453,21 @@ class Raising(O.SGD):
 @on_ranks(2, 3)
 def test_an_error_of_one_owner_is_raised_on_all_ranks_and_nothing_changes(rank: int) -> None:
     placement = Placement("cpu", list(range(current().size)))
-    for plan in ("data", "zero3"):
-        model = consistent.parallelize(
-            nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), placement, plan
-        )
+    for plan, dtype in (
+        ("data", torch.float32),
+        ("zero3", torch.float32),
+        ("zero1", torch.bfloat16),
+    ):
+        layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)).to(dtype)
+        model = consistent.parallelize(layers, placement, plan)
         optimizer = matrix_step(Raising(model.parameters(), lr=1.0))
+        if dtype is torch.bfloat16:
+            consistent.master_weights(optimizer)
         params: list[Any] = list(model.parameters())
         before = [p.detach().full().clone() for p in params]
         for p in params:
-            p.grad = consistent.full(
-                p.shape, 7.0 if p.shape == (3, 4) else 1.0, placement=placement, sbp=B
-            )
+            value = 7.0 if p.shape == (3, 4) else 1.0
+            p.grad = consistent.full(p.shape, value, placement=placement, sbp=B, dtype=dtype)
         with pytest.raises(ValueError, match=r"a 7 in \(3, 4\)"):
             optimizer.step()
         assert {type(p) for p in params} == {consistent.GlobalTensor}
@@ -472,7 +476,7 @@ def test_an_error_of_one_owner_is_raised_on_all_ranks_and_nothing_changes(rank: 
             p.grad.fill_(1.0)
         optimizer.step()
         for p, x in zip(params, before, strict=True):
-            assert torch.equal(p.detach().full(), x - 1.0)
+            assert torch.equal(p.detach().full(), (x.float() - 1.0).to(dtype))
 
 
 @on_ranks(2)
