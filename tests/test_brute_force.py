@@ -10,8 +10,9 @@ import torch
 
 from consistent.rules import Call, Row, Signature, table
 from consistent.spec import B, P, S, Sbp
-from tests.brute_force import check, gather, missing, scatter
+from tests.brute_force import check, missing
 from tests.consistent.rules.examples.numbers import real
+from tests.reference import cut, join
 
 
 def _claim(monkeypatch: pytest.MonkeyPatch, name: str, ins: Sequence[Sbp], out: Sbp) -> None:
@@ -64,5 +65,5 @@ def test_missing_lists_what_holds_and_is_not_claimed(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("sbp", [(S(0), S(0)), (S(1), P), (P, B), (B, S(0)), (P, P)])
 def test_scatter_then_gather_is_the_identity(sbp: tuple[Sbp, ...]) -> None:
     x = real(5, 7)
-    shards = scatter(x, sbp, (2, 3), torch.Generator().manual_seed(0))
-    torch.testing.assert_close(gather(shards, sbp, (2, 3)), x)
+    shards = cut(x, sbp, (2, 3), torch.Generator().manual_seed(0))
+    torch.testing.assert_close(join(shards, sbp, (2, 3)), x)

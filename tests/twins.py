@@ -16,6 +16,7 @@ import consistent
 from consistent import B, Placement, S
 from consistent.spec import Sbp
 from tests.consistent.programs.programs import lay
+from tests.reference import assert_close
 
 GRIDS = {2: [0, 1], 3: [2, 0, 1], 4: [[0, 1], [2, 3]]}
 
@@ -85,13 +86,7 @@ def assert_same(given: Any, wanted: Any, where: str = "result", **tolerance: flo
         value = (
             given.detach().full() if isinstance(given, consistent.GlobalTensor) else given.detach()
         )
-        torch.testing.assert_close(
-            value,
-            wanted.detach(),
-            **tolerance,
-            equal_nan=True,
-            msg=lambda text: f"{where}: {text}",
-        )
+        assert_close(value, wanted.detach(), **tolerance, msg=lambda text: f"{where}: {text}")
     elif isinstance(wanted, dict):
         assert list(given) == list(wanted), f"{where} has {list(given)}, not {list(wanted)}"
         for key in wanted:

@@ -21,7 +21,6 @@ from tests.brute_force.called import Called, replaced, tensors_in
 from tests.brute_force.expected import Expected, fixed
 from tests.brute_force.missing import missing
 from tests.brute_force.proof import Example, check, example, prove
-from tests.pieces import gather, scatter
 
 __all__ = [
     "Called",
@@ -30,10 +29,8 @@ __all__ = [
     "check",
     "example",
     "fixed",
-    "gather",
     "missing",
     "prove",
     "replaced",
-    "scatter",
     "tensors_in",
 ]

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from consistent.dispatch.planning.functions.torch_functions import TorchFunction, resolve
 from consistent.rules import Call, Operand, Out, Row, Signature, find
 from consistent.spec import B, Placement, TensorSpec, may_be
-from tests.pieces import Tensors
+from tests.reference import Tensors
 
 Grid = int | tuple[int, ...]
 

@@ -11,7 +11,7 @@ import torch
 from consistent.forms.random import generator
 from consistent.spec import NdSbp
 from tests.brute_force.called import Called, Grid, replaced
-from tests.pieces import Tensors, scatter
+from tests.reference import Tensors, cut
 from tests.rounding import few_digits
 
 _TOLERANCE = {
@@ -24,6 +24,18 @@ _TOLERANCE = {
 
 # Random ops draw from this state, on the whole and on every rank.
 RANDOM = generator.RngState(7, 3)
+
+
+def _normal(like: torch.Tensor, random: torch.Generator) -> torch.Tensor:
+    made = torch.randn(like.shape, dtype=like.dtype, generator=random)
+    return few_digits(made) if like.dtype == torch.float32 else made
+
+
+def addends(like: torch.Tensor, random: torch.Generator) -> torch.Tensor:
+    """Random numbers of the shape and dtype of ``like``, some times as large as 1."""
+    if like.is_floating_point() or like.is_complex():
+        return 3 * _normal(like, random)
+    return torch.randint(-9, 9, like.shape, generator=random).to(like.dtype)
 
 
 def fixed(x: torch.Tensor) -> torch.Tensor:
@@ -57,7 +69,7 @@ class Expected(Called):
 
     def scatter(self, x: torch.Tensor, sbp: NdSbp) -> Tensors:
         """Shards of `x`, one a rank in grid order."""
-        return scatter(x.detach(), sbp, self.shape, self.random)
+        return cut(x.detach(), sbp, self.shape, self.random, addends)
 
     def _compute_values(self, run: Callable[..., Any]) -> None:
         probes = [t.detach().clone() for t in self.tensors]
@@ -81,12 +93,8 @@ class Expected(Called):
         with generator.separate(RANDOM):
             outs = self.results(run(*args, **kwargs), given)
         self.differentiable = [i for i, t in enumerate(outs) if t.requires_grad]
-        self.cotangents = [self._cotangent(outs[i]) for i in self.differentiable]
+        self.cotangents = [_normal(outs[i], self.random) for i in self.differentiable]
         self.gradients = self.backward(outs, leaves, self.cotangents)
-
-    def _cotangent(self, out: torch.Tensor) -> torch.Tensor:
-        made = torch.randn(out.shape, dtype=out.dtype, generator=self.random)
-        return few_digits(made) if out.dtype == torch.float32 else made
 
     def forward_only(self) -> Expected:
         """The same call without its gradients."""

@@ -11,7 +11,7 @@ import torch
 from consistent.rules import Signature
 from consistent.spec import EXTREMES, B, P, S, Sbp, TensorSpec, may_be
 from tests.brute_force.expected import Expected
-from tests.pieces import Tensors, gather
+from tests.reference import Tensors, assert_close, join
 
 
 def missing(func: Callable[..., Any], *args: Any, ranks: int = 3, **kwargs: Any) -> list[Signature]:
@@ -43,8 +43,8 @@ def _holds(op: Expected, results: list[Tensors], outs: tuple[Sbp, ...]) -> bool:
                 spec = TensorSpec.of(op.placement, (entry,), want.shape, want.dtype)
                 if tuple(found[i].shape) != tuple(spec.local_shape((rank,))):
                     return False
-            got = gather([found[i] for found in results], (entry,), op.shape)
-            torch.testing.assert_close(got, want, equal_nan=True)
+            got = join([found[i] for found in results], (entry,), op.shape)
+            assert_close(got, want)
     except (AssertionError, RuntimeError):
         return False
     return True

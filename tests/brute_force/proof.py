@@ -18,8 +18,8 @@ from consistent.rules import DoesNotFit, Operand, Out, Signature
 from consistent.spec import NdSbp, TensorSpec, dual_nd, is_one_way
 from tests.brute_force.called import Grid, replaced, shown
 from tests.brute_force.expected import RANDOM, Expected
-from tests.pieces import Tensors, gather
 from tests.ranks import ALL, simulate
+from tests.reference import Tensors, assert_close, join
 
 Chosen = tuple[Signature, ...]
 MOST = 200 if ALL else 60  # combinations over several axes that are proven
@@ -223,10 +223,8 @@ class Proof:
         for i, (sbp, want) in enumerate(zip(sbps, expected, strict=True)):
             shards = [tensors[i] for tensors in by_rank]
             try:
-                got = gather(shards, sbp, self.op.shape, tolerance)
-                torch.testing.assert_close(
-                    got, want, equal_nan=True, rtol=tolerance, atol=tolerance
-                )
+                got = join(shards, sbp, self.op.shape, tolerance)
+                assert_close(got, want, rtol=tolerance, atol=tolerance)
             except (AssertionError, RuntimeError) as error:
                 raise AssertionError(
                     f"{what} {i} in {sbp}: {error}\n  shards {shards}\n  whole {want}"

@@ -12,8 +12,9 @@ from consistent.forms import FORMS, Shards
 from consistent.rules import Call, Operand, Out, find
 from consistent.spec import B, Placement, Sbp, TensorSpec
 from mirrored.transports.counting import counting
-from tests.brute_force import scatter
+from tests.brute_force.expected import addends
 from tests.ranks import simulate
+from tests.reference import cut
 
 
 def run_form(
@@ -45,7 +46,7 @@ def run_form(
     row.signatures(call, ranks)
     out_specs = tuple(TensorSpec.of(placement, (out,), t.shape, t.dtype) for t in outs)
     random = torch.Generator().manual_seed(0)
-    shards = [scatter(t, (s,), (ranks,), random) for t, s in zip(tensors, ins, strict=True)]
+    shards = [cut(t, (s,), (ranks,), random, addends) for t, s in zip(tensors, ins, strict=True)]
 
     def main(rank: int) -> tuple[Any, int]:
         mine = tuple(s[rank] for s in shards)

@@ -20,7 +20,7 @@ from consistent.spec import B, P
 from tests.brute_force import Example, Expected
 from tests.brute_force.proof import Proof
 from tests.consistent.rules.layouts import FAMILIES, changed, examples
-from tests.pieces import gather
+from tests.reference import assert_close, join
 
 SPECIAL = [math.inf, -math.inf, math.nan, 0.0, 1e300]
 
@@ -75,13 +75,11 @@ def _check(op: Expected, sums: bool) -> None:
                 proof.shards[i] = [torch.zeros_like(x), x.detach()]
         found = proof.simulated()[:2] if proof.form else [proof.run(rank) for rank in range(2)]
         for i, want in enumerate(op.expected):
-            got = gather([tensors[i] for tensors, _, _ in found], proof.outs[i], op.shape)
+            got = join([tensors[i] for tensors, _, _ in found], proof.outs[i], op.shape)
             if sums and (want.is_floating_point() or want.is_complex()):
                 assert torch.equal(got.isfinite(), want.isfinite()), f"{op} {signature}"
                 got, want = got[want.isfinite()], want[want.isfinite()]
-            torch.testing.assert_close(
-                got, want, equal_nan=True, msg=lambda text, s=signature: f"{op} {s}: {text}"
-            )
+            assert_close(got, want, msg=lambda text, s=signature: f"{op} {s}: {text}")
 
 
 # The ops whose rule sums a dim of a product, or solves a system.

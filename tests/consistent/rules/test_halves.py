@@ -18,7 +18,7 @@ from consistent.spec import P
 from tests.brute_force import Example, Expected
 from tests.brute_force.proof import Proof
 from tests.consistent.rules.examples import losses, normalization, ordering, reduce
-from tests.pieces import gather
+from tests.reference import join
 
 ROUNDING = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 SORTED = ("sort", "argsort", "msort", "topk")  # which of equal numbers comes first is open
@@ -110,7 +110,7 @@ def _check(op: Expected, exact: list[torch.Tensor], rounding: float) -> None:
         for i, (want, torchs) in enumerate(zip(exact, op.expected, strict=True)):
             if not torchs.is_floating_point() or not torchs.isfinite().all():
                 continue
-            got = gather([tensors[i] for tensors, _, _ in found], proof.outs[i], op.shape).double()
+            got = join([tensors[i] for tensors, _, _ in found], proof.outs[i], op.shape).double()
             allowed = (torchs.double() - want).abs() + 6 * rounding * want.abs().max() + float32
             worst = ((got - want).abs() - allowed).max() if want.numel() else torch.zeros(())
             assert worst <= 0, f"{op}\n  {signature}, output {i}: {got}\n  torch {torchs}\n  {want}"
