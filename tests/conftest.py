@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -32,27 +33,37 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 _FOLDER = pytest.StashKey[str]()
 
 
-# The longest files, each of some half a minute of processor time or more. Paths below tests/.
+# The longest files, those with most to do first: each takes ten seconds of processor time or more,
+# test_emulated.py where nothing is kept in build/. Paths below tests/.
 LONGEST = (
-    "consistent/rules/test_rows.py", "consistent/compiled/test_bounded.py", "docs/test_pages.py",
-    "csrc/test_builds.py", "csrc/test_emulated.py", "examples/test_train_gpt.py",
-    "consistent/nn/test_sharded_step.py",
-    "consistent/pipeline/test_pipeline.py", "faults/test_faults.py",
-    "examples/test_seed_programs.py", "consistent/rules/families/indexing/test_masks.py",
-    "consistent/compiled/test_overlap.py", "consistent/programs/test_placements.py",
-    "consistent/torch_patches/test_plain_programs.py",
+    "csrc/test_emulated.py", "consistent/rules/test_rows.py", "faults/test_faults.py",
+    "docs/test_pages.py", "examples/test_seed_programs.py", "consistent/pipeline/test_pipeline.py",
+    "streams/test_orders.py", "examples/test_train_gpt.py", "csrc/test_builds.py",
+    "consistent/torch_patches/test_plain_programs.py", "consistent/compiled/test_overlap.py",
+    "csrc/test_sass.py", "consistent/compiled/test_bounded.py", "consistent/compiled/test_fuse.py",
+    "csrc/test_peer.py", "consistent/nn/test_gather_ahead.py",
+    "consistent/compiled/test_steps.py", "consistent/dispatch/running/test_outside_modes.py",
+    "consistent/programs/drawn/test_drawn.py", "consistent/dispatch/planning/lists/test_foreach.py",
+    "consistent/dispatch/planning/test_without_modes.py", "consistent/nn/test_hosts.py",
+    "models/test_programs.py", "models/test_plans.py", "consistent/programs/test_placements.py",
+    "consistent/rules/families/indexing/test_masks.py", "disks/test_full_disks.py",
 )  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # First, so that no worker is alone with a long file in the end.
-    longest = {Path(__file__).parent / name for name in LONGEST}
-    items.sort(key=lambda item: item.path not in longest)
+    turns = {Path(__file__).parent / name: turn for turn, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: turns.get(item.path, len(turns)))
     if torch.cuda.is_available():
         return
     for item in items:
         if item.get_closest_marker("gpu"):  # not a keyword: those include the names of folders
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    """Let no collection of garbage look at all tests and modules again: each takes a second."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

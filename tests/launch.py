@@ -32,6 +32,7 @@ IMPORTED = [
     "torch", "torch.distributed", "consistent", "mirrored", "tests.launch",
     # What torch imports when an op is first run on meta tensors, 2 s in every process.
     "torch.fx.experimental.symbolic_shapes", "torch._dynamo.utils",
+    "tests.frozen",
 ]  # fmt: skip
 
 

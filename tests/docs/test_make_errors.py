@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
+
+import pytest
 
 from tests.generated import DOCS, generator
 
 MAKE = generator("make_errors")
-MESSAGES = MAKE.messages()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _sources_are_read_while_they_are_needed() -> Iterator[None]:
+    """Not when tests are collected, which every worker does; and their syntax trees, of millions of
+    objects, are let go."""
+    yield
+    MAKE.files.cache_clear()
 
 
 def test_the_page_is_what_the_generator_writes() -> None:
@@ -46,6 +56,6 @@ def test_each_cause_and_cure_is_of_a_message_that_exists() -> None:
 
 
 def test_helpers_that_make_errors_are_found() -> None:
-    words = {message.words for message in MESSAGES}
+    words = {message.words for message in MAKE.messages()}
     assert 'it has no single "->"' in words  # given to a method that makes the error
     assert any(w.startswith("plan_of: this {name} was not parallelized") for w in words)
