@@ -1,4 +1,5 @@
-"""What a second reader found: steps whose programs gave other values than the steps themselves.
+"""Steps that change what they were recorded with, or between whose calls it is changed: gradients,
+rates, random states, modules, globals, containers. Programs give the values that the steps give.
 
 Each case is given ``c``, which compiles a step or leaves it as it is, and gives what to compare.
 """
@@ -59,14 +60,14 @@ def check(case: Case) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", ALONE, ids=lambda case: case.__name__)
-def test_alone(case: Case) -> None:
+def test_a_program_gives_the_values_of_its_step(case: Case) -> None:
     check(case)
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", SEVERAL, ids=lambda case: case.__name__)
 @on_ranks(2)
-def test_several(rank: int, case: Case) -> None:
+def test_a_program_gives_the_values_of_its_step_on_several_ranks(rank: int, case: Case) -> None:
     check(case)
 
 
