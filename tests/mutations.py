@@ -1,0 +1,303 @@
+"""Plants faults in the library, one at a time, and says whether the tests nearest to each find it.
+
+    python -m tests.mutations               # all, some seconds each
+    python -m tests.mutations gather mean   # those that have one of the words in their line
+    python -m tests.mutations --none        # the same tests without a fault: all pass
+
+Each runs in a copy of the tree and in a fork of a process that has imported torch. A fault counts
+as found where a test fails; where the tests do not end, or cannot be collected, it is said.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+COPIED = ("consistent", "mirrored", "tests", "benchmarks", "examples", "docs", "pyproject.toml")
+LIMIT_S = 240.0
+ROWS = "tests/consistent/rules/test_rows.py"
+MOVES = "tests/consistent/movement/test_run.py"
+DERIVED = "tests/consistent/rules/notation/test_derive.py"
+BACKWARD, OPS = "tests/consistent/autograd", "tests/consistent/dispatch"
+LISTS = f"{OPS}/planning/lists"
+PROGRAMS = "tests/consistent/compiled/test_passes.py tests/consistent/compiled/test_steps.py"
+
+
+class Fault(NamedTuple):
+    what: str
+    file: str  # in consistent/
+    is_: str  # occurs in it; its first place is changed
+    was: str  # what a mistake would make of it
+    tests: str  # pytest's words, split at blanks; a word in [ ] is its -k, with _ for blanks
+
+
+REDUCE, FORMS = "rules/families/reductions/reduce.py", "forms/families/reductions/reduce.py"
+LINALG, RUN = "rules/families/matrices/linalg.py", "movement/run.py"
+DERIVE, PASSES = "rules/notation/derive.py", "compiled/passes/"
+
+FAULTS = (
+    # -- rules and the forms that they name
+    Fault(
+        "amax gives P(min)", REDUCE, 'Row("amax", "max(...D)', 'Row("amax", "min(...D)',
+        f"{ROWS} [amax]",
+    ),
+    Fault(
+        "a mean of a split dim is a sum", REDUCE, "...D -> ...; D by mean", "...D -> ...",
+        f"{ROWS} [mean]",
+    ),
+    Fault(
+        "a softmax along a split dim is local", REDUCE, "f(...D) -> ...D; D by softmax",
+        "f(...D) -> ...D", f"{ROWS} [softmax]",
+    ),
+    Fault(
+        "a cross product may be split along its vectors", LINALG,
+        '"cross", "...[D], ...[D] -> ...[D]"', '"cross", "...D, ...D -> ...D"', f"{ROWS} [cross]",
+    ),
+    Fault(
+        "solving is linear in the matrix", LINALG, '"f(...[km]), ...[m] -> ...[k]"',
+        '"...[km], ...[m] -> ...[k]"', f"{ROWS} [solve]",
+    ),
+    Fault(
+        "kron of uneven pieces", LINALG, "if a.shape[d] % size == 0 or other == 1:", "if True:",
+        f"{ROWS} [kron]",
+    ),
+    Fault(
+        "a transform along a split dim is local", "rules/families/matrices/fft.py",
+        '"...![D] -> ...![E]"', '"...D -> ...D"', f"{ROWS} [fft_fft]",
+    ),
+    Fault(
+        "a split of the wrong dim", DERIVE, "!= self.sizes[name] else S(dim)",
+        "!= self.sizes[name] else S(0)", DERIVED,
+    ),
+    Fault(
+        "a summed letter gives B", DERIVE, "self._all(P), form))", "self._all(B), form))", DERIVED,
+    ),
+    Fault(
+        "trace takes the wrong diagonal", FORMS, "diagonal(top - left)", "diagonal(left - top)",
+        f"{ROWS} [trace]",
+    ),
+    Fault(
+        "a variance without its correction", FORMS, "/ max(n - correction, 0)", "/ n",
+        f"{ROWS} [var]",
+    ),
+    Fault(
+        "log_softmax with a wrong sign", FORMS, "shifted - total.log()", "shifted + total.log()",
+        f"{ROWS} [log_softmax]",
+    ),
+    Fault(
+        "cosine_similarity by one length", FORMS, "lengths[0] * lengths[1]",
+        "lengths[0] * lengths[0]", f"{ROWS} [cosine]",
+    ),
+    # -- specs and boxing
+    Fault(
+        "uneven pieces overlap", "spec/tensor_spec.py", "index * q + min(index, r)", "index * q",
+        "tests/consistent/spec/test_tensor_spec.py",
+    ),
+    Fault(
+        "coordinates in the wrong order", "spec/grid.py", "return tuple(reversed(coordinate))",
+        "return tuple(coordinate)", "tests/consistent/spec",
+    ),
+    Fault(
+        "a split appears on an outer axis", "boxing/plan.py",
+        " or (entry.is_split and entry in later)", "",
+        f"{MOVES} tests/consistent/boxing/test_plan.py",
+    ),
+    Fault(
+        "the costliest path", "boxing/plan.py", "picoseconds = cost +", "picoseconds = cost -",
+        "tests/consistent/boxing/test_plan.py",
+    ),
+    Fault(
+        "all_to_all with its dims swapped", RUN,
+        "split_dim=j, split_sizes=sizes(j), concat_dim=i, concat_sizes=sizes(i)",
+        "split_dim=i, split_sizes=sizes(i), concat_dim=j, concat_sizes=sizes(j)", MOVES,
+    ),
+    Fault(
+        "every rank keeps the addend", RUN, "return _keep if index == 0 else _zeros",
+        "return _keep", MOVES,
+    ),
+    Fault(
+        "all_reduce left out", RUN, "return partial(collectives.all_reduce, ranks=ranks, op=op)",
+        "return _keep", MOVES,
+    ),
+    Fault(
+        "padding at the wrong place", RUN, "out.narrow(dim, start, size)",
+        "out.narrow(dim, 0, size)", MOVES,
+    ),
+    # -- gradients
+    Fault(
+        "gradients are subtracted in no_sync", "autograd/unsummed.py", "return total.add_(grad)",
+        "return total.sub_(grad)", f"{BACKWARD}/test_unsummed.py",
+    ),
+    Fault(
+        "gradients are summed over the first axis alone", "autograd/buckets.py",
+        "for ranks in self.rest:", "for ranks in ():",
+        f"{BACKWARD}/test_buckets.py {BACKWARD}/test_gradients_of_leaves.py",
+    ),
+    # -- dispatch
+    Fault(
+        "a norm of a list without its sum", "dispatch/planning/lists/list_norms.py",
+        "return sum_over(found**ord, placement, axes) ** (1 / ord)", "return found",
+        f"{LISTS}/test_list_norms.py",
+    ),
+    Fault(
+        "the smallest of a list is its largest", "dispatch/planning/lists/list_norms.py",
+        "max_over if ord > 0 else min_over", "max_over", f"{LISTS}/test_list_norms.py",
+    ),
+    Fault(
+        "what was written to a boxed copy is lost", "dispatch/running/on_shards.py",
+        "_Tensor.copy_(original, box(", "(original, box(",
+        f"{OPS}/planning/test_writes.py",
+    ),
+    Fault(
+        "an op in place on a copy is lost", "dispatch/running/on_shards.py",
+        "_Tensor.copy_(target, back)", "pass",
+        f"{OPS}/running/test_written_views.py {OPS}/planning/functions/test_outs.py",
+    ),
+    Fault(
+        "an error stays on its rank", "dispatch/running/agreed.py", "_heed(notes, ranks, error)",
+        "pass", f"{OPS}/running/test_agreed.py",
+    ),
+    # -- nn
+    Fault(
+        "a step sees the gradient of another part", "nn/sharded_step.py",
+        "local.narrow(dim, first - start, size)", "local.narrow(dim, 0, size)",
+        "tests/consistent/nn/test_sharded_step.py",
+    ),
+    Fault(
+        "what a step made is not gathered", "nn/sharded_step.py", "gather_into([coming", "([coming",
+        "tests/consistent/nn/test_sharded_step.py",
+    ),
+    Fault(
+        "state that was loaded stays as it lay", "nn/sharded_step.py",
+        "if value._spec is not laid:", "if False:", "tests/consistent/nn/test_sharded_step.py",
+    ),
+    # -- compiled
+    Fault(
+        "one addend twice", f"{PASSES}sum_first.py", "(node.target, (x, y))",
+        "(node.target, (x, x))",
+        PROGRAMS,
+    ),
+    Fault(
+        "messages of other tensors are merged", f"{PASSES}merge_equal.py",
+        "return tuple(given), call.number, i", "return call.number, i",
+        PROGRAMS,
+    ),
+    Fault(
+        "a message is merged across a write", f"{PASSES}merge_equal.py",
+        "return not trace.is_written(given, before, node) and", "return",
+        PROGRAMS,
+    ),
+    Fault(
+        "a norm over one dim less", f"{PASSES}norms.py",
+        'Norm("layer_norm", out, {node, out}, len(shape)',
+        'Norm("layer_norm", out, {node, out}, len(shape) + 1',
+        "tests/consistent/compiled/test_fuse.py",
+    ),
+)  # fmt: skip
+
+
+def copied(to: Path) -> None:
+    """The tree without what is built for other releases of torch."""
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, to / name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif source.exists():
+            shutil.copy2(source, to / name)
+
+
+def planted(fault: Fault, tree: Path) -> str:
+    """What the tests say of a fault: "found", or what happened instead."""
+    path = tree / "consistent" / fault.file
+    text = path.read_text()
+    assert fault.is_ in text, f"{fault.what}: {fault.file} has no {fault.is_!r} any more"
+    path.write_text(text.replace(fault.is_, fault.was, 1))
+    try:
+        return _judged(fault, tree)
+    finally:
+        path.write_text(text)
+
+
+def _judged(fault: Fault, tree: Path) -> str:
+    words = fault.tests.split()
+    chosen = [word.strip("[]") for word in words if word.startswith("[")]
+    given = [word for word in words if not word.startswith("[")]
+    given += ["-k", " or ".join(chosen)] if chosen else []
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        _test(tree, given)
+    end = time.monotonic() + LIMIT_S
+    status = 0
+    while time.monotonic() < end:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            break
+        time.sleep(0.05)
+    else:
+        os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return f"the tests have not ended after {LIMIT_S:g} s"
+    said = {0: "NOT FOUND", 1: "found"}
+    code = os.waitstatus_to_exitcode(status)
+    return said.get(code, f"the tests ended with {code}")
+
+
+def _test(tree: Path, words: list[str]) -> None:
+    """In the fork: run pytest in the tree, and end with its status."""
+    for name in list(sys.modules):
+        if name.split(".")[0] in ("tests", "consistent", "mirrored"):
+            del sys.modules[name]
+    os.chdir(tree)
+    sys.path[:] = [str(tree), *(path for path in sys.path if path not in ("", str(ROOT)))]
+    os.environ["PYTHONPATH"] = str(tree)
+    sys.dont_write_bytecode = True
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1)
+    os.dup2(quiet, 2)
+    import pytest
+
+    options = ["-q", "-x", "-n0", "-p", "no:cacheprovider", f"--rootdir={tree}"]
+    status = pytest.main([*options, *words])
+    os._exit(int(status))
+
+
+def main(words: list[str]) -> int:
+    import hypothesis  # noqa: F401
+    import pytest  # noqa: F401
+    import torch._dynamo.utils
+    import torch.distributed
+    import torch.fx.experimental.symbolic_shapes
+
+    torch.set_num_threads(1)
+    wanted = "NOT FOUND" if "--none" in words else "found"
+    words = [word for word in words if word != "--none"]
+    faults = [f for f in FAULTS if not words or any(word in " ".join(f) for word in words)]
+    if wanted != "found":  # the tests of each, once
+        faults = [
+            f._replace(what=f.tests, was=f.is_) for f in {f.tests: f for f in faults}.values()
+        ]
+    good = 0
+    with tempfile.TemporaryDirectory(prefix="consistent-mutations-") as folder:
+        copied(Path(folder))
+        for fault in faults:
+            start = time.monotonic()
+            said = planted(fault, Path(folder))
+            good += said == wanted
+            print(
+                f"{said:12} {time.monotonic() - start:5.1f} s  {fault.file}: {fault.what}",
+                flush=True,
+            )
+    print(f"{good} of {len(faults)} are {wanted}")
+    return int(good < len(faults))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
