@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import collections
+import collections.abc
 import copy
 import gc
 import importlib
