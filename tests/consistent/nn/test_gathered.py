@@ -21,7 +21,7 @@ from consistent.dispatch.plans.shards import plain
 from consistent.nn import Layouts, Plan
 from consistent.nn.saved_shards import SavedShards
 from mirrored.transports.counting import counting
-from tests.ranks import on_ranks, pool
+from tests.ranks import SIZES, on_ranks, pool
 from tests.twins import GRIDS, Laid, assert_same, compare, randn
 
 ZERO3 = Layouts((S(0),), use=(B,))
@@ -140,7 +140,7 @@ WRAPS = {
 }
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", SIZES)
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_a_module_trains_as_it_does_alone(wrap: str, world: int) -> None:
     pool(world).run(both_ways, trained, GRIDS[world], WRAPS[wrap])
@@ -304,7 +304,7 @@ def stepping_within_backward(at: Laid) -> Any:
     return result(model)
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", SIZES)
 @pytest.mark.parametrize(
     "case",
     [
@@ -363,7 +363,7 @@ def other_ways(at: Laid) -> Any:
 PAIRS = {"0": "zero3", "1": "data"}
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", SIZES)
 def test_modules_that_write_into_parameters_or_read_those_of_others(world: int) -> None:
     pool(world).run(compare, other_ways, GRIDS[world])
 
@@ -599,7 +599,7 @@ def gradients_under_autocast(at: Laid) -> Any:
     return y, x.grad, [p.grad for p in up.parameters()]
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", SIZES)
 def test_gradients_under_autocast(world: int) -> None:
     pool(world).run(compare, gradients_under_autocast, GRIDS[world])
 
