@@ -10,15 +10,17 @@ NPROC ?= 2
 TRAIN_ARGS ?=
 TESTS ?= tests
 TEST_ARGS ?=
-# What test-fast runs: the words, the arithmetic, the rules as they are written, and some files of each
-# floor above. It leaves out what starts processes of its own or goes over all ops, layouts or faults.
+# What test-fast runs: the words, the arithmetic, the rules as they are written, some files of each
+# floor above, and what real ranks make: every boxing, optimizers and training, held against one
+# process. It leaves out what starts processes of its own or goes over all ops, layouts or faults.
 FAST := test_floors.py consistent/spec $(addprefix consistent/boxing/test_,plan.py cost.py steps.py) \
   consistent/rules/notation consistent/rules/layout consistent/rules/halo \
   consistent/rules/test_choose.py consistent/rules/test_faulty_rules.py \
-  consistent/forms/families consistent/forms/layout consistent/movement/test_between.py \
+  consistent/forms/families consistent/forms/layout $(addprefix consistent/movement/test_,between.py run.py) \
   consistent/dispatch/test_returned_operands.py consistent/dispatch/running/test_boxed.py \
   consistent/autograd/test_unsummed.py consistent/tensor/test_global_tensor.py \
   consistent/tensor/test_leaves.py consistent/tensor/making/test_factories.py \
+  consistent/programs/test_optimizer_programs.py consistent/nn/test_master_weights.py \
   consistent/nn/test_plan.py consistent/checkpoint/test_values.py consistent/visualize \
   consistent/report/test_report.py consistent/pipeline/test_schedules.py \
   consistent/auto/strategies/test_stages.py mirrored/test_comm.py \
