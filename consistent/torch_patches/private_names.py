@@ -97,6 +97,7 @@ LATER = """
     torch.distributed._symmetric_memory
     torch.distributed.checkpoint._dedup_save_plans.dedup_save_plans
     torch.distributed.pipelining._utils.generate_stage_to_rank_mapping
+    torch.fx.graph_module._loader.eval_cache.pop
 """.split()
 
 HEADERS = """

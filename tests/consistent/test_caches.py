@@ -92,6 +92,7 @@ BOUNDED = {
     "consistent.tensor.storage.moving.takers": OPEN,
     "consistent.torch_patches.views_of_modules.views": CODE,
     "mirrored.background._answers": OBJECTS,
+    "mirrored.transports.ordered._all": OBJECTS,
     "mirrored.transports.side_stream._streams": "by devices",
     "mirrored.transports.torch_dist.groups._made": RANKS,
     "mirrored.transports.torch_dist.groups._worlds": OBJECTS,

@@ -155,7 +155,7 @@ class Listener:
     def _answered(self, text: bytes) -> tuple[bytes, int | None]:
         """The answer, and the rank that joins."""
         request = json.loads(text)
-        if request["asks"] == "join":
+        if request.get("asks") == "join":
             return TAKEN, int(request["rank"])
         return json.dumps(self._answer(request)).encode() + b"\n", None
 
