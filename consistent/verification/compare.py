@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from mirrored.readable import in_a_line, readable
 
-from .held import Held, joined
+from .held import Held, joined, wide
 from .kinds import Near, kind_of
 from .watch import Key, Seen
 
@@ -95,12 +96,16 @@ class Compared:
         return said
 
 
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())
+
+
 def gathered(by_rank: Sequence[Sequence[Seen]]) -> dict[Key, Held]:
     """Key -> what all ranks of one world hold, in the order of the first rank that has it."""
     found: dict[Key, Held] = {}
     for rank, seen in enumerate(by_rank):
         for each in seen:
-            held = found.setdefault(each.key, Held(each.key, each.where, each.spec, {}))
+            held = found.setdefault(each.key, Held(each.key, each.where, each.spec, each.laid, {}))
             held.parts[rank] = each.value
     return found
 
@@ -113,15 +118,16 @@ class Right:
     double: dict[Key, Held]
 
     def value(self, key: Key) -> Tensor:
-        return (self.double.get(key) or self.single[key]).values[0].double()
+        return wide((self.double.get(key) or self.single[key]).values[0])
 
     def allowed(self, key: Key) -> float:
         """By how much rounding may move this tensor, in its largest element."""
         single, exact = self.single[key].values[0], self.value(key)
         if not single.numel():
             return 0.0
-        eps = torch.finfo(single.dtype).eps if single.is_floating_point() else 2.0**-23
-        own = (single.double() - exact).abs().max() if single.shape == exact.shape else 0.0
+        rounds = single.is_floating_point() or single.is_complex()
+        eps = torch.finfo(single.dtype).eps if rounds else 2.0**-23
+        own = (wide(single) - exact).abs().max() if wide(single).shape == exact.shape else 0.0
         return float(TIMES * own + UNITS * eps * exact.abs().max())
 
 
@@ -139,36 +145,42 @@ def in_modules(seen: dict[Key, Held]) -> dict[Key, Held]:
 
 def _difference(right: Right, held: Held) -> Wrong | None:
     exact, allowed = right.value(held.key), right.allowed(held.key)
-    values = [v.double() for v in held.values]
-    if exact.is_complex():
-        values, exact = [torch.view_as_real(v) for v in values], torch.view_as_real(exact)
-
-    def near(a: Tensor, b: Tensor) -> bool:
-        return a.shape == b.shape and bool(
-            torch.isclose(a, b, rtol=0, atol=allowed or 1e-300, equal_nan=True).all()
-        )
-
-    earlier = held.key._replace(number=held.key.number - 1)
-    before = right.value(earlier).double() if earlier in right.single else None
-    if held.spec is not None:
-        together = held.whole().double()
-        alike = all(near(v.double(), run[0].double()) for run in held.copies() for v in run[1:])
-        if alike and near(together, exact):
-            return None
-        if alike or not held.spec.layout.is_whole:
-            values = [together]
-    elif _is_right(values, exact, held.key.what, near):
+    near = partial(_near, allowed or 1e-300)
+    values = _wrong_values(held, exact, near)
+    if not values:
         return None
-    error = max(_error(value, exact) for value in values)
+    earlier = held.key._replace(number=held.key.number - 1)
+    before = right.value(earlier) if earlier in right.single else None
     kind = kind_of(values, exact, len(held.parts), near, before)
+    error = max(_error(value, exact) for value in values)
     return Wrong(held.key, held.where, held.layout, kind, error, allowed)
 
 
-def _is_right(values: list[Tensor], exact: Tensor, what: str, near: Near) -> bool:
-    """Whether plain tensors of ranks are right: whole, or, but for parameters, in some layout."""
+def _near(within: float, a: Tensor, b: Tensor) -> bool:
+    close = a.shape == b.shape and torch.isclose(a, b, rtol=0, atol=within, equal_nan=True)
+    return bool(torch.as_tensor(close).all())
+
+
+def _wrong_values(held: Held, exact: Tensor, near: Near) -> list[Tensor]:
+    """Nothing if it is right; else what the ranks hold together, or where that is to be whole on
+    each of them and is not alike, what each holds."""
+    values = [wide(v) for v in held.values]
+    if held.spec is None:
+        return [] if _is_right(held, values, exact, near) else values
+    together = wide(held.whole())
+    alike = all(near(wide(v), wide(run[0])) for run in held.copies() for v in run[1:])
+    if alike and near(together, exact):
+        return []
+    return values if held.spec.layout.is_whole and not alike else [together]
+
+
+def _is_right(held: Held, values: list[Tensor], exact: Tensor, near: Near) -> bool:
+    """Whether tensors without a spec are right: whole, or, where nothing says how they lie, and but
+    for parameters, in some layout."""
     if all(near(v, exact) for v in values):
         return True
-    if what in ("parameter", "parameter gradient") or len(values) == 1:
+    what = held.key.what
+    if held.laid or what in ("parameter", "parameter gradient") or len(values) == 1:
         return False
     return _is_some_layout(values, exact, what, near)
 
@@ -189,7 +201,3 @@ def _error(a: Tensor, b: Tensor) -> float:
     if a.shape != b.shape:
         return float("inf")
     return float((a - b).abs().max()) if a.numel() else 0.0
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.splitlines())

@@ -16,11 +16,13 @@ from .watch import Key
 
 @dataclass
 class Held:
-    """Rank -> what it holds; with a spec it is a shard of a global tensor, else plain."""
+    """Rank -> what it holds: a shard where there is a spec, the whole of a DTensor where ``laid``
+    says how that lay, else what a program by hand has there."""
 
     key: Key
     where: str
     spec: TensorSpec | None
+    laid: str
     parts: dict[int, Tensor]
 
     @property
@@ -32,7 +34,7 @@ class Held:
     def layout(self) -> str:
         """The layout as it is written in a program; of a plain tensor, that it is one."""
         if self.spec is None:
-            return f"plain on {len(self.parts)} ranks" if len(self.parts) > 1 else "plain"
+            return self.laid or _plain(len(self.parts))
         return repr(self.spec)
 
     def whole(self) -> Tensor:
@@ -62,6 +64,15 @@ class Held:
             )
             found.setdefault(split, []).append(value)
         return list(found.values())
+
+
+def wide(x: Tensor) -> Tensor:
+    """In float64; of complex numbers both parts."""
+    return (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x).double()
+
+
+def _plain(ranks: int) -> str:
+    return f"plain on {ranks} ranks" if ranks > 1 else "plain"
 
 
 def joined(values: Sequence[Tensor], shape: torch.Size) -> Tensor | None:

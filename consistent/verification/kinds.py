@@ -9,6 +9,8 @@ from torch import Tensor
 
 from .held import joined
 
+MOST = 4096  # slices that are looked at one by one
+
 Near = Callable[[Tensor, Tensor], bool]  # whether a value differs from another by rounding only
 
 
@@ -36,21 +38,29 @@ def kind_of(
         return _of_ranks_that_differ(values, right, near)
     if before is not None and near(value, before):
         return "a stale value: that of the step before"
+    if before is not None and before.any() and near(value - before, right):
+        return "a gradient that was not cleared: that of the step before is in it"
     return _of_one_value(value, right, n, near)
 
 
 def _of_another_shape(values: Sequence[Tensor], right: Tensor, near: Near) -> str:
     whole, value = joined(values, right.shape), values[0]
-    is_shard = whole is not None and near(whole, right)
-    if value.ndim == right.ndim:
-        for dim, (size, all_of_it) in enumerate(zip(value.shape, right.shape, strict=True)):
-            if size < all_of_it:
-                is_shard |= any(
-                    near(value, right.narrow(dim, k, size)) for k in range(all_of_it - size + 1)
-                )
-    if is_shard:
+    if whole is not None and not near(whole, right):
+        return _of_one_value(whole, right, len(values), near)
+    if whole is not None or _is_slice(value, right, near):
         return "a shard taken for the whole"
     return f"another shape: {tuple(value.shape)} for {tuple(right.shape)}"
+
+
+def _is_slice(value: Tensor, right: Tensor, near: Near) -> bool:
+    """Whether it is some slice of the right one, along one dim."""
+    sizes = list(zip(value.shape, right.shape, strict=False))
+    return value.ndim == right.ndim and any(
+        near(value, right.narrow(dim, start, size))
+        for dim, (size, whole) in enumerate(sizes)
+        for start in range(whole - size + 1)
+        if size < whole
+    )
 
 
 def _of_ranks_that_differ(values: Sequence[Tensor], right: Tensor, near: Near) -> str:
@@ -73,11 +83,9 @@ def _of_one_value(value: Tensor, right: Tensor, n: int, near: Near) -> str:
     times = float(value.flatten().double() @ scale) / square if square else 0.0
     if times and near(value / times, right):
         return _of_a_factor(times, n)
-    rows = _right_rows(value, right, near)
-    if rows:
-        return (
-            f"{rows} of {len(right)} rows are right: a mask or batch of one rank, or rows left out"
-        )
+    slices = _right_slices(value, right, near)
+    if slices:
+        return f"{slices} are right: a mask, batch or shard of one rank, or some left out"
     if _is_masked([value], right, near):
         return "other random numbers: other elements are dropped"
     if _is_permuted(value, right, near):
@@ -95,14 +103,20 @@ def _of_a_factor(times: float, n: int) -> str:
     return f"{times:.4g} times the value: a wrong divisor or weight"
 
 
-def _right_rows(value: Tensor, right: Tensor, near: Near) -> int:
-    if right.ndim < 1 or len(right) < 2:
-        return 0
-    return sum(near(a, b) and bool(b.any()) for a, b in zip(value, right, strict=True))
+def _right_slices(value: Tensor, right: Tensor, near: Near) -> str:
+    """How many slices are right, along the first dim that has right ones; "" if none has."""
+    for dim, size in enumerate(right.shape):
+        if not 1 < size <= MOST:
+            continue
+        pairs = zip(value.unbind(dim), right.unbind(dim), strict=True)
+        count = sum(near(a, b) and bool(b.any()) for a, b in pairs)
+        if count:
+            return f"{count} of {size} " + (f"slices along dim {dim}" if dim else "rows")
+    return ""
 
 
 def _is_permuted(value: Tensor, right: Tensor, near: Near) -> bool:
-    if right.ndim < 1 or not 1 < len(right) <= 4096:
+    if right.ndim < 1 or not 1 < len(right) <= MOST:
         return False
     orders = [
         x.flatten(1).double().sum(1).argsort() if x.ndim > 1 else x.argsort()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,11 @@ from ..drawing.files import write
 from ..spec import SbpLike
 from .compare import Compared, Right, differences, gathered, in_modules
 from .worlds import Ran, Step, World, run
+
+# Seconds that one process may take: without its numbers nothing can be said.
+REFERENCE = 600.0
+# How many times longer than one process a plan or program may take, on a busy machine too.
+SLOWER = 5
 
 
 @dataclass
@@ -88,7 +93,8 @@ def verify(
         grid: the shape of the placement for plans of several axes, such as ``(2, 2)``.
         batch: how the batch that a model is given lies under a plan; by default split along dim 0
             by the first axis.
-        seconds: what runs longer is ended, and said to hang.
+        seconds: a plan or program that runs longer, and more than five times as long as one process
+            did, is ended and said to hang.
 
     Returns:
         What was found: ``print`` it, ``save`` it as a page, ``check()`` it in a test.
@@ -97,20 +103,19 @@ def verify(
         RuntimeError: ranks cannot be forked here, or the step itself raises on one process.
     """
     _check_here()
-    alone = run(step, World(), seconds)
-    draws = alone.draws and bool(plans)
-    right = _right(step, alone, World(double=True), seconds)
-    same_draws = right
+    alone = run(step, World(), REFERENCE)
+    right = _right(step, alone, World(double=True))
+    under_plans, draws = right, alone.draws and bool(plans)
     if draws:
         one = World(plan=plans[0] if isinstance(plans[0], str) else "data", batch=batch)
-        wide = World(plan=one.plan, batch=batch, double=True)
-        same_draws = _right(step, run(step, one, seconds), wide, seconds)
+        under_plans = _right(step, run(step, one, REFERENCE), replace(one, double=True))
+    limit = max(seconds, SLOWER * alone.seconds)
     worlds = [World(ranks, plan, tuple(grid) if grid else None, batch) for plan in plans]
     results = [
-        _compared(_plan_name(world.plan), same_draws, run(step, world, seconds)) for world in worlds
+        _compared(_plan_name(world.plan), under_plans, run(step, world, limit)) for world in worlds
     ]
     for name, program in (programs or {}).items():
-        ran = run(program, World(ranks), seconds)
+        ran = run(program, World(ranks), limit)
         results.append(_compared(name, right, ran, by_another=True))
     return Verified(results, draws)
 
@@ -128,10 +133,10 @@ def _check_here() -> None:
         )
 
 
-def _right(step: Step, single: Ran, double: World, seconds: float) -> Right:
+def _right(step: Step, single: Ran, double: World) -> Right:
     if single.error:
         raise RuntimeError(f"verify: the step raises on one process.\n{single.error}")
-    exact = run(step, double, seconds)
+    exact = run(step, double, REFERENCE)
     return Right(gathered(single.seen), {} if exact.error else gathered(exact.seen))
 
 

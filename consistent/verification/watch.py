@@ -56,12 +56,17 @@ class Key(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A tensor as this rank holds it, and the line that made it. Without a spec it is plain."""
+    """A tensor as this rank holds it, and the line that made it.
+
+    With a spec ``value`` is this rank's shard; without one it is plain, and ``laid`` says how the
+    DTensor lay that it was, of which it is the whole.
+    """
 
     key: Key
     value: Tensor
     spec: TensorSpec | None
     where: str
+    laid: str = ""
 
 
 class Watch:
@@ -76,7 +81,7 @@ class Watch:
         self._models: list[nn.Module] = []
         self._modules: dict[int, str] = {}
         self._names: dict[int, str] = {}
-        self._inside: list[str] = []
+        self._inside: list[tuple[str, nn.Module]] = []  # modules that run, the innermost last
 
     def place(self, model: nn.Module) -> nn.Module:
         """What a step wraps its model in: lays it out as this world asks, and names its parts."""
@@ -85,14 +90,15 @@ class Watch:
         self._modules |= {id(module): _plain_name(n) for n, module in model.named_modules()}
         return model
 
-    def keep(self, what: str, name: str, value: Tensor, where: str) -> None:
-        """Note one tensor."""
-        spec, found = _held(value)
+    def keep(self, what: str, name: str, value: Tensor, where: str, is_known: bool = True) -> None:
+        """Note one tensor; count it only where it is not known which one it is."""
+        spec, found, laid = _held(value)
         if found is None:
             return
         number = self._counts[what, name]
         self._counts[what, name] += 1
-        self.seen.append(Seen(Key(what, name, number), found, spec, where))
+        if is_known:
+            self.seen.append(Seen(Key(what, name, number), found, spec, where, laid))
 
     def op(self, func: Any, given: tuple, out: Any) -> None:
         """An op of the user's program: what it was given, what it made, and later the gradients of
@@ -104,18 +110,31 @@ class Watch:
             return
         self.draws |= name in _DRAWING
         where = user_line()
-        called = f"{name} in {self._inside[-1]}" if self._inside else name
-        for x in tensors_in(given):
-            if isinstance(x, nn.Parameter) and id(x) in self._names:
-                self.used.setdefault(self._names[id(x)], where)
+        called = f"{name} in {self._inside[-1][0]}" if self._inside else name
+        operands, is_known = _operands(name, given)
+        for x in operands:
+            parameter = self._parameter(x)
+            if parameter is not None:
+                self.used.setdefault(parameter, where)
             elif _is_compared(x) and out is not x:  # what is written to is not what it was
-                self.keep("given", called, x, where)
+                self.keep("given", called, x, where, is_known)
         for x in out if isinstance(out, tuple | list) else (out,):
             if not _is_compared(x):
                 continue
             self.keep("result", called, x, where)
             if x.requires_grad and x.grad_fn is not None:
                 x.register_hook(partial(self._gradient, called, where))
+
+    def _parameter(self, x: Tensor) -> str | None:
+        """The name of the parameter that ``x`` is, or stands for while a module runs, as a gathered
+        one does; "" where the name is not known, None if it is no parameter."""
+        if id(x) in self._names:
+            return self._names[id(x)]
+        for owner in self._inside[-1][1].modules() if self._inside else ():
+            for key, p in owner._parameters.items():
+                if p is not None and (x is p or x is owner.__dict__.get(key)):
+                    return self._names.get(id(p), "")
+        return None
 
     def _gradient(self, called: str, where: str, gradient: Tensor | None) -> None:
         if gradient is not None:
@@ -165,7 +184,7 @@ class Watch:
         self._names |= {
             id(p): name for name, p in self.parameters() if not self._inside
         }  # a plan may have put others in their place
-        self._inside.append(self._modules.get(id(module), type(module).__name__))
+        self._inside.append((self._modules.get(id(module), type(module).__name__), module))
 
     def _leave(self, module: nn.Module, given: Any, out: Any) -> None:
         with suppress(IndexError):
@@ -185,20 +204,33 @@ class _Ops(TorchFunctionMode):
         return out
 
 
+def _operands(name: str, given: tuple) -> tuple[list[Tensor], bool]:
+    """(the tensors that an op is given, whether their order is known).
+
+    Of a plain tensor times a global one Python asks the right one first, so they come the other way
+    round: they are sorted by their dims, and where both have as many, which is which is not known.
+    """
+    found = list(tensors_in(given))
+    if name not in ("add", "mul") or len(found) != 2:
+        return found, True
+    found.sort(key=lambda x: -x.ndim)
+    mixed = len({isinstance(x, GlobalTensor) for x in found}) == 2
+    return found, not mixed or found[0].ndim != found[1].ndim
+
+
 def _is_compared(x: Any) -> bool:
     return isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())
 
 
-def _held(value: Tensor) -> tuple[TensorSpec | None, Tensor | None]:
-    """(spec or None, this rank's own copy); no copy if this rank has none of it."""
+def _held(value: Any) -> tuple[TensorSpec | None, Tensor | None, str]:
+    """(spec or None, this rank's own copy, how a DTensor lay); no copy if this rank has none."""
     with torch.no_grad():
         if isinstance(value, GlobalTensor):
             local = value.to_local().detach()
-            return value._spec, None if local.is_meta else local.clone()
-        whole: Any = getattr(value, "full_tensor", None)
-        if whole is not None:  # a DTensor: the tensor that it stands for
-            return None, whole().detach().clone()
-        return None, None if value.is_meta else value.detach().clone()
+            return value._spec, None if local.is_meta else local.clone(), ""
+        if hasattr(value, "full_tensor"):  # a DTensor: the tensor that it stands for
+            return None, value.full_tensor().detach().clone(), f"DTensor {value.placements}"
+        return None, None if value.is_meta else value.detach().clone(), ""
 
 
 def _plain_name(name: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import tempfile
 import time
 import traceback
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from ..nn.parallelize import parallelize
 from ..spec import B, Placement, S, SbpLike
@@ -80,36 +80,40 @@ class World:
 
 @dataclass
 class Ran:
-    """What the ranks of a world have seen; or the error that ended it."""
+    """What the ranks of a world have seen; or the error that ended it. ``seconds``: it took."""
 
     seen: list[list[Seen]]
     draws: bool = False
     error: str = ""
+    seconds: float = 0.0
 
 
-def run(step: Step, world: World, seconds: float) -> Ran:
-    """Run ``step`` in a world of its own processes, for no more than so many seconds."""
-    fork = multiprocessing.get_context("fork")
+def run(step: Step, world: World, limit: float) -> Ran:
+    """Run ``step`` in a world of its own processes, for no more than ``limit`` seconds."""
+    fork, start = multiprocessing.get_context("fork"), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        port = _port()
         ranks = [
-            fork.Process(target=_rank, args=(step, world, rank, folder, port), daemon=True)
+            fork.Process(target=_rank, args=(step, world, rank, folder), daemon=True)
             for rank in range(world.ranks)
         ]
         for rank in ranks:
             rank.start()
-        late = _wait(ranks, time.monotonic() + seconds)
-        errors = [Path(folder, f"error{k}") for k in range(world.ranks)]
-        error = next((path.read_text() for path in errors if path.exists()), "")
-        if late:
-            error = f"not ended after {seconds:g} s"
-        elif not error and any(rank.exitcode for rank in ranks):
-            error = f"ranks ended with {[rank.exitcode for rank in ranks]}"
+        late = _wait(ranks, start + limit)
+        error = f"not ended after {limit:.3g} s" if late else _error(ranks, Path(folder))
         files = [Path(folder, str(k)) for k in range(world.ranks)]
         if not all(path.exists() for path in files):
             return Ran([], error=error or "a rank has left nothing")
         found = [torch.load(path, weights_only=False) for path in files]
-    return Ran([seen for seen, _ in found], any(draws for _, draws in found), error)
+    seen, draws = [seen for seen, _ in found], any(draws for _, draws in found)
+    return Ran(seen, draws, error, time.monotonic() - start)
+
+
+def _error(ranks: list[Any], folder: Path) -> str:
+    """What the first rank that raised has written; or how they ended, if not well."""
+    errors = [folder / f"error{k}" for k in range(len(ranks))]
+    codes = [rank.exitcode for rank in ranks]
+    said = next((path.read_text() for path in errors if path.exists()), "")
+    return said or (f"ranks ended with {codes}" if any(codes) else "")
 
 
 def _wait(ranks: list[Any], end: float) -> bool:
@@ -129,15 +133,11 @@ def _wait(ranks: list[Any], end: float) -> bool:
             rank.join()
 
 
-def _rank(step: Step, world: World, rank: int, folder: str, port: int) -> None:
+def _rank(step: Step, world: World, rank: int, folder: str) -> None:
     try:
         torch.set_num_threads(1)
-        os.environ |= {
-            "RANK": str(rank), "WORLD_SIZE": str(world.ranks), "LOCAL_RANK": str(rank),
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-        }  # fmt: skip
         if world.ranks > 1 or world.plan is not None:
-            dist.init_process_group("gloo", rank=rank, world_size=world.ranks)
+            _join(rank, world.ranks, Path(folder))
         if world.double:
             _no_autocast()
         watch = Watch(world.prepare)
@@ -153,6 +153,25 @@ def _rank(step: Step, world: World, rank: int, folder: str, port: int) -> None:
         os._exit(1)
 
 
+def _join(rank: int, ranks: int, folder: Path) -> None:
+    """Start the process group as torchrun does. Rank 0 listens at a port that the system
+    chooses, and leaves it in a file for the others."""
+    path = folder / "port"
+    if rank == 0:
+        store = TCPStore("127.0.0.1", 0, ranks, is_master=True, wait_for_workers=False)
+        (folder / "new").write_text(str(store.port))
+        (folder / "new").rename(path)
+    else:
+        while not path.exists():
+            time.sleep(0.01)
+        store = TCPStore("127.0.0.1", int(path.read_text()), ranks, is_master=False)
+    os.environ |= {
+        "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port),
+    }  # fmt: skip
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+
+
 def _as_double(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     def wide(x: Tensor) -> Tensor:
         return x.double() if x.is_floating_point() else x
@@ -164,9 +183,3 @@ def _no_autocast() -> None:
     """In this process, which ends with the step, casts to fewer bits are left out."""
     torch.autocast.__enter__ = lambda self: self  # type: ignore[method-assign]
     torch.autocast.__exit__ = lambda self, *given: False  # type: ignore[method-assign]
-
-
-def _port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return bound.getsockname()[1]

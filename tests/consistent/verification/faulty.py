@@ -218,8 +218,8 @@ BY_HAND: dict[str, tuple[Callable[[Place], Any], str]] = {
     ),
     "optimizer skips one": (lambda place: by_hand(place, stepping=_skipped), "stale"),
     "all ranks have one part": (lambda place: by_hand(place, part=_part_of_rank_0), "shard"),
-    "inputs not beside labels": (lambda place: by_hand(place, part=_other_part), ""),
-    "gradients not cleared": (lambda place: by_hand(place, clear=False), ""),
+    "inputs not beside labels": (lambda place: by_hand(place, part=_other_part), "another order"),
+    "gradients not cleared": (lambda place: by_hand(place, clear=False), "not cleared"),
 }
 
 # ---- over DTensor -------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ def _over(faulty: str) -> Callable[[Place], Any]:
 OVER_DTENSOR: dict[str, tuple[Callable[[Place], Any], str]] = {
     name: (_over(name), words)
     for name, words in {
-        "shard as replicated": "",
+        "shard as replicated": "slices along dim 1",
         "whole as partial": "2 times",
         "partial as replicated": "1/2",
         "wrong sign": "sign",
