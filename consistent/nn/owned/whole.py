@@ -110,8 +110,8 @@ class _Item:
     def enter(self, whole: Tensor, grad: Tensor, masters: Any) -> None:
         """On the owner the parameter is ``whole`` and has ``grad``; elsewhere it has none."""
         if masters is not None:
-            self.master = masters.of(self.param, whole, self.one)
-            whole = self.master.clone()  # an error leaves the copy as it was
+            self.master = master = masters.of(self.param, whole, self.one)
+            whole = master.clone()  # an error leaves the copy as it was
         gradients.set_raw_grad(self.param, None)
         self.param.__dict__["_in_step"] = self
         if self.is_mine:
