@@ -30,7 +30,7 @@ from tests.faults.programs import PROGRAMS
 from tests.faults.setting import Setting, T
 
 ROOT = Path(__file__).parents[2]
-AT_ONCE = 10
+AT_ONCE = 6
 LIMIT_S = 15.0 + 3 * T  # a world takes a few seconds; a rank that is left after so many is killed
 
 
