@@ -11,9 +11,12 @@
 namespace consistent {
 namespace {
 
+// What begins an element beyond an aligned address: all is parts, residual and results.
+enum class Skew { none, last_part, all };
+
 // How the memory lies and what is in it.
 struct Memory {
-  bool skewed;   // parts, residual and results begin an element beyond an aligned address
+  Skew skew;
   bool special;  // the first part has infinities and NaN
   bool total;    // the total is wanted too
 };
@@ -23,24 +26,28 @@ int64_t compare(Dtype dtype, Dtype made_as, const Fused& it, const Memory& memor
   if (memory.special) visit_float_type(dtype, StoreSpecials{given.parts[0]});
   const Epilogue here = epilogue_of(it, given, [](const Bytes& x) { return x.data(); });
   std::vector<DeviceBytes> kept;
+  const auto copied = [&](const Bytes& x, bool skewed) {
+    kept.emplace_back(x.data(), x.size(), skewed ? size_of(dtype) : 0);
+    return static_cast<const void*>(kept.back().data);
+  };
   const auto there = [&](const Bytes& x) {
     const bool vector = x.size() == size_t(it.slice.columns * size_of(real_of(dtype)));
-    kept.emplace_back(x.data(), x.size(), memory.skewed && !vector ? size_of(dtype) : 0);
-    return static_cast<const void*>(kept.back().data);
+    return copied(x, memory.skew == Skew::all && !vector);
   };
   Parts parts, copies;
   parts.count = copies.count = it.parts;
   parts.dtype = copies.dtype = dtype;
   for (int p = 0; p < it.parts; ++p) {
     parts.data[p] = given.parts[size_t(p)].data();
-    copies.data[p] = there(given.parts[size_t(p)]);
+    const bool skewed = memory.skew == Skew::last_part && p == it.parts - 1;
+    copies.data[p] = skewed ? copied(given.parts[size_t(p)], true) : there(given.parts[size_t(p)]);
   }
   const Epilogue on_device = epilogue_of(it, given, there);
   const size_t bytes = size_t(it.slice.rows * it.slice.columns * size_of(made_as));
   Bytes out(bytes), total(memory.total ? bytes : 0);
   reduce_shards_cpu(out.data(), memory.total ? total.data() : nullptr, made_as, parts, here,
                     it.slice, 0, it.slice.rows);
-  const size_t skew = memory.skewed ? size_t(size_of(made_as)) : 0;
+  const size_t skew = memory.skew == Skew::all ? size_t(size_of(made_as)) : 0;
   const DeviceBytes made(bytes, skew), sum(total.size(), skew);
   reduce_shards_cuda(made.data, memory.total ? sum.data : nullptr, made_as, copies, on_device,
                      it.slice, nullptr);
@@ -52,11 +59,12 @@ int64_t compare(Dtype dtype, Dtype made_as, const Fused& it, const Memory& memor
 int64_t compare_all(Dtype dtype, const Fused& it) {
   int64_t wrong = 0;
   for (const Memory memory :
-       {Memory{false, false, true}, {true, false, false}, {true, true, true}}) {
+       {Memory{Skew::none, false, true}, {Skew::all, false, false}, {Skew::all, true, true}}) {
     wrong += compare(dtype, dtype, it, memory);
     if (size_of(dtype) == 2) wrong += compare(dtype, Dtype::f32, it, memory);
   }
-  return wrong + compare(dtype, dtype, it, {false, true, false});
+  return wrong + compare(dtype, dtype, it, {Skew::none, true, false}) +
+         compare(dtype, dtype, it, {Skew::last_part, false, false});
 }
 
 void timing() {

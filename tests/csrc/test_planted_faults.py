@@ -102,7 +102,8 @@ FAULTS = [
     ),
     Fault(
         "packs that are written where only reads are aligned", ENTROPY,
-        "packed ? head_of(x, split.held) : split.held;", "head_of(x, split.held);",
+        "packed ? head_of(x, split.held) : split.held;",
+        "packed || x ? head_of(x, split.held) : split.held;",
         "split_cross_entropy", MEMORY, "misaligned address",
     ),
     Fault(
@@ -128,7 +129,7 @@ FAULTS = [
     Fault(
         "slots for half the warps", REDUCE,
         "shared[kThreads / kWarp];", "shared[kThreads / kWarp / 2];",
-        "reduce_shards", MEMORY, "global-buffer-overflow",
+        "reduce_shards", MEMORY, "global-buffer-overflow|insufficient space for an object",
     ),
     Fault(
         "more shared memory than was asked for", REDUCE,
