@@ -51,6 +51,18 @@ double now_s() {
 
 bool in_a_moment(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
 
+using ByTag = std::unordered_map<uint32_t, std::deque<std::shared_ptr<Message>>>;
+
+// Takes the first message with this tag out; null if there is none.
+std::shared_ptr<Message> take(ByTag& messages, uint32_t tag) {
+  const auto found = messages.find(tag);
+  if (found == messages.end()) return nullptr;
+  std::shared_ptr<Message> first = std::move(found->second.front());
+  found->second.pop_front();
+  if (found->second.empty()) messages.erase(found);
+  return first;
+}
+
 }  // namespace
 
 struct Sockets::Peer {
@@ -65,7 +77,7 @@ struct Sockets::Peer {
   size_t read = 0;                                 // bytes of the header, and of what follows it
   std::shared_ptr<Message> filled;                 // what arrives now; null before it is known
   std::shared_ptr<std::vector<char>> kept_memory;  // of a message that nobody has asked for yet
-  std::unordered_map<uint32_t, std::deque<std::shared_ptr<Message>>> asked, kept;
+  ByTag asked, kept;
 };
 
 Sockets::Sockets(int ranks, double timeout_s, Callbacks callbacks)
@@ -115,16 +127,12 @@ void Sockets::receive(const std::shared_ptr<Message>& message) {
   const std::lock_guard<std::mutex> lock(mutex_);
   Peer& peer = *peers_.at(message->rank);
   ++open_;
-  const auto found = peer.kept.find(message->tag);
-  if (found == peer.kept.end()) {
-    peer.asked[message->tag].push_back(message);
-    go_on();
+  if (const auto kept = take(peer.kept, message->tag)) {
+    give(peer, *message, *kept);
     return;
   }
-  const std::shared_ptr<Message> kept = found->second.front();
-  found->second.pop_front();
-  if (found->second.empty()) peer.kept.erase(found);
-  give(peer, *message, *kept);
+  peer.asked[message->tag].push_back(message);
+  go_on();
 }
 
 // Gives a message that was kept to who asks for it.
@@ -175,11 +183,8 @@ bool Sockets::pump_out(Peer& peer) {
 // Looks where the message goes that begins to arrive. False if it has to wait: nobody has asked for
 // it, and it is not kept.
 bool Sockets::begin(Peer& peer, bool keeps) {
-  const auto found = peer.asked.find(peer.header.tag);
-  if (found != peer.asked.end()) {
-    peer.filled = found->second.front();
-    found->second.pop_front();
-    if (found->second.empty()) peer.asked.erase(found);
+  peer.filled = take(peer.asked, peer.header.tag);
+  if (peer.filled) {
     if (peer.filled->bytes != peer.header.bytes) peer.lost = kOtherLength;
     return peer.lost.empty();
   }
@@ -228,14 +233,10 @@ bool Sockets::pump_in(Peer& peer, bool keeps) {
     if (peer.kept_memory) {
       peer.filled->owner = std::move(peer.kept_memory);
       // Asked for while it arrived.
-      const auto found = peer.asked.find(peer.filled->tag);
-      if (found == peer.asked.end()) {
-        peer.kept[peer.filled->tag].push_back(peer.filled);
-      } else {
-        const std::shared_ptr<Message> asked = found->second.front();
-        found->second.pop_front();
-        if (found->second.empty()) peer.asked.erase(found);
+      if (const auto asked = take(peer.asked, peer.filled->tag)) {
         give(peer, *asked, *peer.filled);
+      } else {
+        peer.kept[peer.filled->tag].push_back(peer.filled);
       }
     } else {
       finish(*peer.filled);
