@@ -20,9 +20,9 @@ from mirrored.every_rank import gathered
 
 from ...dispatch.plans.shards import attach, is_global, plain
 from ...movement.run import run
-from ...spec import B, Placement, TensorSpec
-from ...spec.nested import map_each, map_tensors
-from ...tensor.storage.step_layout import OwnedState
+from ...spec import Placement, TensorSpec
+from ...spec.nested import map_each, map_tensors, tensors_in
+from ...tensor.storage.step_layout import OwnedState, owned_spec
 from ..master_weights import ordered
 from .owners import is_mine, owners_of
 
@@ -38,7 +38,7 @@ def settle(optimizer: Optimizer, param: Any, owner: Placement) -> None:
         if not is_global(x):
             return x
         local = plain(x).detach()
-        arrived = run(local, x._spec, TensorSpec.of(owner, (B,), x.shape, x.dtype))
+        arrived = run(local, x._spec, owned_spec(owner, x.shape, x.dtype))
         return arrived.clone() if arrived is local else arrived
 
     made = map_tensors(dict(state or {}), whole)
@@ -91,13 +91,12 @@ def _laid(
 ) -> dict[str, Any]:
     """What was told of a state, with its own tensors on the owner, and elsewhere ones on
     ``meta``."""
-    own: list[Tensor] = []
-    map_tensors(dict(state), lambda x: own.append(x) if x.ndim else None)
+    own = [x for x in tensors_in(dict(state)) if x.ndim]
     tensors = iter(own)
 
     def make(x: _Told) -> Any:
         local = next(tensors) if own else torch.empty(x.shape, dtype=x.dtype, device="meta")
-        return as_global(local, state.spec_of(x.shape, x.dtype))
+        return as_global(local, owned_spec(state.owner, x.shape, x.dtype))
 
     return map_each(told, _Told, make)
 

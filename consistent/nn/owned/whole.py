@@ -32,14 +32,14 @@ from ...dispatch.running.agreed import ranks_of
 from ...movement import check_mode
 from ...movement.run import begin, finishers, run
 from ...movement.run_exchanges import run_exchanges
+from ...movement.several import Route
 from ...movement.world import device_of, my_coordinate
-from ...spec import B, Placement, TensorSpec
-from ...tensor.storage.step_layout import OwnedState
+from ...spec import Placement, TensorSpec
+from ...tensor.storage.step_layout import OwnedState, owned_spec
 from ..master_weights import masters_of
 from .owners import is_mine
 
 _Base: Any = torch.Tensor
-Route = tuple[TensorSpec, TensorSpec]
 
 
 class WholeStep:
@@ -88,7 +88,7 @@ class _Item:
         self.param, self.owner, self.grad = param, owner, grad
         self.spec: TensorSpec = param._spec
         self.shard = plain(param).detach()
-        self.one = TensorSpec.of(owner, (B,), self.spec.shape, self.spec.dtype)
+        self.one = owned_spec(owner, self.spec.shape, self.spec.dtype)
         self.is_mine = is_mine(owner)
         self.master: Tensor | None = None
 

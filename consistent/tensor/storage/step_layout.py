@@ -6,6 +6,7 @@ whole).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -60,9 +61,10 @@ class OwnedState(dict):
     def __reduce__(self) -> tuple:
         return OwnedState, (dict(self), self.owner)
 
-    def spec_of(self, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
-        """The spec of a tensor of the state, which is whole on the owner."""
-        return TensorSpec.of(self.owner, (B,), shape, dtype)
+
+def owned_spec(owner: Placement, shape: Sequence[int], dtype: torch.dtype) -> TensorSpec:
+    """The spec of a tensor that is whole on the one rank of ``owner``."""
+    return TensorSpec.of(owner, (B,), shape, dtype)
 
 
 @torch.no_grad()
