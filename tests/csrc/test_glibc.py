@@ -13,7 +13,11 @@ from mirrored.native import release
 from tests.csrc.compiling import ROOT, run
 
 NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11)}
-MODULES = sorted(ROOT.glob(f"*/**/torch{release().replace('.', '_')}/_C.*.so"))
+MODULES = sorted(
+    path
+    for package in ("consistent", "mirrored")  # not the copies that a build leaves in build/
+    for path in (ROOT / package).rglob(f"torch{release().replace('.', '_')}/_C.*.so")
+)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
