@@ -24,13 +24,10 @@ from ..dispatch.running.agreed import all_ranks, ranks_of, tell
 from ..movement import check_mode
 from ..movement.world import is_apart, my_coordinate
 from ..spec import Coordinate, P, TensorSpec
+from ..spec.tracer import callbacks
 from . import buckets, scattering, unsummed
 
-# Called in place of ``y.backward()``, the last one first: who runs a whole step scales the loss,
-# or puts backward off. They may pass the call on to the next.
-takers: list[Callable[[Any, torch.Tensor | None, bool | None, bool], None]] = []
-# Called with True as torch's engine starts on a graph with global tensors, with False as it ends.
-watchers: list[Callable[[bool], None]] = []
+_ON_BACKWARD, _HANDLE_BACKWARD = callbacks("on_backward"), callbacks("handle_backward")
 
 
 class _Thread(threading.local):
@@ -38,6 +35,11 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+
+
+def is_handled() -> bool:
+    """Whether a tracer handles ``y.backward()``."""
+    return bool(_HANDLE_BACKWARD)
 
 
 def passes() -> int:
@@ -50,8 +52,8 @@ def backward(
     y: Any, gradient: torch.Tensor | None, retain_graph: bool | None, create_graph: bool
 ) -> None:
     """Backward from one global tensor into all leaves."""
-    if takers:
-        takers[-1](y, gradient, retain_graph, create_graph)
+    if _HANDLE_BACKWARD:
+        _HANDLE_BACKWARD[-1](y, gradient, retain_graph, create_graph)
         return
     # The engine is redirected (torch_patches/backward.py): it gives ``seed`` the gradient.
     graph._engine_run_backward(
@@ -124,8 +126,8 @@ def run_engine(engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """
     threads, before = torch._C._is_multithreading_enabled(), _C.in_backward_of_shards(True)
     torch._C._set_multithreading_enabled(False)
-    for watch in watchers:
-        watch(True)
+    for notify in _ON_BACKWARD:
+        notify(True)
     try:
         out = refused_gradients.run(engine, *args, **kwargs)
     except BaseException as error:
@@ -140,8 +142,8 @@ def run_engine(engine: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         _thread.passes += 1
         torch._C._set_multithreading_enabled(threads)
         _C.in_backward_of_shards(before)
-        for watch in watchers:
-            watch(False)
+        for notify in _ON_BACKWARD:
+            notify(False)
     if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
         _agree_on_nan(args[0])
     return out

@@ -19,11 +19,13 @@ from ..boxing.plan import plan as plan_boxing
 from ..dispatch import _C
 from ..dispatch.plans.gradients import summed_axes
 from ..movement import check_mode
-from ..movement.run import finishers
-from ..movement.run import observers as boxing_observers
+from ..movement.run import ended
 from ..movement.world import my_coordinate
 from ..spec import Placement, TensorSpec
+from ..spec.tracer import callbacks
 from .shown import forget_shown, hidden_again
+
+_ON_BOXING_BEGIN = callbacks("on_boxing_begin")
 
 # Buckets are sent as they fill. 25 MB is DistributedDataParallel's default, and the most; the first
 # is small so that sending starts early. In between, G bytes of gradients in buckets of b bytes cost
@@ -153,8 +155,7 @@ def sum_at_once(addend: torch.Tensor, spec: TensorSpec, unshared: bool) -> torch
     summed = addend if unshared and addend.is_contiguous() else addend.clone()
     for ranks in _groups(spec):
         summed = current().all_reduce_async(summed, ranks).wait()
-    for finish in finishers:
-        finish(spec.dual, spec.settled)
+    ended((spec.dual, spec.settled))
     return summed
 
 
@@ -179,8 +180,8 @@ def _along(placement: Placement, axes: tuple[int, ...]) -> list[tuple[int, ...]]
 def _observe(spec: TensorSpec) -> None:
     if check_mode.enabled:
         check_mode.compare(spec.dual, spec.settled, "gradient")
-    if boxing_observers:
+    if _ON_BOXING_BEGIN:
         target = spec.settled
         moves = plan_boxing(spec.dual, target)
-        for observe in boxing_observers:
-            observe(spec.dual, target, moves)
+        for notify in _ON_BOXING_BEGIN:
+            notify(spec.dual, target, moves)

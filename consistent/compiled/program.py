@@ -26,11 +26,13 @@ from ..forms.random import generator
 from ..forms.seeds import signed
 from ..nn.moving.carry import forgetting
 from ..spec.nested import map_each
+from ..spec.tracer import callbacks
 from .opaque import SENDING, Call, known, shape_of
-from .watching import Pieces, Watching, watchers
+from .watching import Pieces, Watching
 
 _Off = torch._C.DisableTorchFunction
 _T = torch.Tensor
+_ON_COMPILED = callbacks("on_compiled")
 
 
 def GRAPH_BREAK(number: int) -> None:  # noqa: N802 - a marker among the ops of a graph
@@ -187,7 +189,7 @@ class Program:
 
     def run(self, arguments: Sequence[torch.Tensor]) -> Any:
         """The result of the step."""
-        if not watchers:
+        if not _ON_COMPILED:
             return self._run(arguments, None)
         with Watching(self) as watch:
             return self._run(arguments, watch)

@@ -23,13 +23,12 @@ from mirrored.transports.default import current, replace_current
 from mirrored.transports.faults.place import user_line
 
 from ..dispatch.plans.shards import is_global
-from ..dispatch.running import agreed, whole_call
 from ..forms.random import draw, generator
 from ..forms.seeds import signed
-from ..movement.run import observers
 from ..nn import gather_ahead
 from ..spec import TensorSpec
 from ..spec.nested import map_tensors, tensors_in
+from ..spec.tracer import Tracer
 from .agreeing import Agreed, Heard, may_raise
 from .errors import CannotRecord
 from .memory import Memory, geometry, has_memory, held_by, is_contiguous, storage_of
@@ -170,12 +169,12 @@ class Recorder(TorchDispatchMode):
         with ExitStack() as stack:
             noting = Noting(current(), self._message, self._started, self._waited, self.refuse)
             stack.enter_context(replace_current(noting))
-            observers.append(self._observed)
-            stack.callback(observers.remove, self._observed)
-            agreed.recorders.append(self._agrees)
-            stack.callback(agreed.recorders.remove, self._agrees)
-            whole_call.recorders.append(self._watch_writes)
-            stack.callback(whole_call.recorders.remove, self._watch_writes)
+            tracer = Tracer(
+                on_boxing_begin=self._observed,
+                on_agreement=self._agrees,
+                watch_writes=self._watch_writes,
+            )
+            stack.enter_context(tracer.tracing())
             stack.enter_context(gather_ahead.switched_off())
             stack.enter_context(_Reading(self))
             stack.enter_context(self)

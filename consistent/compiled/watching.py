@@ -25,6 +25,7 @@ import torch
 from torch.fx import Node
 
 from ..drawing.words import short_site, site_of, times
+from ..spec.tracer import callbacks
 from .listing import is_item, row
 from .opaque import ORDERED
 
@@ -52,9 +53,7 @@ class Happening:
     sent: int = 0
 
 
-# Called with what happens, and whether it begins; a "start" has no end.
-Watcher = Callable[[Happening, bool], None]
-watchers: list[Watcher] = []
+_ON_COMPILED = callbacks("on_compiled")  # a "start" has no end
 
 
 @dataclass
@@ -68,7 +67,7 @@ class Pieces:
 
 
 class Watching:
-    """Tells ``watchers`` of one run of a program."""
+    """Notifies tracers of what one run of a program does."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -132,8 +131,8 @@ class Watching:
 
 
 def _tell(what: Happening, begins: bool) -> None:
-    for watcher in list(watchers):
-        watcher(what, begins)
+    for notify in list(_ON_COMPILED):
+        notify(what, begins)
 
 
 def _pieces(program: Program, part: Segment) -> Pieces:

@@ -27,11 +27,12 @@ from mirrored.transports.faults.place import enter_description
 from ..movement import check_mode
 from ..rules import table
 from ..spec import Layout, TensorSpec
+from ..spec.tracer import op_tracers
 from . import _C
 from .planning.functions.torch_functions import resolve
 from .planning.planning import make_plan
 from .plans import shards
-from .plans.plan import handlers, list_ops, observers, plans
+from .plans.plan import handlers, list_ops, plans
 from .running.current_op import current_op
 from .running.moved_views import alive, freshened, moved_view_error
 from .running.writes import wrote
@@ -64,7 +65,7 @@ def set_class(cls: Any) -> None:
     """Set the class that shards are retyped to."""
     shards.set_class(cls)
     _C.set_up(
-        cls, MirroredTensor, TensorSpec, Layout, resolve, make_plan, moved_view_error, observers,
+        cls, MirroredTensor, TensorSpec, Layout, resolve, make_plan, moved_view_error, op_tracers,
         alive, freshened, wrote, forward_ad, check_mode,
     )  # fmt: skip
     _C.use(plans)

@@ -15,7 +15,6 @@ from torch.overrides import TorchFunctionMode
 
 from mirrored.transports.faults.place import user_line
 
-from ..autograd import backward
 from ..dispatch.planning import autocast
 from ..dispatch.plans.shards import attach, is_global
 from ..forms.random import generator
@@ -23,9 +22,8 @@ from ..movement import plain_values
 from ..movement.differentiable import spread
 from ..movement.world import device_of, my_coordinate
 from ..spec import NdSbp, Placement, SbpLike, TensorSpec
-from ..spec.callbacks import set_aside
 from ..spec.nested import map_each, map_tensors, tensors_in
-from ..tensor.storage import moving
+from ..spec.tracer import Tracer, set_aside
 from .effects import RefusingDraws, Writes, version, versions, writes_by_name
 from .kept import Kept
 from .program import HERE, Asked, Line, Move, Program, Ref, Value
@@ -124,10 +122,8 @@ class _Recorder(TorchFunctionMode):
                 continue
             outer.update(id(m) for m in module.modules())
             self._listen_to(stack, module, stage)
-        backward.takers.append(self._backward)
-        stack.callback(backward.takers.remove, self._backward)
-        moving.takers.append(self._to_global)
-        stack.callback(moving.takers.remove, self._to_global)
+        tracer = Tracer(handle_backward=self._backward, handle_to_global=self._to_global)
+        stack.enter_context(tracer.tracing())
         stack.enter_context(self)
         self._drawn = generator.get_state().counter
         self._around = self._mode()
@@ -361,7 +357,7 @@ class _Recorder(TorchFunctionMode):
 
     def _to_global(self, x: Any, target: TensorSpec, grad_sbp: SbpLike | None) -> Any:
         if self._passing:
-            with set_aside(moving.takers):
+            with set_aside("handle_to_global"):
                 return x.to_global(target.placement, target.sbp, grad_sbp=grad_sbp)
         with self.quiet():
             return self._moved_to(x, target, grad_sbp)

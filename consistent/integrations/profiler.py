@@ -16,8 +16,8 @@ import torch
 
 from ..boxing.plan import plan_bytes
 from ..boxing.steps import Step
-from ..movement import run as boxing_run
 from ..spec import TensorSpec
+from ..spec.tracer import Tracer
 
 
 @contextmanager
@@ -30,8 +30,5 @@ def name_boxings() -> Iterator[None]:
             with torch.profiler.record_function(f"boxing {text}, {plan_bytes(moves)} bytes"):
                 pass
 
-    boxing_run.observers.append(mark)
-    try:
+    with Tracer(on_boxing_begin=mark).tracing():
         yield
-    finally:
-        boxing_run.observers.remove(mark)

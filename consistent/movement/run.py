@@ -21,16 +21,13 @@ from mirrored.transports.default import current
 from ..boxing.plan import _path, plan
 from ..boxing.steps import Exchange, Move, Step
 from ..spec import B, Coordinate, Partial, Split, TensorSpec, piece
+from ..spec.tracer import callbacks
 from . import check_mode
 from .run_exchange import run_exchange
 from .run_sparse import run_sparse
 from .world import my_coordinate
 
-# Called with (src, dst, moves) at each boxing, on every rank; empty costs one truth test.
-observers: list[Callable[[TensorSpec, TensorSpec, tuple[Step, ...]], None]] = []
-
-# Called with (src, dst) after a boxing that the program waits for, while a report takes times.
-finishers: list[Callable[[TensorSpec, TensorSpec], None]] = []
+_ON_BOXING_BEGIN, _ON_BOXING_END = callbacks("on_boxing_begin"), callbacks("on_boxing_end")
 
 _Action = Callable[[Tensor], Tensor]
 _is_alias_of = torch._C._is_alias_of  # pyright: ignore[reportAttributeAccessIssue]
@@ -56,8 +53,7 @@ def run(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
         (middle,) = (move for move in moves if isinstance(move, Exchange))
         arrived = run_exchange(run_within(x, src, middle.src), middle.src, middle.dst)
         out = run_within(arrived, middle.dst, dst)
-    for finish in finishers:
-        finish(src, dst)
+    ended((src, dst))
     return out
 
 
@@ -67,13 +63,20 @@ def begin(local: Tensor, src: TensorSpec, dst: TensorSpec) -> tuple[Tensor, tupl
     if check_mode.enabled:
         check_mode.before_boxing(local, src, dst)
     moves = plan(src, dst)
-    for observe in observers:
-        observe(src, dst, moves)
+    for notify in _ON_BOXING_BEGIN:
+        notify(src, dst, moves)
     x = local.detach()
     # A gradient that torch knows to be zero has no memory to send.
     x = x.clone() if x._is_zerotensor() else x
     entries = x.layout is torch.sparse_coo and src.placement == dst.placement
     return x if entries or x.layout is torch.strided else x.to_dense(), moves
+
+
+def ended(*routes: tuple[TensorSpec, TensorSpec]) -> None:
+    """Notify tracers that the boxings of ``routes``, which began in this order, have ended."""
+    for notify in _ON_BOXING_END:
+        for src, dst in reversed(routes):
+            notify(src, dst)
 
 
 @contextmanager

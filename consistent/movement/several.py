@@ -22,7 +22,7 @@ from ..boxing.steps import Move
 from ..spec import Coordinate, Split, TensorSpec, piece
 from .differentiable import _apply, _HookOff
 from .grad_mode import tracks
-from .run import begin, finishers, run, run_within
+from .run import begin, ended, run, run_within
 from .world import my_coordinate
 
 Route = tuple[TensorSpec, TensorSpec]
@@ -69,9 +69,8 @@ def run_several(
             made = [_put(x, into, i) for i, x in zip(positions, made, strict=True)]
         for i, x in zip(positions, made, strict=True):
             out[i] = x
-        for finish in finishers:
-            for i in () if begun else reversed(positions):
-                finish(*routes[i])
+        if not begun:
+            ended(*(routes[i] for i in positions))
     return out
 
 

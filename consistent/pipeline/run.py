@@ -28,9 +28,12 @@ from ..movement import between
 from ..movement.run import run as box
 from ..movement.world import apart, device_of, my_coordinate
 from ..spec import Placement, TensorSpec
+from ..spec.tracer import callbacks
 from .cell import Cell
 from .part import Part, part_of
 from .table import Action, Schedule
+
+_HANDLE_SCHEDULE = callbacks("handle_schedule")
 
 AHEAD = 2  # actions for which a rank receives before it comes to them
 
@@ -217,14 +220,10 @@ def _label(key: Key, move: Move) -> str:
     return f"{what} {index} of micro-batch {m} from stage {a} to stage {b}"
 
 
-# The last of these runs schedules in place of ``Run.all``.
-takers: list[Callable[[Run], None]] = []
-
-
 def run_all(run: Run) -> None:
     """Run the line, and make all ranks raise if this one cannot go on."""
-    if takers:
-        return takers[-1](run)
+    if _HANDLE_SCHEDULE:
+        return _HANDLE_SCHEDULE[-1](run)
     try:
         run.all()
     except Exception as error:
@@ -236,4 +235,4 @@ def run_all(run: Run) -> None:
         raise
 
 
-__all__ = ["MicroBatch", "Run", "run_all", "takers"]
+__all__ = ["MicroBatch", "Run", "run_all"]

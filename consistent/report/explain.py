@@ -15,7 +15,7 @@ import torch
 
 from ..boxing.plan import boxing_bytes
 from ..dispatch.plans.arguments import collect, with_tensors
-from ..dispatch.plans.plan import OtherCall, Plan, watchers
+from ..dispatch.plans.plan import OtherCall, Plan
 from ..dispatch.plans.shards import attach, is_global
 from ..dispatch.running.on_lists import OnLists
 from ..dispatch.running.on_shards import OnShards
@@ -25,6 +25,7 @@ from ..rules.candidates import candidates
 from ..rules.choose import cut_elsewhere, seconds
 from ..rules.signature import Signature
 from ..spec import TensorSpec
+from ..spec.tracer import Tracer
 
 _WHY = "explain sends nothing, and here a value is needed"
 
@@ -124,12 +125,8 @@ def explain(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanati
 def _outside() -> Iterator[list[Plan]]:
     """Plans made inside are for a rank outside all placements, and are forgotten after."""
     met: list[Plan] = []
-    watchers.append(met.append)
-    try:
-        with outside(_WHY, 1, plan_each=True):
-            yield met
-    finally:
-        watchers.remove(met.append)
+    with Tracer(on_plan=met.append).tracing(), outside(_WHY, 1, plan_each=True):
+        yield met
 
 
 def _stand_in(x: torch.Tensor) -> Any:

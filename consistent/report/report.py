@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from ..autograd import backward
 from ..boxing.plan import plan_bytes
@@ -15,8 +16,8 @@ from ..compiled import watching
 from ..dispatch.plans import plan as plans
 from ..drawing.files import write
 from ..movement import check_mode
-from ..movement import run as boxing_run
 from ..spec import TensorSpec
+from ..spec.tracer import Tracer
 from .advice import Advice, advise
 from .difference import Difference, difference
 from .lines import Line, sbps
@@ -87,7 +88,14 @@ class Report:
         self._calling().append((plan, check_mode.current()))
         check_mode.calling(plan.name)
 
-    def _op(self, plan: plans.Plan, ins: Sequence[TensorSpec], outs: Sequence[TensorSpec]) -> None:
+    def _op(
+        self,
+        plan: plans.Plan,
+        _: Any,
+        __: Any,
+        ins: Sequence[TensorSpec],
+        outs: Sequence[TensorSpec],
+    ) -> None:
         calling = self._calling()
         while calling:  # those above it were ended by an error
             started, caller = calling.pop()
@@ -194,14 +202,14 @@ def report(timeline: bool = False) -> Iterator[Report]:
     """
     made = Report(Timeline() if timeline else None)
     with ExitStack() as stack:
-        if made.timeline is not None:  # first, so that no time goes into the report itself
+        stack.enter_context(
+            Tracer(
+                on_op_begin=made._starts,
+                on_op_end=made._op,
+                on_boxing_begin=made._boxing,
+                on_compiled=made._program,
+            ).tracing()
+        )
+        if made.timeline is not None:  # last, so that no time goes into the report itself
             stack.enter_context(made.timeline.recording())
-        plans.starters.append(made._starts)
-        stack.callback(plans.starters.remove, made._starts)
-        plans.observers.append(made._op)
-        stack.callback(plans.observers.remove, made._op)
-        boxing_run.observers.insert(0, made._boxing)
-        stack.callback(boxing_run.observers.remove, made._boxing)
-        watching.watchers.append(made._program)
-        stack.callback(watching.watchers.remove, made._program)
         yield made

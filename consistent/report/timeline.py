@@ -13,8 +13,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
 from mirrored.transports.default import current
 
@@ -24,8 +25,8 @@ from ..boxing.steps import Step
 from ..compiled import watching
 from ..dispatch.plans import plan as plans
 from ..movement import check_mode
-from ..movement import run as boxing_run
 from ..spec import TensorSpec
+from ..spec.tracer import Tracer
 from .lines import sbps
 
 MOST_EVENTS = 100_000  # later ones are counted, and not kept
@@ -104,26 +105,23 @@ class Timeline:
 
     # -- what is watched ---------------------------------------------------------------------------
 
-    @contextmanager
-    def recording(self) -> Iterator[None]:
+    def recording(self) -> AbstractContextManager[None]:
         """Take times inside the ``with`` block."""
-        with ExitStack() as stack:
-            for observers, observe in (
-                (plans.starters, self._op_starts),
-                (plans.observers, self._op_ends),
-                (boxing_run.observers, self._boxing_starts),
-                (boxing_run.finishers, self._boxing_ends),
-                (backward.watchers, self._backward),
-                (watching.watchers, self._program),
-            ):
-                observers.append(observe)  # type: ignore[arg-type]
-                stack.callback(observers.remove, observe)  # type: ignore[arg-type]
-            yield
+        return Tracer(
+            on_op_begin=self._op_starts,
+            on_op_end=self._op_ends,
+            on_boxing_begin=self._boxing_starts,
+            on_boxing_end=self._boxing_ends,
+            on_backward=self._backward,
+            on_compiled=self._program,
+        ).tracing()
 
     def _op_starts(self, plan: plans.Plan) -> None:
         self._start(Event("op", plan.name, 0, check_mode.call_site()), plan)
 
-    def _op_ends(self, plan: plans.Plan, ins: list[TensorSpec], outs: list[TensorSpec]) -> None:
+    def _op_ends(
+        self, plan: plans.Plan, _: Any, __: Any, ins: list[TensorSpec], outs: list[TensorSpec]
+    ) -> None:
         event = self._end(plan)
         if event is not None:
             event.detail = f"{sbps(ins)} -> {sbps(outs)}"

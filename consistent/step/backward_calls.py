@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..autograd import backward
-from ..spec.callbacks import set_aside
+from ..spec.tracer import Tracer, set_aside
 
 
 @contextmanager
@@ -21,16 +20,12 @@ def taken(take: Callable[[Any, Callable[[Any], None]], None]) -> Iterator[None]:
     def of_global(y: Any, gradient: Any, retain: bool | None, create: bool) -> None:
         take(y, lambda x: _untaken(x, gradient, retain, create))
 
-    backward.takers.append(of_global)
-    try:
-        with _Plain(take):
-            yield
-    finally:
-        backward.takers.remove(of_global)
+    with Tracer(handle_backward=of_global).tracing(), _Plain(take):
+        yield
 
 
 def _untaken(y: Any, *args: Any, **kwargs: Any) -> None:
-    with set_aside(backward.takers):
+    with set_aside("handle_backward"):
         y.backward(*args, **kwargs)
 
 

@@ -35,7 +35,7 @@ def _run_backward(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    if backward.takers and kwargs.get("accumulate_grad"):
+    if backward.is_handled() and kwargs.get("accumulate_grad"):
         raise RuntimeError(
             "torch.autograd.backward, or loss.backward(inputs=...), inside a step that is run as "
             "a whole, as nn.Graph does: the step scales its losses, and does so where "

@@ -14,9 +14,7 @@ from typing import Any
 
 import torch
 
-from ...autograd import backward
 from ...dispatch.plans.arguments import fill
-from ...dispatch.plans.plan import followers
 from ...dispatch.plans.shards import HookOff, is_global
 from ...dispatch.running.moved_views import is_view
 from ...graph.reads import is_followed
@@ -26,8 +24,7 @@ from ...rules import table
 from ...rules.signature import Out
 from ...spec import B, Placement, TensorSpec
 from ...spec.nested import map_tensors, tensors_in
-from ...tensor.inspection import reading
-from ...tensor.storage import moving
+from ...spec.tracer import Tracer
 from .program import BUFFER, CONSTANT, INPUT, OP, PARAMETER, Enter, Exit, Op, Program, Value
 
 _WHY = "a plan is searched without values, and here a value is needed"
@@ -144,14 +141,13 @@ class _Recorder:
         with ExitStack() as stack:
             for name, module in model.named_modules():
                 self._listen_to(stack, module, name)
-            for calls, mine in (
-                (followers, self._op),
-                (reading.knowers, self._value_of),
-                (backward.takers, self._backward),
-                (moving.takers, self._to_global),
-            ):
-                calls.append(mine)  # type: ignore[arg-type]
-                stack.callback(calls.remove, mine)  # type: ignore[arg-type]
+            tracer = Tracer(
+                on_op_end=self._op,
+                value_of=self._value_of,
+                handle_backward=self._backward,
+                handle_to_global=self._to_global,
+            )
+            stack.enter_context(tracer.tracing())
             yield
 
     def _listen_to(self, stack: ExitStack, module: torch.nn.Module, name: str) -> None:
@@ -177,7 +173,7 @@ class _Recorder:
     def _values(self, given: Mapping[Any, Any]) -> dict[int | str, int]:
         return {key: self._known[id(x)] for key, x in given.items() if id(x) in self._known}
 
-    def _op(self, plan: Any, given: list[Any], out: Any) -> None:
+    def _op(self, plan: Any, given: list[Any], out: Any, *_: Any) -> None:
         call, made = plan.call, tensors_in(out)
         ins = tuple(self._own(x) for x in given)
         if call.inplace:
@@ -187,7 +183,7 @@ class _Recorder:
         if len(call.outs) != len(made):  # of an op without a rule they were not planned
             specs = (x._spec for x in made)
             call = replace(call, outs=tuple(Out(x.shape, x.dtype) for x in specs))
-        view = not call.inplace and is_view(plan)
+        view = not call.inplace and bool(call.args) and is_view(plan)
         op = Op(plan.name, call, row, ins, outs, view, self._calling[-1])
         self.program.events.append(op)
         self._follow_values(plan, ins, outs)

@@ -23,9 +23,10 @@ from ...autograd.leaves import no_sync
 from ...graph.program import Move
 from ...movement import between
 from ...movement.run import run as box
-from ...pipeline.run import Run, takers
+from ...pipeline.run import Run
 from ...pipeline.table import Action, Schedule
 from ...spec import Placement, TensorSpec
+from ...spec.tracer import Tracer
 from .alike import Alike, Part, give_gradients, params_of
 from .imagined import Imagined
 from .log import Held, Log, Mark, Message, Scheduled
@@ -65,11 +66,8 @@ def played(
     def take(run: Run) -> None:
         _Follow(run, log, transport, imagined).all(kinds())
 
-    takers.append(take)
-    try:
+    with Tracer(handle_schedule=take).tracing():
         yield
-    finally:
-        takers.remove(take)
 
 
 class _Follow(Run):

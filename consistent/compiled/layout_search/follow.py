@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ...dispatch.plans.plan import deciders, starters
 from ...rules.choose import Choice, choice_of
 from ...rules.signature import Call, Signature
 from ...spec import NdSbp, TensorSpec
+from ...spec.tracer import Tracer
 from .chain import Decision, Solution
 from .listen import planned_each
 
@@ -32,14 +32,8 @@ class Follower:
     @contextmanager
     def following(self) -> Iterator[None]:
         """Inside, ops do as was decided."""
-        with planned_each():
-            deciders.append(self._decide)
-            starters.append(self._start)
-            try:
-                yield
-            finally:
-                starters.remove(self._start)
-                deciders.remove(self._decide)
+        with planned_each(Tracer(on_op_begin=self._start, choose=self._decide)):
+            yield
 
     def _start(self, _: Any) -> None:
         if self._started in self._solution.decisions and self._decided != self._started:

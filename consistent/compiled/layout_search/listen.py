@@ -9,32 +9,28 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from ...dispatch import _C
-from ...dispatch.plans.plan import Plan, listeners, looked_up_in, observers, starters
+from ...dispatch.plans.plan import Plan, looked_up_in
 from ...dispatch.plans.shards import is_global
 from ...dispatch.running.moved_views import is_view
 from ...dispatch.running.on_shards import InPlaceOnCopy
 from ...rules import table
 from ...spec.nested import tensors_in
-from ...tensor.storage import moving
+from ...spec.tracer import Tracer
 from .chain import CHOSEN, MOVE, ON_COPY, WHOLE, Chain, Step, Value
 
 
 @contextmanager
-def planned_each() -> Iterator[None]:
-    """Inside, each op is planned by its own sizes, Python runs all plans, and they are forgotten
-    after."""
-    observers.append(_ignore)
-    try:
-        with looked_up_in(_C.PlanTable(True)):
-            yield
-    finally:
-        observers.remove(_ignore)
+def planned_each(tracer: Tracer) -> Iterator[None]:
+    """Inside, ``tracer`` sees ops, each of which is planned by its own sizes; the plans are
+    forgotten after."""
+    with looked_up_in(_C.PlanTable(True)), tracer.tracing():
+        yield
 
 
 class Listener:
@@ -49,16 +45,13 @@ class Listener:
     def listening(self, is_paused: Callable[[], bool]) -> Iterator[None]:
         """Inside, ops come here; those that run while ``is_paused()`` keep their layouts."""
         self._is_paused = is_paused
-        with ExitStack() as stack:
-            stack.enter_context(planned_each())
-            for calls, mine in (
-                (starters, self._started),
-                (listeners, self._ran),
-                (moving.movers, self._moved),
-                (moving.readers, self._read),
-            ):
-                calls.append(mine)  # type: ignore[arg-type]
-                stack.callback(calls.remove, mine)  # type: ignore[arg-type]
+        tracer = Tracer(
+            on_op_begin=self._started,
+            on_op_end=self._ran,
+            on_to_global=self._moved,
+            on_layout_read=self._read,
+        )
+        with planned_each(tracer):
             yield
 
     def pin(self, value: Any) -> None:
@@ -75,7 +68,7 @@ class Listener:
         self._open.append((plan, self.chain.count))
         self.chain.count += 1
 
-    def _ran(self, plan: Any, given: Sequence[Any], out: Any) -> None:
+    def _ran(self, plan: Any, given: Sequence[Any], out: Any, *_: Any) -> None:
         number = None
         while self._open:
             met, number = self._open.pop()
@@ -131,7 +124,3 @@ class Listener:
         number = len(self.chain.values) - 1
         self._objects[id(x)] = weakref.ref(x), number
         return number
-
-
-def _ignore(*_: Any) -> None:
-    """Having an observer is what counts."""

@@ -21,8 +21,9 @@ from ...rules.fused_reduce_scatter import joins_sum
 from ...rules.raising import IN_BACKWARD, may_differ, may_differ_in_backward, may_raise
 from ...rules.signature import Call, Operand
 from ...spec import Layout, TensorSpec
+from ...spec.tracer import callbacks
 from ..plans.arguments import tensors_of, with_tensors
-from ..plans.plan import Answer, ByFacts, OtherCall, OutLayout, Plan, deciders, list_ops, watchers
+from ..plans.plan import Answer, ByFacts, OtherCall, OutLayout, Plan, list_ops
 from ..plans.shards import common_placement, is_global, refuse_other_views
 from ..running import outside_ranks
 from ..running.empty_shards import same_graph
@@ -45,6 +46,8 @@ from .meta_run import MISTOLD, has_meta_backward, is_refusal, logical_outputs, o
 from .without_modes import without_modes
 from .writes import written_operands
 
+_ON_PLAN, _CHOOSE = callbacks("on_plan"), callbacks("choose")
+
 _Tensor = torch.Tensor
 
 
@@ -64,9 +67,9 @@ def make_plan(
         planning = _Planning(function, args, kwargs, tensors, for_any_size)
         with without_modes():
             plan = planning.under_autocast(planning.plan(by_facts))
-    plan.kept = plan.kept and not deciders
-    for watch in watchers:
-        watch(plan)
+    plan.kept = plan.kept and not _CHOOSE
+    for notify in _ON_PLAN:
+        notify(plan)
     return compare_plain(plan, function, args, tensors)
 
 
@@ -179,10 +182,10 @@ class _Planning:
         if by_axis is None:
             return None
         pin = self.specs[0].sbp if self.call.inplace else None
-        if deciders:
-            decided = deciders[-1](self.call, self.specs, by_axis, pin)
-            if decided is not None:
-                return decided
+        if _CHOOSE:
+            chosen = _CHOOSE[-1](self.call, self.specs, by_axis, pin)
+            if chosen is not None:
+                return chosen
         return choose(self.call, self.specs, by_axis, pin)
 
     def _with_sum(self, choice: Choice) -> Choice:

@@ -7,7 +7,7 @@ how it is run (``way``), what is called (``function``) and the specs or layouts 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple
 
@@ -124,21 +124,6 @@ plans = _C.PlanTable()
 # this one enter them.
 handlers: dict[str, Callable[..., Any]] = {}
 list_ops: dict[str, Callable[..., Plan | None]] = {}
-# Called with (plan, specs, outs) after each op while a report is open; empty costs one truth test.
-observers: list[Callable[[Plan, Sequence[TensorSpec], Sequence[TensorSpec]], None]] = []
-# Called with each plan before it runs, while a report is open.
-starters: list[Callable[[Plan], None]] = []
-# Called with (plan, tensors, result) after each op that this rank follows from outside its
-# placement: the tensors as the op gets them, and what it gives.
-followers: list[Callable[[Plan, Sequence[Any], Any], None]] = []
-# Called with (plan, tensors, result) after each op but those over lists, while ``observers`` is
-# not empty.
-listeners: list[Callable[[Plan, Sequence[Any], Any], None]] = []
-# The last one is asked, with (call, specs, signatures by axis, pin), in place of choosing an op's
-# signatures alone; None leaves it to that. While there is one, no plan is kept.
-deciders: list[Callable[..., Any]] = []
-# Called with each plan as it is made.
-watchers: list[Callable[[Plan], None]] = []
 
 
 @contextmanager

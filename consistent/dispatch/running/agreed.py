@@ -29,14 +29,13 @@ from mirrored.transports.default import current, use
 from mirrored.transports.failures import raised_together
 
 from ...spec import Placement
+from ...spec.tracer import callbacks
 
 T = TypeVar("T")
 
 _EVERY_RANK = ", and every rank raises it."
 
-# Those who record a step: called with (the ranks that agree, True) as such an op begins, and with
-# False as it ends.
-recorders: list[Callable[[Ranks, bool], None]] = []
+_ON_AGREEMENT = callbacks("on_agreement")
 
 
 def on_all(
@@ -132,15 +131,15 @@ def error_of(note: bytes, more: str = "") -> Exception:
 
 
 def begin(ranks: Ranks) -> None:
-    """Let those who record know that ``ranks`` will tell each other how what runs now went."""
-    for record in recorders:
-        record(ranks, True)
+    """Notify tracers that ``ranks`` will tell each other how what runs now went."""
+    for notify in _ON_AGREEMENT:
+        notify(ranks, True)
 
 
 def end(ranks: Ranks) -> None:
-    """Let those who record know that it has run."""
-    for record in recorders:
-        record(ranks, False)
+    """Notify tracers that it has run."""
+    for notify in _ON_AGREEMENT:
+        notify(ranks, False)
 
 
 class _Told(BaseException):

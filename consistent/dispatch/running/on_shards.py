@@ -19,6 +19,7 @@ from ...rules.choose import Choice
 from ...rules.raising import DIVISIONS
 from ...rules.signature import Call
 from ...spec import Layout, Placement, TensorSpec
+from ...spec.tracer import callbacks
 from ..plans.arguments import fill, with_tensors
 from ..plans.plan import (
     BOXED,
@@ -27,10 +28,6 @@ from ..plans.plan import (
     OutLayout,
     Plan,
     Source,
-    followers,
-    listeners,
-    observers,
-    starters,
 )
 from ..plans.shards import (
     HookOff,
@@ -52,6 +49,7 @@ from .user_code import present, write_into_plain
 from .writes import wrote
 
 _Tensor = torch.Tensor
+_ON_OP_BEGIN, _ON_OP_END = callbacks("on_op_begin"), callbacks("on_op_end")
 
 
 class OnShards(Plan):
@@ -112,8 +110,8 @@ class OnShards(Plan):
         return tensors
 
     def run(self, args: tuple, kwargs: dict, tensors: list) -> Any:
-        for start in starters:
-            start(self)
+        for notify in _ON_OP_BEGIN:
+            notify(self)
         first = tensors[0]
         if self._writes_into_plain():
             return write_into_plain(self.function, args, kwargs, tensors)
@@ -137,12 +135,8 @@ class OnShards(Plan):
         out, outs = self._typed(out, specs, first)
         if self._moves_views(first):
             moved_views.remember(out, self, first, args, kwargs)
-        for observe in observers:
-            observe(self, specs, outs)
-        for follow in followers if self.outside else ():
-            follow(self, given, out)
-        for listen in listeners:
-            listen(self, given, out)
+        for notify in _ON_OP_END:
+            notify(self, given, out, specs, outs)
         return out
 
     def _writes_into_plain(self) -> bool:
@@ -287,8 +281,8 @@ class InPlaceOnCopy(OnShards):
         return False
 
     def run(self, args: tuple, kwargs: dict, tensors: list) -> Any:
-        for start in starters:
-            start(self)
+        for notify in _ON_OP_BEGIN:
+            notify(self)
         if self._writes_into_plain():
             return write_into_plain(self.function, args, kwargs, tensors)
         for index in self.adopt:
@@ -316,10 +310,8 @@ class InPlaceOnCopy(OnShards):
         for index in self.writes:
             if index != 0:
                 self._put_back(copies[index], given[index])
-        for observe in observers:
-            observe(self, specs, (spec,))
-        for listen in listeners:
-            listen(self, given, target)
+        for notify in _ON_OP_END:
+            notify(self, given, target, specs, (spec,))
         return target if out is not None else None
 
 

@@ -33,8 +33,8 @@ from ...movement.grad_mode import records
 from ...movement.world import my_coordinate
 from ...rules.signature import Call, Operand
 from ...spec import B, Layout, Placement, TensorSpec
+from ...spec.tracer import callbacks
 from ..plans.arguments import collect, with_tensors
-from ..plans.plan import listeners, observers, starters, watchers
 from ..plans.shards import adopt, attach, common_placement, is_global, plain
 from .moved_views import fresh
 from .on_shards import OnShards
@@ -44,9 +44,8 @@ from .writes import wrote
 
 _Tensor = torch.Tensor
 
-# Those who record a step: (x) -> what says later whether an op has written into x meanwhile. Values
-# tell what was written in this step, and another one may write where this one did not.
-recorders: list[Callable[[torch.Tensor], Callable[[], bool]]] = []
+_ON_PLAN, _ON_OP_BEGIN = callbacks("on_plan"), callbacks("on_op_begin")
+_ON_OP_END, _WATCH_WRITES = callbacks("on_op_end"), callbacks("watch_writes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +80,8 @@ def call_whole(
     placement = common_placement(name, given)
     check_mode.calling(name)
     plan = _plan(name, run, given, placement)
-    for start in starters:
-        start(plan)
+    for notify in _ON_OP_BEGIN:
+        notify(plan)
     met = [x for x in given if not is_global(x)]
     plain_values.compare(name, met, placement, (name, *((x.dtype, x.ndim) for x in met)))
     marks = None if marked is None else _marked(marked, args, kwargs, given)
@@ -103,10 +102,9 @@ def call_whole(
         _put_back(given[each.index], each)
     specs: list[TensorSpec] = []
     result = _typed(out, plan, given, specs)
-    for observe in observers:
-        observe(plan, [x._spec for x in given if is_global(x)], specs)
-    for listen in listeners:
-        listen(plan, [x for x in given if is_global(x)], result)
+    for notify in _ON_OP_END:
+        operands = [x for x in given if is_global(x)]
+        notify(plan, operands, result, [x._spec for x in operands], specs)
     return result
 
 
@@ -117,8 +115,8 @@ def _plan(name: str, run: Callable[..., Any], given: list, placement: Placement)
     plan, whole = OnShards(name, run, call, placement), Layout.whole(placement)
     plan.boxes = tuple((i, whole) for i, spec in enumerate(specs) if spec.layout is not whole)
     plan.outside = my_coordinate(placement) is None
-    for watch in watchers:
-        watch(plan)
+    for notify in _ON_PLAN:
+        notify(plan)
     return plan
 
 
@@ -192,9 +190,11 @@ class _Watched:
         copied = whole.layout is torch.strided and not whole.is_meta and _is_copy(whole, source)
         self._marked = copied and bool(marked)
         # Whether it was written to shows in its values alone. Looking at them is none of the step.
+        # Values tell what this step has written; another step may write where this one did not,
+        # so who records one watches the ops that write.
         self._before, self._recorded = None, []
         if copied and marked is None:
-            self._recorded = [watch(whole) for watch in recorders]
+            self._recorded = [watch(whole) for watch in _WATCH_WRITES]
             with unseen():
                 self._before = whole.data.clone()
 

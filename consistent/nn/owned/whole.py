@@ -30,7 +30,7 @@ from ...dispatch.plans import gradients
 from ...dispatch.plans.shards import HookOff, attach, plain
 from ...dispatch.running.agreed import ranks_of
 from ...movement import check_mode
-from ...movement.run import begin, finishers, run
+from ...movement.run import begin, ended, run
 from ...movement.run_exchanges import run_exchanges
 from ...movement.several import Route
 from ...movement.world import device_of, my_coordinate
@@ -160,9 +160,7 @@ def _boxed(
         for at in groups.values():
             locals_, routes = zip(*(begun[i] for i in at), strict=True)
             run_exchanges(locals_, routes, [made[i] for i in at])
-    for finish in finishers:
-        for _, route in reversed(begun):
-            finish(*route)
+    ended(*(route for _, route in begun))
     return made
 
 

@@ -5,7 +5,6 @@ These are the only questions to a tensor that communicate: every rank of the wor
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,16 +13,16 @@ from ...dispatch.plans.shards import plain
 from ...movement import check_mode
 from ...movement.run import run as run_boxing
 from ...movement.world import whole_on_world
+from ...spec.tracer import callbacks
 
-# Asked for the value of a tensor that has none, by who records programs; None: it is not known.
-knowers: list[Callable[[Any], torch.Tensor | None]] = []
+_VALUE_OF = callbacks("value_of")
 
 
 def full(self: Any) -> torch.Tensor:
     """The whole logical value as a plain tensor on every rank of the world, without autograd. A
     collective."""
-    for knows in knowers:
-        if (value := knows(self)) is not None:
+    for known in reversed(_VALUE_OF):
+        if (value := known(self)) is not None:
             return value
     check_mode.calling("full")
     with torch.no_grad():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -16,17 +15,13 @@ from ...movement import check_mode
 from ...movement.differentiable import box
 from ...movement.world import my_coordinate
 from ...spec import NdSbp, Placement, SbpLike, TensorSpec, resolve_sbp
+from ...spec.tracer import callbacks
 from ..making.create import check_world
 
 T = TypeVar("T")  # GlobalTensor
 
-# Called in place of a move, the last one first, by who records programs: (x, its target, the SBP
-# that the gradient is to have) -> the moved tensor.
-takers: list[Callable[[Any, TensorSpec, SbpLike | None], Any]] = []
-# Called with (x, the moved tensor) after each move, by who notes what a program does.
-movers: list[Callable[[Any, Any], None]] = []
-# Called with a tensor whose layout or shard the program asks for.
-readers: list[Callable[[Any], None]] = []
+_ON_TO_GLOBAL, _ON_LAYOUT_READ = callbacks("on_to_global"), callbacks("on_layout_read")
+_HANDLE_TO_GLOBAL = callbacks("handle_to_global")
 
 
 def to_global(
@@ -59,14 +54,14 @@ def to_global(
     if target is spec and wanted is None:
         return self
     check_partial("to_global", target)
-    if takers:
-        return takers[-1](self, target, grad_sbp)
+    if _HANDLE_TO_GLOBAL:
+        return _HANDLE_TO_GLOBAL[-1](self, target, grad_sbp)
     check_mode.calling("to_global")
     x = fresh(self)
     out = box(x, spec, target, wanted)
     moved = attach(plain(out) if out is x else out, target)
-    for note in movers:
-        note(self, moved)
+    for notify in _ON_TO_GLOBAL:
+        notify(self, moved)
     return moved
 
 
@@ -77,8 +72,8 @@ def to_local(self: Any) -> torch.Tensor:
     Differentiable: the gradient that flows back is taken as this rank's shard in the dual SBP,
     so the gradient of a B tensor counts as an addend.
     """
-    for note in readers:
-        note(self)
+    for notify in _ON_LAYOUT_READ:
+        notify(self)
     if my_coordinate(self._spec.placement) is None:
         return torch.empty(0, dtype=self.dtype, device=self.device)
     return plain(fresh(self))
@@ -86,8 +81,8 @@ def to_local(self: Any) -> torch.Tensor:
 
 def sbp_of(self: Any) -> NdSbp:
     """How the ranks of each axis hold it."""
-    for note in readers:
-        note(self)
+    for notify in _ON_LAYOUT_READ:
+        notify(self)
     return self._spec.sbp
 
 
@@ -99,7 +94,7 @@ def to_mirrored(self: Any) -> MirroredTensor:
     has. Differentiable like ``to_local``. Pieces of a dim that does not split evenly differ in
     shape.
     """
-    for note in readers:
-        note(self)
+    for notify in _ON_LAYOUT_READ:
+        notify(self)
     ranks = self._spec.placement.ranks.ravel().tolist()
     return mirrored_tensor.from_local(plain(fresh(self)), ranks)

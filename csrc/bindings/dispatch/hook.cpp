@@ -374,7 +374,7 @@ Entry* Call::make(Key& general, bool by_facts) {
 PyObject* Call::run(const Entry& entry) {
   if (entry.way == Way::kAnswer) return Py_NewRef(entry.constant);
   if (entry.way == Way::kCall) return given.pass_to(entry.function);
-  const bool watched = PyList_GET_SIZE(python.observers) != 0;
+  const bool watched = PyList_GET_SIZE(python.op_tracers) != 0;
   const bool in_one_call =
       entry.way == Way::kFast || (entry.way == Way::kBoxed && all_on_top(key, given));
   const bool fast = in_one_call && !watched && !key.moved;

@@ -14,7 +14,7 @@ struct Python {
   PyObject* resolve = nullptr;    // (func) -> TorchFunction
   PyObject* make_plan = nullptr;  // (TorchFunction, args, kwargs, by_facts, for_any_size) -> Plan
   PyObject* moved_view_error = nullptr;  // (name) -> exception
-  PyObject* observers = nullptr;         // a list: while it is not empty, Python runs all plans
+  PyObject* op_tracers = nullptr;        // a list: while it is not empty, Python runs all plans
   PyObject* moved_views = nullptr;  // a list: while it is not empty, operands may be moved views
   PyObject* freshened = nullptr;    // (args, kwargs) -> the same of fresh views, or None
   PyObject* wrote = nullptr;        // (tensor): called before a write while there are moved views

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 import consistent
 from consistent import B, S
 from consistent.dispatch import _C
-from consistent.dispatch.plans.plan import observers, plans
+from consistent.dispatch.plans.plan import plans
+from consistent.spec.tracer import Tracer
 from tests.ranks import ALL
 
 HERE, ROWS = consistent.placement("cpu", [0]), S(0)
@@ -314,10 +315,6 @@ def test_a_function_refuses_what_torch_refuses_in_its_words() -> None:
 
 def test_a_watched_op_is_seen_whatever_its_way() -> None:
     x, seen = laid(torch.randn(4, 4)), []
-    observe: Any = lambda plan, ins, outs: seen.append(plan.name)  # noqa: E731
-    observers.append(observe)
-    try:
+    with Tracer(on_op_end=lambda plan, *_: seen.append(plan.name)).tracing():
         _ = x + x, torch.relu(x), F.softmax(x, dim=1), x.view(-1, 2, 2)
-    finally:
-        observers.remove(observe)
     assert seen == ["add", "relu", "softmax", "view"]

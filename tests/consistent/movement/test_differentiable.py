@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from torch.autograd import forward_ad
 
-from consistent.movement import run as running
 from consistent.movement.differentiable import box, max_over, min_over, sum_over
 from consistent.movement.world import my_coordinate
 from consistent.spec import B, P, Placement, S, TensorSpec
+from consistent.spec.tracer import Tracer
 from tests.ranks import pool, simulate
 from tests.reference import gather, in_grid_order, scatter, shard_at, whole_numbers
 from tests.strategies import spec_pairs
@@ -127,9 +127,8 @@ def backward_moves(rank: int, src, dst, grad_sbp) -> list[str]:
         if my_coordinate(a.placement) == (0,):
             seen.extend(move.kind for move in moves)
 
-    running.observers.append(note)
-    y.sum().backward()
-    running.observers.remove(note)
+    with Tracer(on_boxing_begin=note).tracing():
+        y.sum().backward()
     assert x.grad is not None and x.grad.shape == x.shape
     return seen
 

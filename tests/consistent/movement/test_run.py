@@ -10,10 +10,10 @@ from hypothesis import given, settings
 
 from consistent.boxing.plan import plan
 from consistent.boxing.steps import Exchange
-from consistent.movement import run as running
 from consistent.movement.run import run
 from consistent.movement.world import local_shape, my_coordinate
 from consistent.spec import B, P, Placement, S, TensorSpec
+from consistent.spec.tracer import Tracer
 from mirrored.transports.counting import counting
 from tests.ranks import pool, simulate
 from tests.reference import gather, in_grid_order, scatter, shard_at, whole_numbers
@@ -251,13 +251,10 @@ def observed(rank: int, placement: Placement) -> None:
     run(torch.zeros(local_shape(src), dtype=src.dtype), src, dst)
 
 
-def test_observers_see_the_moves():
+def test_tracers_see_the_moves():
     seen = []
-    running.observers.append(lambda src, dst, moves: seen.append((src, dst, moves)))
-    try:
+    with Tracer(on_boxing_begin=lambda *boxing: seen.append(boxing)).tracing():
         simulate(observed, 1, Placement("cpu", [0]))
-    finally:
-        running.observers.clear()
     ((src, dst, moves),) = seen
     assert (src.sbp, dst.sbp, [m.kind for m in moves]) == ((S(0),), (B,), ["all_gather"])
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import consistent
 from consistent import B, Placement, S
-from consistent.compiled import watching
+from consistent.spec.tracer import callbacks
 from tests.pages import Page
 from tests.ranks import on_ranks, pool
 from tests.twins import randn
@@ -47,7 +47,7 @@ def _reported(rank: int, optimizer: str, backend: str, folder: str) -> tuple[str
     with consistent.report(timeline=True) as r:
         step(batch)
         step(batch)
-    assert not watching.watchers and r.timeline is not None
+    assert not callbacks("on_compiled") and r.timeline is not None
     assert r.nbytes == 2 * program.bytes > 0
     lines = [line for line in r.lines if line.compiled]
     assert sum(line.boxings.total() for line in lines) == 2 * len(program.messages()), str(r)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,8 @@ import torch
 
 import consistent
 from consistent import B, P, S
-from consistent.dispatch.plans import plan as plans
-from consistent.movement import run as boxing_run
 from consistent.report import Event, Timeline
+from consistent.spec.tracer import Tracer, callbacks, op_tracers
 from tests.ranks import on_ranks, pool
 
 
@@ -41,7 +41,7 @@ def _step(rank: int, folder: str) -> None:
     assert len(drawn) == len(r.timeline.events) and {e["pid"] for e in trace} == {rank}
     assert drawn[0]["ts"] == r.timeline.events[0].begin / 1e3
     assert all(e.get("dur", 0) >= 0 for e in drawn)
-    assert not (plans.starters or plans.observers or boxing_run.observers or boxing_run.finishers)
+    assert not op_tracers and not any(map(callbacks, (field.name for field in fields(Tracer))))
 
 
 def test_ops_boxings_and_backward_are_timed_and_written_as_a_trace(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_ops_boxings_and_backward_are_timed_and_written_as_a_trace(tmp_path: Pat
 @on_ranks(2)
 def test_no_times_are_taken_unless_asked(rank: int) -> None:
     with consistent.report() as r:
-        assert not boxing_run.finishers
+        assert not callbacks("on_boxing_end")
     assert r.timeline is None
     with pytest.raises(ValueError, match="(?s)took no times.*report\\(timeline=True\\)"):
         r.save_trace("trace.json")

@@ -12,8 +12,9 @@ import torch
 
 import consistent
 from consistent import B, S
-from consistent.dispatch.plans.plan import clear_plans, watchers
+from consistent.dispatch.plans.plan import clear_plans
 from consistent.rules.raising import OPS
+from consistent.spec.tracer import Tracer
 from mirrored.transports.counting import counting
 from mirrored.transports.default import current
 from tests.consistent.dispatch.running.raising import CASES, LEFT_OUT, Case
@@ -56,11 +57,8 @@ def planned() -> Iterator[list[Any]]:
     """The plans that are made inside."""
     made: list[Any] = []
     clear_plans()
-    watchers.append(made.append)
-    try:
+    with Tracer(on_plan=made.append).tracing():
         yield made
-    finally:
-        watchers.remove(made.append)
 
 
 @pytest.mark.parametrize("where", ["gloo", "shared memory"])

@@ -10,8 +10,9 @@ import torch
 
 import consistent
 from consistent import B, P, S
-from consistent.dispatch.plans.plan import BOXED, Plan, watchers
+from consistent.dispatch.plans.plan import BOXED, Plan
 from consistent.report import report
+from consistent.spec.tracer import Tracer
 from tests.ranks import on_ranks
 
 # An addend, or a part, meets what is whole: in front, behind, by name, several times, in a list,
@@ -71,13 +72,10 @@ def test_the_hook_puts_boxed_operands_in(rank: int) -> None:
     everywhere = consistent.placement.all("cpu")
     p = consistent.distribute(torch.ones(4, 3), everywhere, P)
     made: list[Plan] = []
-    watchers.append(made.append)
-    try:
+    with Tracer(on_plan=made.append).tracing():
         wanted = torch.mul(p, p).full()
         with report() as seen:  # then Python runs the plan
             in_python = torch.mul(p, p)
-    finally:
-        watchers.remove(made.append)
     assert [plan.way for plan in made if plan.name == "mul"] == [BOXED]
     assert torch.equal(wanted, in_python.full())
     assert any(line.op == "mul" for line in seen.lines)

@@ -13,7 +13,7 @@ import torch
 import consistent
 from consistent import B, P, Placement, S
 from consistent.dispatch.running.current_op import current_op
-from consistent.movement import run
+from consistent.spec.tracer import Tracer
 from mirrored.transports.in_process import run_ranks
 
 TWO = Placement("cpu", (0, 1))
@@ -57,11 +57,8 @@ def said_at_boxings(program: Callable[[int], Any], ranks: int) -> list[str]:
     def observe(*_: Any) -> None:
         seen.append(current_op(frames_of_library()))
 
-    run.observers.append(observe)
-    try:
+    with Tracer(on_boxing_begin=observe).tracing():
         run_ranks(program, ranks)
-    finally:
-        run.observers.remove(observe)
     return seen
 
 

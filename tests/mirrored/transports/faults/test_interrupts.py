@@ -18,7 +18,7 @@ import torch.distributed.distributed_c10d as c10d
 
 import consistent
 from consistent import B, S
-from consistent.movement.run import observers
+from consistent.spec.tracer import Tracer
 from mirrored.transports.default import current
 from mirrored.transports.torch_dist import TorchDist
 from tests.mirrored.kinds import over_gloo
@@ -92,11 +92,8 @@ class _Session:
 def _session(place: str, due: dict[int, int]) -> list[Any]:
     _Session(place, {}).values()  # plans are made, and a program is
     session = _Session(place, due)
-    observers.append(lambda *_: session.at("boxing"))
-    try:
+    with Tracer(on_boxing_begin=lambda *_: session.at("boxing")).tracing():
         return session.values()
-    finally:
-        observers.pop()
 
 
 def _at_any_moment(rank: int, seed: int) -> list[Any]:
