@@ -42,7 +42,7 @@ def load_build(package: str) -> None:
 
 
 def release() -> str:
-    """Of the torch at hand: "2.13"."""
+    """The release of the torch at hand: "2.13"."""
     return ".".join(torch.__version__.split(".")[:2])
 
 

@@ -22,7 +22,7 @@ def readable(text: str) -> str:
 
 
 def in_a_line(text: str) -> str:
-    """The same, with the ends of lines as ``\\n``."""
+    """The text in one line, with the ends of lines as ``\\n``."""
     return readable(text).replace("\n", "\\n")
 
 

@@ -173,7 +173,7 @@ def _job(contents: Contents, begun: Begun, step: int | None, keep: int | None, p
 
 
 def _reduced(x: Any) -> torch.Tensor:
-    """The same tensor with B where it is P."""
+    """The tensor with B where it is P."""
     if is_global(x) and x._spec.settled is not x._spec:
         return x.detach().to_global(sbp=x._spec.settled.sbp)
     return x

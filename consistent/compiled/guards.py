@@ -93,7 +93,7 @@ class Guards:
 
 
 def _sharing(tensors: list[Any]) -> list[int]:
-    """Of each source and argument, the first one that lies in the same memory."""
+    """For each source and argument, the first one that lies in the same memory."""
     first: dict[int, int] = {}
     found = []
     for i, x in enumerate(tensors):

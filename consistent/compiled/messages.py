@@ -165,7 +165,7 @@ class _Passed:
         return given_to(self.name, *self._given)
 
     def text(self) -> str:
-        """Its name and all that is no tensor."""
+        """The call's name and its arguments that are not tensors."""
         return f"{self.name} {self._given!r}"
 
 

@@ -31,7 +31,7 @@ class OfObjects:
 
 
 class _Steps:
-    """Those of one object."""
+    """The compiled steps of one object."""
 
     def __init__(self, owner: Any) -> None:
         self.owner = weakref.ref(owner)

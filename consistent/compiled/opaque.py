@@ -43,7 +43,7 @@ Shape = tuple[tuple[int, ...], torch.dtype, torch.device]
 
 
 class Watch(Protocol):
-    """Who is told of a run's messages."""
+    """Notified of the messages of a run."""
 
     def ordered(self, number: int) -> AbstractContextManager[None]:
         """Around each call that sends, or waits for what was sent."""
@@ -87,7 +87,7 @@ class Call:
 
     @property
     def number(self) -> int:
-        """The same for the same call, in every process."""
+        """A number that identifies the call, equal in every process."""
         digest = hashlib.sha256(f"{self.text} -> {self.outs}".encode()).digest()
         return int.from_bytes(digest[:7], "big")
 
@@ -323,6 +323,6 @@ _keep_in_order()
 
 
 def shape_of(x: Any) -> Shape:
-    """That of one result."""
+    """The shape of one result."""
     with torch._C.DisableTorchFunction():
         return tuple(torch.Tensor.size(x)), x.dtype, torch.Tensor.device.__get__(x)  # type: ignore

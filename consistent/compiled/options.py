@@ -95,7 +95,7 @@ class CompileOptions:
 
 
 class Options(TypedDict, total=False):
-    """The same as keywords, for checkers and editors."""
+    """The options as keywords, for checkers and editors."""
 
     backend: str
     fullgraph: bool

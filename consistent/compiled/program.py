@@ -64,7 +64,7 @@ class Read:
         self.kind, self.at, self.x, self.segment = kind, at, x, segment
 
     def recorded(self) -> Read:
-        """The same for a program, which keeps none of the tensors that it was recorded with."""
+        """The value for a program, which keeps none of the tensors that it was recorded with."""
         if self.kind not in ("argument", "source"):
             return self
         sizes, dtype, _ = shape_of(self.x)

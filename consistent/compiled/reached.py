@@ -307,7 +307,7 @@ class _Walk:
 
 
 def _of_module(name: str, value: Any, attributes: set[str]) -> Iterator[_Item]:
-    """Those of ``attributes`` that a module of the user's own has."""
+    """Yield those of ``attributes`` that a module of the user's own has."""
     if isinstance(value, types.ModuleType) and not _is_installed(value.__name__):
         kept = vars(value)
         for attribute in sorted(attributes & kept.keys()):

@@ -148,7 +148,7 @@ class _Recording:
         return result
 
     def ended(self, result: Any) -> Recorded | Unsettled:
-        """Its program, if all ranks have one. A collective of the world."""
+        """The recording's program, if all ranks have one. A collective of the world."""
         recorder, name = self._recorder, self._how.name
         changed = self._changed()
         is_unsettled = bool(changed) and recorder.why is None

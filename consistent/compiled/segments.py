@@ -93,7 +93,7 @@ class _Cutting:
         )
 
     def place(self, place: NodePlace) -> Place:
-        """The same with the number of its value."""
+        """The place with the number of its value."""
         at = None if place.node is None else self._number(place.node)
         return Place(at, place.spec, place.argument, place.source)
 

@@ -153,7 +153,7 @@ class Layer:
         self.at = my_coordinate(placement)
 
     def whole(self, batch: Any) -> Any:
-        """Of a batch that every rank has whole."""
+        """Make a batch that every rank has whole global."""
 
         def make(_: Path, x: Any) -> Any:
             if not isinstance(x, Tensor):
@@ -163,8 +163,8 @@ class Layer:
         return mapped(make, batch)
 
     def parts(self, made: Collated, drawn: Drawn, joined: Joined) -> Any:
-        """Of a batch of ``drawn.count`` items, of which this rank has ``drawn.own`` (and reads one
-        even if it has none)."""
+        """Make a batch of ``drawn.count`` items global, of which this rank has ``drawn.own`` (and
+        reads one even if it has none)."""
 
         def make(path: Path, x: Any) -> Any:
             if path in joined:

@@ -113,7 +113,7 @@ def kinds(
 
 
 def of_default(batch: Any, path: Path = ()) -> dict[Path, str]:
-    """The same for what ``default_collate`` made: it stacks all but texts, which it leaves in a
+    """The kinds in what ``default_collate`` made: it stacks all but texts, which it leaves in a
     list."""
     inside = children(batch)
     if inside is None:
@@ -160,7 +160,7 @@ def _of_leaf(once: Any, twice: Any, count: int) -> str:
 
 
 def _length(x: Any) -> int | None:
-    """Of what may hold an entry for each item."""
+    """The length of what may hold an entry for each item; None of anything else."""
     if isinstance(x, Tensor | np.ndarray):
         return len(x) if x.ndim else None
     return len(x) if isinstance(x, list | tuple) and not hasattr(x, "_fields") else None

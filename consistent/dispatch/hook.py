@@ -52,8 +52,8 @@ def enter_methods(cls: Any) -> None:
 
 
 def enter_functions() -> None:
-    """The same for functions of torch's namespaces. They stay the same objects, because other code
-    finds them by identity."""
+    """Let functions of torch's namespaces go straight to the hook, too. They stay the same objects,
+    because other code finds them by identity."""
     for space in ("_VariableFunctions", "_nn", "_linalg", "_fft", "_special"):
         for _, function in inspect.getmembers(getattr(torch._C, space), inspect.isbuiltin):
             name = resolve(function).name

@@ -45,7 +45,7 @@ def _name() -> Iterator[Finding]:
 
 
 def _addresses(name: str) -> list:
-    """Of the name; raises TimeoutError instead of waiting for a server that does not answer."""
+    """The addresses of the name; raises TimeoutError where a server does not answer."""
     found: Future[list] = Future()
 
     def look_up() -> None:

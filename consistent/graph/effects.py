@@ -31,7 +31,7 @@ def version(x: torch.Tensor) -> int:
 
 
 def versions(given: Any) -> list[int]:
-    """That of each tensor among arguments."""
+    """The version of each tensor among the arguments."""
     return [version(x) for x in tensors_in(given)]
 
 

@@ -58,7 +58,7 @@ def answer_text(answer: Any) -> str:
 
 
 def shapes(*given: torch.Tensor) -> list[tuple[int, ...]]:
-    """Those of tensors, where values decide them."""
+    """The shapes of tensors, where values decide them."""
     return [tuple(x.shape) for x in given]
 
 

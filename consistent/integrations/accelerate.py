@@ -79,7 +79,7 @@ class Accelerator(accelerate.Accelerator):
         made.__dict__["_spread"] = spread
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
-        """As accelerate's. Optimizers made of the plain parameters get the global ones."""
+        """``Accelerator.prepare``; optimizers made of the plain parameters get the global ones."""
         models = [x for x in args if isinstance(x, torch.nn.Module)]
         before = [list(model.parameters()) for model in models]
         prepared = super().prepare(*args, device_placement=device_placement)
@@ -112,7 +112,7 @@ class Accelerator(accelerate.Accelerator):
         return whole(tensor)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """The same, cut to the items of the last batch, as accelerate does."""
+        """``gather``, cut to the items of the last batch, as accelerate does."""
         return super().gather_for_metrics(whole(input_data), use_gather_object)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:

@@ -28,7 +28,7 @@ def whole(x: Any) -> Any:
 
 
 def whole_on_first(x: Any) -> Any:
-    """The same on rank 0; elsewhere None, and never more than one whole tensor at a time."""
+    """The whole state on rank 0; elsewhere None, and never more than one whole tensor at a time."""
     first = current().rank == 0
     found = mapped(
         lambda _, v: _kept(v.full(), first) if is_global(v) else v,  # type: ignore[attr-defined]

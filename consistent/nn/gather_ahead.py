@@ -206,8 +206,8 @@ def is_possible_on(placement: Placement) -> bool:
 
 
 def orders_on(placement: Placement) -> Orders | None:
-    """None if nothing is gathered ahead on ``placement``. A collective of its ranks, the first
-    time."""
+    """The orders of gathers on ``placement``, or None if nothing is prefetched there. A collective
+    of its ranks, the first time."""
     if travel(placement):
         return Orders(by_messages())
     if not _have_cores(placement):

@@ -258,7 +258,7 @@ def _land(gathered: _Gathered) -> bool:
 
 
 class _Thread(threading.local):
-    """By storage of the gathered values: what `.data` made of them, which counts writes by
+    """The aliases that `.data` made of gathered values, by their storage; each counts writes by
     itself."""
 
     def __init__(self) -> None:

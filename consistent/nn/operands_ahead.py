@@ -32,7 +32,7 @@ _Key = tuple[tuple[nn.Module, str, TensorSpec], ...]  # of an op's parameters; a
 
 
 class _Orders(Orders):
-    """Those of one module, which begin anew when a backward has ended."""
+    """The orders of one module, which start over when a backward has ended."""
 
     def __init__(self) -> None:
         super().__init__(by_messages())

@@ -281,7 +281,7 @@ class _Finish:
         )  # fmt: skip
 
     def chunk(self, z: Tensor, out: tuple[Tensor, Tensor], places: Sequence[slice]) -> None:
-        """The same, written where the rows belong."""
+        """Compute a chunk, and write it where its rows belong."""
         y, total = self.made(z)
         _put(y, out[0], places)
         if self.keeps:

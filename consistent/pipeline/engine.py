@@ -301,7 +301,7 @@ def _is_graded(p: Any) -> bool:
 
 
 def _parameters(modules: list[torch.nn.Module]) -> tuple:
-    """Of each parameter what a program depends on: gradients are sent where it says so, in this
+    """What a program depends on in each parameter: gradients are sent where it says so, in this
     dtype."""
     params = (p for m in modules for p in m.parameters(recurse=False))
     return tuple((p.requires_grad, p.dtype, p.shape) for p in params)

@@ -65,7 +65,7 @@ def plan_of_share(plan: Any, share: nn.Module) -> Any:
 
 
 def _names(module: nn.Module) -> tuple[list[str], list[str]]:
-    """Those of its tensors and of its modules."""
+    """The names of its tensors and of its modules."""
     tensors = [slot.name for places in plain_slots(module) for slot in places]
     return tensors, [name for name, _ in module.named_modules(remove_duplicate=False)]
 

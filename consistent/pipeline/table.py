@@ -41,6 +41,6 @@ class Schedule:
         return len(self.line_of)
 
     def forwards(self) -> Schedule:
-        """Its forwards alone."""
+        """The actions that are forwards."""
         lines = tuple(tuple(a for a in line if a.kind == "F") for line in self.lines)
         return Schedule(self.name, lines, self.line_of, self.micro_batches)

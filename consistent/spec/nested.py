@@ -35,7 +35,7 @@ def each_in(value: Any, kind: type) -> list[Any]:
 
 
 def map_each(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """The same for each ``kind`` in ``value``; slices are looked into, too."""
+    """Map each ``kind`` in ``value``; slices are looked into, too."""
     if isinstance(value, kind):
         return change(value)
     if type(value) in _LEAVES:  # most values are; to be no mapping takes longer to find out

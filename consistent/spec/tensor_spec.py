@@ -130,15 +130,15 @@ class TensorSpec:
     # -- variations --------------------------------------------------------------------------------
 
     def with_sbp(self, sbp: NdSbp) -> TensorSpec:
-        """The same tensor under another, already resolved, nd-sbp."""
+        """The tensor under another nd-sbp, which is resolved already."""
         return self if sbp == self.sbp else self.with_layout(Layout.of(self.placement, sbp))
 
     def with_layout(self, layout: Layout) -> TensorSpec:
-        """The same tensor in another layout, which must fit its shape."""
+        """The tensor in another layout, which must fit its shape."""
         return self if layout is self.layout else _intern(layout, self.shape, self.dtype)
 
     def with_dtype(self, dtype: torch.dtype) -> TensorSpec:
-        """The same layout for another dtype."""
+        """The tensor in another dtype."""
         if dtype == self.dtype:
             return self
         return _intern(self.layout, self.shape, dtype)

@@ -1,4 +1,4 @@
-"""Who runs a whole step takes over the calls of ``loss.backward()`` in it."""
+"""Handling the calls of ``loss.backward()`` inside a step that is run as a whole."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _untaken(y: Any, *args: Any, **kwargs: Any) -> None:
 
 
 class _Plain(TorchFunctionMode):
-    """The same for losses that are plain tensors."""
+    """Handles ``backward()`` of losses that are plain tensors."""
 
     def __init__(self, take: Callable[[Any, Callable[[Any], None]], None]) -> None:
         super().__init__()

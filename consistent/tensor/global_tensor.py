@@ -46,7 +46,7 @@ def _raw(name: str) -> Any:
 
 
 def _hooks(name: str) -> Any:
-    """The same for users' hooks; the library's own hook stays the last one."""
+    """Users' hooks; the library's own hook stays the last one."""
     raw = _raw(name)
 
     def set_(self: Any, value: Any) -> None:

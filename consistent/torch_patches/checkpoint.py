@@ -43,7 +43,7 @@ def _keep_specs(frame: Any) -> None:
 
 
 def _keep_specs_in_function(function: Any) -> None:
-    """The same, where ``function`` saves the inputs behind a first one of its own."""
+    """Keep specs where ``function`` saves the inputs behind a first one of its own."""
     setup = function.setup_context
 
     @functools.wraps(setup)

@@ -121,7 +121,7 @@ class Right:
         return wide((self.double.get(key) or self.single[key]).values[0])
 
     def allowed(self, key: Key) -> float:
-        """By how much rounding may move this tensor, in its largest element."""
+        """The most that rounding may move an element of this tensor."""
         single, exact = self.single[key].values[0], self.value(key)
         if not single.numel():
             return 0.0

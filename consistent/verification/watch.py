@@ -141,7 +141,7 @@ class Watch:
             self.keep("gradient", called, gradient, where)
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Those of all models, by the names that they have without wrappers."""
+        """The parameters of all models, by the names that they have without wrappers."""
         for model in self._models:
             yield from ((_plain_name(name), p) for name, p in model.named_parameters())
 

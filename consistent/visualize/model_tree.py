@@ -87,7 +87,7 @@ class Branch:
 
     @property
     def placements(self) -> list[Placement]:
-        """Those of its tensors, in the order met."""
+        """The placements of its tensors, in the order met."""
         specs = (entry.spec for _, entry in self.all_entries())
         return list(dict.fromkeys(spec.placement for spec in specs if spec is not None))
 

@@ -45,7 +45,7 @@ class Beside:
 
     @classmethod
     def of(cls, xs: Sequence[Tensor]) -> Beside | None:
-        """None if nothing of it is in the memory of a GPU."""
+        """The side stream for the GPU of these tensors; None if none of them is on a GPU."""
         device = next((x.device for x in xs if x.device.type == "cuda"), None)
         return None if device is None else cls(device)
 

@@ -195,7 +195,7 @@ def cost_of_op(
 
 
 def _unique(options: Sequence[Option]) -> list[Option]:
-    """Of options with equal layouts the cheapest, in the order first met."""
+    """Keep the cheapest of options with equal layouts, in the order first met."""
     best: dict[tuple, Option] = {}
     for option in options:
         key = option.ins, option.outs

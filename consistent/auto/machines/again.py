@@ -124,7 +124,7 @@ def shrunk(call: Described, times: int) -> Described:
 
 
 def _resized(x: Like, shape: tuple[int, ...]) -> Like:
-    """Of another shape, with its dims in the same order in memory; an expanded dim stays one."""
+    """``x`` in another shape, its dims in the same order in memory; an expanded dim stays one."""
     if shape == x.shape:
         return x
     strides, step = [0] * len(shape), 1

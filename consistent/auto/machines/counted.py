@@ -13,7 +13,7 @@ from .work import Work, work_of
 
 
 def works(run: Callable[[], object]) -> list[Work]:
-    """Those of ``run()``, in order, views among them."""
+    """The ops of ``run()``, in order, views among them."""
     with _Counting() as counting:
         run()
     return counting.found

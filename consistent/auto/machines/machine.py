@@ -95,7 +95,7 @@ class Machine:
         return self.device_type == "cuda"
 
     def of(self, ranks: int) -> Machine:
-        """As it is for a world of so many ranks."""
+        """The machine as it is for a world of so many ranks."""
         return self
 
     @property
@@ -170,7 +170,7 @@ class Machine:
         return messages.seconds(self, name, nbytes, ranks)
 
     def link(self, ranks: int) -> Link:
-        """By what eager boxing chooses layouts in a world of so many ranks."""
+        """The link by which eager boxing chooses layouts in a world of so many ranks."""
         return Link(self.message_start_s + self.inside.latency_s, self.inside.bytes_per_s)
 
     def links(self, ranks: Ranks) -> tuple[str, ...]:

@@ -134,7 +134,7 @@ class ThisMachine(Machine):
         return super().op_seconds(work) <= again.MOST_SECONDS
 
     def link(self, ranks: int) -> Link:
-        """That of the ranks' own transport, with what it knows of local copies."""
+        """The link of the ranks' own transport, with what it knows of local copies."""
         return _link(ranks) if ranks > 1 else super().link(ranks)
 
     def message_seconds(self, name: str, nbytes: int, ranks: Ranks) -> float:

@@ -22,7 +22,7 @@ class Peak:
 
 
 def peaks(events: Sequence[Any], begin: int, kinds: Mapping[int, str]) -> dict[int, Peak]:
-    """Of each rank, the peak from event ``begin`` on. ``kinds`` says what lasting memory is."""
+    """The peak of each rank from event ``begin`` on. ``kinds`` says what lasting memory is."""
     best = _highest(events, begin)
     at: dict[int, list[int]] = {}
     for rank, (_, index, _, _) in best.items():

@@ -15,7 +15,7 @@ Memories = Iterable[tuple[int, int]]  # (number, bytes)
 
 
 class Recency:
-    """Of each memory, what its rank had touched when it touched it last.
+    """For each memory, how much its rank had touched when it touched it last.
 
     Args:
         cache_bytes: a rank's share of the largest cache of its host.

@@ -25,7 +25,7 @@ class Made:
 
     @property
     def numel(self) -> int:
-        """Its elements."""
+        """The number of its elements."""
         found = 1
         for n in self.size:
             found *= n

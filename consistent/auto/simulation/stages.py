@@ -195,7 +195,7 @@ _METHODS = {
 
 
 def _lasting(events: list[Any]) -> list[Held]:
-    """Of memory that is taken and let go of, what stays or was there before."""
+    """The events of memory that stays, and of memory that was there before and goes."""
     held = [e for e in events if isinstance(e, Held)]
     taken = {e.number for e in held if e.bytes > 0}
     gone = {e.number for e in held if e.bytes < 0}

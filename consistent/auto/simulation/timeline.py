@@ -139,13 +139,13 @@ class Timeline:
         return max((track.end for track in self.tracks.values()), default=0.0)
 
     def outside(self, placement: Placement | None) -> list[Track]:
-        """Those of ranks that only follow what is done on ``placement``."""
+        """The tracks of ranks that only follow what is done on ``placement``."""
         if placement is None or len(self.tracks) < 2:
             return []
         return [t for rank, t in self.tracks.items() if placement.coordinate_of(rank) is None]
 
     def track(self, rank: int) -> Track:
-        """That of a rank, from its first event on."""
+        """The track of a rank, from its first event on."""
         return self.tracks.setdefault(rank, Track(rank))
 
 

@@ -32,7 +32,7 @@ Optimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one unit, on one rank, for one micro-batch.
+    """The cost of one unit, on one rank, for one micro-batch.
 
     Args:
         forward, backward: seconds.

@@ -70,7 +70,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of a choice.
+    """The estimate of a choice.
 
     Args:
         ends: where each stage ends, in units.
@@ -211,7 +211,7 @@ class Highest:
             step *= 2
 
     def of(self, begin: int, end: int) -> int:
-        """Of values ``begin`` to ``end``, which are at least one."""
+        """The largest of values ``begin`` to ``end``, which are at least one."""
         k = (end - begin).bit_length() - 1
         row = self._rows[k]
         return max(row[begin], row[end - (1 << k)])

@@ -65,7 +65,7 @@ class OneStage:
             return self.model(*args, **kwargs)
 
     def _given(self, given: Any) -> Any:
-        """Its tensors, which every rank has whole, as global ones: a rank goes on with its rows."""
+        """A batch that every rank has whole, as global tensors: a rank goes on with its rows."""
         rows = rows_of(type(self.model).__name__, given)
         return map_tensors(given, lambda x: self._laid_out(x, rows))
 

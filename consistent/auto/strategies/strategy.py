@@ -66,7 +66,7 @@ class Strategy:
         return self.stages * self.data * self.tensor
 
     def on(self, ranks: int) -> Strategy:
-        """The same on another number of ranks: more or fewer of them along "dp".
+        """This strategy on another number of ranks: more or fewer of them along "dp".
 
         Raises:
             ValueError: they are no multiple of stages x tensor, or there was no axis "dp".
@@ -85,7 +85,7 @@ class Strategy:
         return replace(self, data=data)
 
     def placements(self) -> list[Placement]:
-        """Of each stage, in order."""
+        """The placement of each stage, in order."""
         grid = np.arange(self.ranks).reshape(self.stages, self.data, self.tensor)
         sizes = {"dp": self.data, "tp": self.tensor}
         axes = tuple(name for name, n in sizes.items() if n > 1)

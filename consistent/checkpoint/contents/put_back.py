@@ -159,8 +159,8 @@ class Loading:
     # -- everything else ---------------------------------------------------------------------------
 
     def _enter_value(self, name: str, now: dict[str, torch.Tensor]) -> None:
-        """Its tensors lie as those that it has now under the same names; others are plain. Those of
-        an object that takes a state are new ones."""
+        """Restore a value: tensors lie as those that it has now under the same names, others are
+        plain. An object that takes a state gets new ones."""
         takes_state = kind_of(self._objects.get(name)) == "state"
         for inner in self._stored.tensor_names(name):
             key, held = self._stored.key(inner), now.get(inner)

@@ -72,8 +72,8 @@ def _look_into_zip(file: BinaryIO) -> None:
 
 
 def _look_at_pickle(file: Any) -> None:
-    """Of what ``weights_only`` lets a pickle call, two make much of a few bytes: ``bytearray`` of a
-    number, and codecs from bytes to bytes, one on the result of another."""
+    """Refuse the two calls that ``weights_only`` allows and that make much of a few bytes:
+    ``bytearray`` of a number, and codecs from bytes to bytes, one on the result of another."""
     called, texts = set(), set()
     for opcode, told, _ in pickletools.genops(file):
         if opcode.name == "GLOBAL":

@@ -44,8 +44,8 @@ class Form(NamedTuple):
 
 
 def form_of(graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Form | None:
-    """That of a graph, for these inputs. None where inputs share memory that is written into: how
-    they lie in it may then decide what is computed."""
+    """The form of a graph for these inputs. None where inputs share memory that is written into:
+    how they lie in it may then decide what is computed."""
     nodes = list(graph.graph.nodes)
     written = {memory for node in nodes for memory in node.meta.get("written", ())}
     memories = [storage_of(x) for x in inputs]
@@ -129,7 +129,7 @@ def _target(node: Node) -> Any:
 
 
 def _together(nodes: list[Node]) -> list[int]:
-    """Of each input and result, the first that is a part of the same memory."""
+    """For each input and result, the first that is a part of the same memory."""
     results: Any = nodes[-1].args[0]
     ends = [*(n for n in nodes if n.op == "placeholder"), *results]
     memories = [node.meta.get("memory", node) for node in ends]

@@ -96,7 +96,7 @@ class _Family:
         self._may_share = True
 
     def code(self, graph: GraphModule, inputs: Sequence[torch.Tensor], form: Form) -> Run:
-        """That of one of them."""
+        """The code of one of them."""
         found = next((code for code in self._codes if code.serves(form.numbers)), None)
         if found is None and self._known and form.numbers not in self._known:
             found = self._symbolic(graph, inputs, form)

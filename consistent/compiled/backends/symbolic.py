@@ -198,7 +198,7 @@ class _Lifted:
 
 
 def _dtype_of(node: Node, number: float) -> torch.dtype:
-    """That of a tensor that may stand in place of ``number`` in ``node``."""
+    """The dtype of a tensor that may stand in place of ``number`` in ``node``."""
     dtype: Any = node.meta.get("dtype")
     may = node.target in _BY_NUMBER and not node.kwargs and dtype in _EXACT
     if not may or node.args[1] is not number:

@@ -83,7 +83,7 @@ class Trial:
             self.pending[number] = found
 
     def better(self, number: int, alone: Recorded, made: Any, around: Following) -> Recorded:
-        """Of two recordings of one step, the one that sends less. All ranks take the same."""
+        """Choose the recording of a step that sends less. All ranks choose the same."""
         solution = self.pending.pop(number)
         other = made.program if isinstance(made, Recorded) else None
         assert alone.program is not None

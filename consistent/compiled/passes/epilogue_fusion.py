@@ -145,7 +145,7 @@ class _EpilogueMatcher:
         return set(done)
 
     def _norm(self) -> set[Node]:
-        """The same."""
+        """Take a normalization into the epilogue, and give the nodes that it replaces."""
         matched = self._match
         if "bias" in matched.beside and len(matched.at.meta["shape"]) < 2:
             return set()
@@ -275,7 +275,7 @@ def put_before(x: Node, message: Node) -> None:
 
 
 def _activation(node: Node) -> str:
-    """Its name; "" of another op."""
+    """The name of an activation; "" for another op."""
     if node.target is _aten.gelu.default:
         return "gelu_tanh" if node.kwargs.get("approximate") == "tanh" else "gelu"
     if node.target is _aten.relu.default:

@@ -1,4 +1,4 @@
-"""The same message on the same values is sent once.
+"""Send a message on the same values once.
 
 ```
 %3 = all_gather(%1)            %3 = all_gather(%1)

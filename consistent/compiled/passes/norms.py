@@ -50,7 +50,7 @@ def layer_norm(node: Node) -> Norm | None:
 
 
 def fused_rms_norm(node: Node) -> Norm | None:
-    """The same, as torch does it on CUDA."""
+    """Match an RMS norm that is one op, as torch runs it on CUDA."""
     if _RMS is None or node.target is not _RMS.default:
         return None
     out = _first_alone(node)
@@ -61,7 +61,7 @@ def fused_rms_norm(node: Node) -> Norm | None:
 
 
 def _first_alone(node: Node) -> Node | None:
-    """Its first result, where nobody reads the others, which backward does."""
+    """The first result of ``node`` where nobody reads the others, as backward would."""
     items = {user.args[1]: user for user in node.users}
     return items[0] if set(items) == {0} else None
 

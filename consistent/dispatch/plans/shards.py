@@ -108,7 +108,7 @@ def adopt(x: torch.Tensor, placement: Placement, what: str) -> Any:
 
 
 def take_in(x: torch.Tensor, placement: Placement, what: str) -> Any:
-    """The same where no plan is made: the first times, ranks compare what they give."""
+    """``adopt`` where no plan is made: the first times, ranks compare what they give."""
     compare(x, placement, what)
     return adopt(x, placement, what)
 

@@ -63,7 +63,7 @@ def on_all(
 
 
 def on_all_by_form(ranks: Ranks, compute: Callable[[], T], raises_first: bool) -> T:
-    """The same of what may send; where it ``raises_first``, once it sends it raises no more."""
+    """``on_all`` for what may send; if it ``raises_first``, it raises no more once it sends."""
     guard = _Guard(current(), ranks)
 
     def guarded() -> T:
@@ -83,7 +83,7 @@ def ranks_of(placement: Placement) -> Ranks:
 
 
 def all_ranks() -> Ranks:
-    """Those of the world."""
+    """The ranks of the world."""
     return tuple(range(current().size))
 
 

@@ -210,8 +210,8 @@ def _joins_dims(source: Sequence[int], target: Sequence[int]) -> bool:
 
 
 def _on_one_device(x: Any) -> torch.Tensor:
-    """As the whole of ``x`` lies in the memory of one device: its dims in the order of those of the
-    shard, and as far apart."""
+    """A meta tensor that is laid out as the whole of ``x`` would be on one device: its dims in the
+    order of those of the shard, and as far apart."""
     if not is_global(x):
         return x.to("meta")
     shard, sizes = plain(x), tuple(x._spec.shape)

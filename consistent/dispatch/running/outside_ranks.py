@@ -90,7 +90,7 @@ def with_node(compute: Compute, tensors: Tensors) -> Any:
 
 
 def in_place_with_node(compute: Compute, tensors: Tensors) -> Any:
-    """The same for an op that writes to its first operand."""
+    """``with_node`` for an op that writes to its first operand."""
     return in_place(compute, tensors) if records(tensors) else on_meta(compute, tensors)
 
 

@@ -141,7 +141,7 @@ def reduce_from(
     given: Given,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The same with the parts that ``source`` makes of ``tensors``."""
+    """``reduce_shards`` of the parts that ``source`` makes of ``tensors``."""
     beside = (given.bias, given.residual, given.weight, given.norm_bias)
     return _Reduce.apply(source, epilogue, dtype, *beside, *tensors)[0]
 

@@ -52,7 +52,7 @@ class RngState(NamedTuple):
     counter: int
 
     def words(self) -> str:
-        """As messages say it."""
+        """The state in words, for messages."""
         return f"seed {self.seed}, random op {self.counter}"
 
 

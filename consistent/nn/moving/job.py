@@ -94,7 +94,7 @@ class Job:
     def _enter_optimizer(
         self, what: str, optimizer: Optimizer, layouts_of: dict[int, Layouts]
     ) -> None:
-        """Its tensors lie as it steps their parameter, if they have its shape; others are B."""
+        """Lay out an optimizer's tensors as it steps their parameter if of its shape, else as B."""
         names = {id(each.tensor): each.name for each in self.params}
         masters, known = masters_of(optimizer), {id(each.tensor) for each in self.tensors()}
         whole = (B,) * self.placement.ndim

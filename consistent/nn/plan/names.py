@@ -21,7 +21,7 @@ def match(name: str, patterns: Iterable[str]) -> str | None:
 
 
 def match_path(name: str, patterns: Mapping[str, Any]) -> str | None:
-    """As ``match``, where ``*`` stops at a dot: ``layers.*`` is no part of a layer."""
+    """``match`` where ``*`` stops at a dot: ``layers.*`` is not a part of a layer."""
     if name in patterns:
         return name
     return next((p for p in patterns if is_pattern(p) and path_matches(name, p)), None)

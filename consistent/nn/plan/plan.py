@@ -65,7 +65,7 @@ class Plan:
         self.keep_bytes = keep_bytes
 
     def layouts(self, name: str) -> Layouts | None:
-        """Those of the tensor of that name, or tied name; None if the plan says nothing of it."""
+        """The layouts of the tensor of that name or tied name; None if the plan has none."""
         found = match(self.tied.get(name, name), self.tensors)
         return None if found is None else self.tensors[found]
 
@@ -96,7 +96,7 @@ class Plan:
         )
 
     def keeping(self, keep_bytes: int | None) -> Plan:
-        """The same with another ``keep_bytes``, where it is given."""
+        """The plan with another ``keep_bytes``, where it is given."""
         made = copy(self)
         if keep_bytes is not None:
             made.keep_bytes = keep_bytes

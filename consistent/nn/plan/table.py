@@ -45,7 +45,7 @@ def border_lines(modules: Mapping[str, Border]) -> list[str]:
 
 
 def border_text(name: str, border: Border) -> str:
-    """The same of one module, as a part of a sentence."""
+    """The borders of one module, as a part of a sentence."""
     sides = (("inputs", _ways(border.inputs)), ("outputs", _ways(border.outputs)))
     boxed = " and ".join(f"{side} boxed to {ways}" for side, ways in sides if ways)
     return f"{name or 'the module'} with {boxed or 'nothing boxed'}"

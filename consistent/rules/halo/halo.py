@@ -28,8 +28,8 @@ class Halo:
 
 
 def with_halo(call: Call, parts: int, dims: Sequence[int]) -> list[Signature]:
-    """Those of ``dims`` that may be split by the form: every rank has an output and an input of
-    its own."""
+    """Signatures for those of ``dims`` that the form may split: every rank has an output and an
+    input of its own."""
     x, made = call.operands[0], []
     for d in dims:
         found = halo_of(call, d)

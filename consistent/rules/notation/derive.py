@@ -206,7 +206,7 @@ class _Derivation:
         return made
 
     def _of_shapes(self, made: Sequence[Signature]) -> list[Signature]:
-        """Of an operand in ``shape( )`` only the shape is read: it may be partial in any way."""
+        """An operand in ``shape( )``, of which the shape is read, takes any kind of partial."""
         places = [x.place for x in self.operands if x.head == "shape"]
         found = []
         for signature, place, kind in itertools.product(made, places, (P, *EXTREMES)):

@@ -55,7 +55,7 @@ class Pattern:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its letters in order."""
+        """The letters of the operand, in order."""
         return tuple(dim.name for dim in self.dims)
 
 
@@ -136,7 +136,7 @@ class Rule:
 
     @cached_property
     def flags(self) -> frozenset[str]:
-        """Those of FLAGS that it has."""
+        """The FLAGS that the rule has."""
         return frozenset(clause for clause in self.clauses if isinstance(clause, str))
 
     @cached_property

@@ -34,7 +34,7 @@ watchers: list[Callable[[Any], None]] = []
 
 
 def data(x: Any) -> Any:
-    """The same memory without autograd: no graph notices what is written into it."""
+    """The tensor's memory without autograd: no graph notices what is written into it."""
     view = fresh(x)
     with HookOff():
         alias = attach(_Base.data.__get__(view), view._spec)

@@ -31,7 +31,7 @@ def to_global(
     *,
     grad_sbp: SbpLike | None = None,
 ) -> T:
-    """The same logical tensor on another placement or under another SBP; what is not given is kept.
+    """Move the logical tensor to another placement or SBP; what is not given is kept.
 
     Every rank of the world calls it. Ranks outside a placement hold a ``meta`` shard of the
     tensor there, so they know its shape and keep the same autograd graph. Differentiable any number

@@ -120,7 +120,7 @@ class SymmetricMemory(Wrapper):
         return known[1]
 
     def _meet(self, device: torch.device, ranks: Ranks) -> DeviceMoves | None:
-        """As `_group`, for a call. Raises RuntimeError if this thread may make none."""
+        """`_group` for a call. Raises RuntimeError if this thread may make none."""
         group = self._group(device, ranks)
         if group is not None:
             check()

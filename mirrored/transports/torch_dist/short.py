@@ -45,7 +45,7 @@ def _carried(memory: Tensor, like: Tensor) -> Tensor:
 
 
 class _Memory:
-    """That of the messages of one group of ranks, this one's included."""
+    """The memory of the messages of one group of ranks, this rank's included."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.rows = [torch.zeros(_BYTES, dtype=torch.uint8, device="cpu") for _ in ranks]

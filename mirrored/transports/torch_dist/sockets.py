@@ -24,7 +24,7 @@ from .children import keep_alive
 
 
 class Sockets:
-    """Those of one world, until `close()`."""
+    """The sockets of one world, until `close()`."""
 
     def __init__(self, size: int, timeout_s: float, alarm: Any) -> None:
         self._native = _C.Sockets(size, timeout_s, alarm)

@@ -128,7 +128,7 @@ class TorchDist(Described):
         return fold
 
     def _by_collective(self, name: str, x: Tensor, ranks: Ranks, op: str) -> Handle:
-        """By NCCL's own all-reduce."""
+        """Reduce by NCCL's own all-reduce."""
         wire, op = _reducible(x.contiguous(), op)
         group = world().group(ranks)
         ops = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}

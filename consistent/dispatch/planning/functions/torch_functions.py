@@ -104,7 +104,7 @@ class TorchFunction:
 
     @cached_property
     def free(self) -> int:
-        """The same by position, a bit each; the last one stands for all further positions."""
+        """The free arguments as bits by position; the last one stands for all further ones."""
         if self.row is not None and self.row.numbers == "*":
             return (1 << _POSITIONS) - 1
         return sum(1 << self.row.position(name) for name in self.free_names) if self.row else 0

@@ -171,7 +171,7 @@ def _fits(name: str, layouts: Sequence[Any], factors: Sequence[Any]) -> bool:
 
 
 def _with_factors(function: TorchFunction, layouts: Sequence[Any]) -> Callable[..., Any]:
-    """The same call through the hook again, with factors that have their value on each rank."""
+    """Call the function through the hook again, with factors that have their value on each rank."""
     placements = {spec.placement for spec in layouts if isinstance(spec, TensorSpec)}
     one = placements.pop() if len(placements) == 1 and _PLAIN not in layouts else None
 

@@ -161,7 +161,7 @@ def _each(pixels: str, outs: str = "") -> tuple[str, ...]:
 
 
 def _averaged(pixels: str) -> tuple[str, ...]:
-    """The same for averages, which are linear if nothing is rounded."""
+    """Signatures of average pooling, which is linear if nothing is rounded."""
     rules = _each(f"<{pixels}>")
     return tuple(f"{rule.replace('f(', '').replace(')', '')}; rounds" for rule in rules)
 
