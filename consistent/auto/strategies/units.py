@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ...graph.reads import is_followed
 from ...pipeline.cut import Unit, parts
 from ...pipeline.pipeline import loss_of
 from ...spec.nested import map_tensors, tensors_in
@@ -123,8 +124,8 @@ def imagined_copy(sim: Simulation, module: nn.Module) -> nn.Module:
 
 
 def _imagined(sim: Simulation, x: Tensor) -> Tensor:
-    """``x`` in a simulation: small integers keep their values, which a program may look at."""
-    if not x.is_meta and not x.is_floating_point() and x.numel() <= 1 << 14:
+    """``x`` in a simulation, where a program may look at the values that recorders follow, too."""
+    if is_followed(x):
         return x
     return sim.imagined.empty(x.shape, x.dtype)
 
