@@ -44,9 +44,9 @@ import consistent
 from benchmarks.gpt import VOCAB
 from benchmarks.graph import TOKENS, LeNet, SmallGpt
 from consistent import B, S
-from consistent.auto.machines.pace import NOW_S, fixed_seconds
+from consistent.auto.machines.host_speed import NOW_S, fixed_seconds
 from consistent.auto.machines.this_machine import ThisMachine
-from consistent.auto.simulation.holding import Holding
+from consistent.auto.simulation.real_memory import Holding
 from consistent.auto.simulation.report import SimulatedStep
 from mirrored.transports.counting import counting
 from mirrored.transports.default import current

@@ -30,7 +30,7 @@ RANKS = "by groups of ranks"
 OPEN = "what has been entered and not left, or listens"
 OBJECTS = "an entry goes with its object"
 BOUNDED = {
-    "consistent.auto.machines.touched._infos": OPS,
+    "consistent.auto.machines.bytes_accessed._infos": OPS,
     "consistent.auto.machines.work._name": OPS,
     "consistent.auto.machines.work._packet": OPS,
     "consistent.auto.machines.work._works": "MOST_KEPT",

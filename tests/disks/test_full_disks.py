@@ -51,7 +51,7 @@ WRITE_BY_THEMSELVES = {
     "consistent/checkpoint/files/pieces.py",
     "consistent/checkpoint/full.py",
     "consistent/checkpoint/saving/owner.py",  # a mark
-    "consistent/auto/machines/kept.py",  # a lock
+    "consistent/auto/machines/measurement_cache.py",  # a lock
     "consistent/command/one_rank.py",  # between a process and its child
     "consistent/doctor/self_test.py",
     "consistent/verification/worlds.py",  # between a process and its children

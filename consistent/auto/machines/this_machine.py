@@ -2,9 +2,9 @@
 
 An op costs what the same call took here, on real tensors of its sizes, strides and dtypes. Figures
 and calls are measured once and kept in the user's cache folder, in a file for each model of CPU,
-version of torch and number of threads (`kept.py`), so that all processes of the host use the same.
-Messages cost what the table of this host says (`mirrored/transports/tuning/`), by which boxing is
-priced too.
+version of torch and number of threads (`measurement_cache.py`), so that all processes of the host
+use the same. Messages cost what the table of this host says (`mirrored/transports/tuning/`), by
+which boxing is priced too.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from mirrored.transports.tuning import table
 from mirrored.transports.tuning.link import kept_link
 
 from ...dispatch.planning.without_modes import without_modes
-from . import again
-from .company import Company
-from .described import Described
-from .kept import Kept, folder
+from . import replay
+from .background_load import BackgroundLoad
+from .host_speed import USUAL_S, HostSpeed, fixed_seconds
 from .machine import Machine, Ranks
+from .measurement_cache import MeasurementCache, folder
 from .messages import Wire
-from .pace import USUAL_S, Pace, fixed_seconds
+from .op_signature import OpSignature
 from .stopwatch import typical_seconds
 from .work import Work
 
@@ -48,11 +48,13 @@ _BETWEEN = Wire(300e-6, 1e9)
 class ThisMachine(Machine):
     """A machine whose ops are timed by making the call again."""
 
-    kept: Kept = field(default_factory=lambda: Kept(kept_path()), compare=False, repr=False)
-    company: Company = field(
-        default_factory=lambda: Company(_cores() - 1), compare=False, repr=False
+    kept: MeasurementCache = field(
+        default_factory=lambda: MeasurementCache(kept_path()), compare=False, repr=False
     )
-    pace: Pace | None = field(default=None, compare=False, repr=False)
+    company: BackgroundLoad = field(
+        default_factory=lambda: BackgroundLoad(_cores() - 1), compare=False, repr=False
+    )
+    pace: HostSpeed | None = field(default=None, compare=False, repr=False)
     sharing: float = 1.0  # ranks to a core
 
     def of(self, ranks: int) -> ThisMachine:
@@ -70,13 +72,13 @@ class ThisMachine(Machine):
 
     @property
     def cache_bytes(self) -> float:
-        return again.cache_bytes() / self.company.ranks
+        return replay.cache_bytes() / self.company.ranks
 
     def op_seconds(self, work: Work, cold: float = 0.0) -> float:
         """Seconds that the call takes here. One that cannot be made again costs what its bytes and
         flops say; one that would take too much memory or time is made with a smaller leading dim,
         and the time grows with what bytes and flops say."""
-        if not isinstance(work.key, Described) or work.key.op == "view":  # views of a simulation
+        if not isinstance(work.key, OpSignature) or work.key.op == "view":  # views of a simulation
             return super().op_seconds(work) * self.sharing
         found = self._kept(work, work.key, False)
         if found is None:
@@ -85,13 +87,13 @@ class ThisMachine(Machine):
             found += cold * self._longer(work, work.key, found)
         return found * self.sharing
 
-    def _longer(self, work: Work, call: Described, warm: float) -> float:
+    def _longer(self, work: Work, call: OpSignature, warm: float) -> float:
         """Seconds that it takes longer on cold tensors: not below 0, and at most what it takes to
         read and write them all."""
         longer = (self._kept(work, call, True) or warm) - warm
         return max(0.0, min(longer, self.touch_seconds(work)))
 
-    def _kept(self, work: Work, call: Described, cold: bool) -> float | None:
+    def _kept(self, work: Work, call: OpSignature, cold: bool) -> float | None:
         name = _short(call)
         if cold:
             name = f"cold: {name}"
@@ -100,38 +102,38 @@ class ThisMachine(Machine):
     def follow_seconds(self, work: Work) -> float:
         """Some ops are made of many in Python there."""
         seconds = 0.0
-        if isinstance(work.key, Described) and work.key.op != "view":
+        if isinstance(work.key, OpSignature) and work.key.op != "view":
             name = f"on meta: {_short(work.key)}"
             seconds = self.kept.get(name, partial(_on_meta, work.key)) or 0.0
         return self.host_seconds + seconds * self.sharing
 
-    def _measured(self, work: Work, call: Described, cold: bool) -> float | None:
+    def _measured(self, work: Work, call: OpSignature, cold: bool) -> float | None:
         try:
             if self._fits(work):
                 return self._timed(call, cold)
             for times in (2**k for k in range(1, 20)):
-                less = again.work(again.shrunk(call, times))
+                less = replay.work(replay.shrunk(call, times))
                 if self._fits(less):
                     growth = super().op_seconds(work) / super().op_seconds(less)
-                    return self._timed(again.shrunk(call, times), cold) * growth
-        except again.CannotAgain:
+                    return self._timed(replay.shrunk(call, times), cold) * growth
+        except replay.CannotAgain:
             pass
         return None
 
-    def _timed(self, call: Described, cold: bool) -> float:
+    def _timed(self, call: OpSignature, cold: bool) -> float:
         """While the other cores make it too, as in a job that has all of them."""
         if self.pace is not None and not self.pace.is_known:
             _look(self.pace, self.company)
         with self.company.beside(call, cold):
-            seconds = again.timed(call, cold)
+            seconds = replay.timed(call, cold)
         return seconds if self.pace is None else self.pace.usually(seconds)
 
     def _fits(self, work: Work) -> bool:
         """Whether the call may be made on this host."""
-        assert isinstance(work.key, Described)
-        if again.bytes_needed(work.key) > again.MOST_BYTES:
+        assert isinstance(work.key, OpSignature)
+        if replay.bytes_needed(work.key) > replay.MOST_BYTES:
             return False
-        return super().op_seconds(work) <= again.MOST_SECONDS
+        return super().op_seconds(work) <= replay.MOST_SECONDS
 
     def link(self, ranks: int) -> Link:
         """The link of the ranks' own transport, with what it knows of local copies."""
@@ -153,7 +155,7 @@ def _link(ranks: int) -> Link:
 
 
 @lru_cache(1 << 14)
-def _short(call: Described) -> str:
+def _short(call: OpSignature) -> str:
     text = hashlib.sha256(repr(call[:3]).encode()).hexdigest()[:24]
     return f"{call.op} {text}"
 
@@ -178,7 +180,7 @@ def cpu_model() -> str:
 
 def this_machine() -> ThisMachine:
     """This host's CPU. The first call on a host takes a few seconds."""
-    kept, ranks = Kept(kept_path()), os.cpu_count() or 1
+    kept, ranks = MeasurementCache(kept_path()), os.cpu_count() or 1
 
     def figure(name: str, measure: Callable[[], float]) -> float:
         found = kept.get(name, measure)
@@ -188,9 +190,9 @@ def this_machine() -> ThisMachine:
     link = _link(max(ranks, 2))
     dtypes = (torch.float32, torch.float64, torch.bfloat16)
     with without_modes():
-        company = Company(_cores() - 1)
+        company = BackgroundLoad(_cores() - 1)
 
-        pace = Pace(figure("fixed calls s", partial(_usual_s, company)))
+        pace = HostSpeed(figure("fixed calls s", partial(_usual_s, company)))
 
         def host_s() -> float:
             found = []
@@ -225,22 +227,22 @@ def _cores() -> int:
     return max(1, (os.cpu_count() or 1) // torch.get_num_threads())
 
 
-def _on_meta(call: Described) -> float | None:
+def _on_meta(call: OpSignature) -> float | None:
     try:
-        return again.timed(call, device="meta")
-    except again.CannotAgain:
+        return replay.timed(call, device="meta")
+    except replay.CannotAgain:
         return None
 
 
-def _usual_s(company: Company) -> float:
+def _usual_s(company: BackgroundLoad) -> float:
     """Seconds of the fixed calls at the host's usual pace."""
-    with again.alone(), company.beside(None):
+    with replay.alone(), company.beside(None):
         return fixed_seconds(USUAL_S)
 
 
-def _look(pace: Pace, company: Company) -> None:
+def _look(pace: HostSpeed, company: BackgroundLoad) -> None:
     """See how fast the host is now."""
-    with again.alone(), company.beside(None):
+    with replay.alone(), company.beside(None):
         pace.look()
 
 
@@ -271,7 +273,7 @@ def _host_s() -> float:
     each op the code of the next one has to be fetched again, as in a program that computes."""
     from ...dispatch.plans.shards import attach
     from ...spec import B, Placement, TensorSpec
-    from .counted import works
+    from .op_count import works
 
     rank = current().rank
 
@@ -296,6 +298,6 @@ def _host_s() -> float:
         step()
         made = works(step)
         whole = typical_seconds(step)
-    timed = lru_cache(None)(again.timed)
-    ops = sum(timed(work.key) for work in made if work.runs and isinstance(work.key, Described))
+    timed = lru_cache(None)(replay.timed)
+    ops = sum(timed(work.key) for work in made if work.runs and isinstance(work.key, OpSignature))
     return max(whole - ops, 0.0) / len(made)

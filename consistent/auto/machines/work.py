@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from .described import Described, Like, described, tensors
+from .bytes_accessed import ALLOCATES, VIEWS, touched_bytes
 from .flops import ATTENTION, CONVOLUTIONS, flops_of, is_product
-from .touched import ALLOCATES, VIEWS, touched_bytes
+from .op_signature import Like, OpSignature, described, tensors
 
 _COPIES = frozenset(
     """clone copy_ _to_copy cat stack index index_select gather embedding _foreach_copy_ new_full
@@ -41,7 +41,7 @@ class Work:
         flops: multiplications and additions of products, as `torch.utils.flop_counter` counts
             them; 0 for an op without products.
         nbytes: bytes of memory read + written; what stays in caches is not known and not left out.
-        key: the call without its data (`Described`), from which it can be made again.
+        key: the call without its data (`OpSignature`), from which it can be made again.
     """
 
     op: str
@@ -57,7 +57,7 @@ class Work:
         return self.kind != "view"
 
 
-_works: dict[Described, Work] = {}
+_works: dict[OpSignature, Work] = {}
 MOST_KEPT = 100_000
 
 
@@ -79,7 +79,7 @@ def work_of(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any], ou
 
 
 def _new_work(
-    func: torch._ops.OpOverload, args: tuple, kwargs: dict, out: Any, key: Described
+    func: torch._ops.OpOverload, args: tuple, kwargs: dict, out: Any, key: OpSignature
 ) -> Work:
     kind = kind_of(func)
     involved = tensors(key) or tensors((key.out,))

@@ -8,7 +8,7 @@ from ...drawing.pictures.colours import PALETTE
 from ...drawing.pictures.drawing import Box, Drawing, Words
 from ...drawing.pictures.picture import Picture
 from ...spec.bytes_text import bytes_text
-from ..simulation.held import KINDS, Peak
+from ..simulation.peak_memory import KINDS, Peak
 
 _ROW, _LEFT, _WIDTH = 26.0, 96.0, 640.0
 _FILLS: dict[str, str] = dict(zip(KINDS, PALETTE, strict=False))

@@ -21,7 +21,7 @@ from ...graph.program import Program, refs
 from ...pipeline.part import Part as Lines
 from ...spec import Placement, TensorSpec
 from ...spec.nested import tensors_in
-from ..machines.described import tensors
+from ..machines.op_signature import tensors
 from .log import Held, Message, Op
 
 Place = tuple[int, int]  # (stage, position among its ranks)

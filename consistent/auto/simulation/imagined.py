@@ -25,11 +25,11 @@ from mirrored.transports.faults.place import user_line
 
 from ...dispatch.plans.shards import is_global
 from ...spec.nested import map_tensors, tensors_in
-from ..machines.described import Described
+from ..machines.op_signature import OpSignature
 from ..machines.work import Work, work_of
+from .cache_model import CacheModel
 from .log import Log, Op
 from .memory import Memory
-from .recency import Recency
 from .shapes import Made, Shapes, each
 from .values import Values
 
@@ -50,7 +50,7 @@ _AS_THEY_ARE = frozenset(
 )
 
 
-VIEW = Work("view", "view", torch.float32, 0.0, 0, Described("view", (), (), None))
+VIEW = Work("view", "view", torch.float32, 0.0, 0, OpSignature("view", (), (), None))
 
 
 class Imagined(TorchDispatchMode):
@@ -68,7 +68,7 @@ class Imagined(TorchDispatchMode):
         values: Values,
         rank_of: Callable[[Any], int],
         views: bool,
-        recency: Recency | None = None,
+        recency: CacheModel | None = None,
     ) -> None:
         super().__init__()
         self._recency = recency

@@ -10,7 +10,7 @@ from ...drawing.pages.canvas import MOST_DRAWN, Drawn, canvas
 from ...drawing.pages.html import cell, escaped, frame, number, numbers, search, stacks, table
 from ...drawing.words import seconds_text, short_site
 from ...spec.bytes_text import bytes_text
-from .held import KINDS
+from .peak_memory import KINDS
 from .timeline import ACTIONS, Span, Track
 
 SimulatedStep = Any  # of report.py, which imports this file

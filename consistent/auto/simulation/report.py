@@ -13,8 +13,8 @@ from mirrored.readable import in_a_line, readable
 from ...drawing.files import write
 from ...drawing.words import seconds_text
 from ..machines import Machine
-from .held import KINDS, Peak, peaks
 from .log import Log, Mark, Message, Scheduled
+from .peak_memory import KINDS, Peak, peaks
 from .timeline import ACTIONS, Timeline, Track, timeline
 from .trace import trace_text
 

@@ -26,10 +26,10 @@ from ...spec.nested import tensors_in
 from ..machines import Machine
 from ..machines.find import machine
 from . import stages
+from .cache_model import CacheModel
 from .devices import OnCpu, simulated_world
 from .imagined import Imagined
 from .log import Log, Mark, Message
-from .recency import Recency
 from .report import SimulatedStep, report
 from .transport import Simulated
 from .values import Reading, Values
@@ -125,7 +125,7 @@ def simulate(
             values,
             lambda p: transport.rank if p is None else _in(p),
             views=not found.host_overlaps,
-            recency=Recency(found.cache_bytes) if found.cache_bytes else None,
+            recency=CacheModel(found.cache_bytes) if found.cache_bytes else None,
         )
         _in, made.imagined = transport.rank_in, imagined
         inside.enter_context(simulated_world(ranks, found.device_type == "cuda"))

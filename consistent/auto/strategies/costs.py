@@ -21,7 +21,7 @@ from ...pipeline.share import plan_of_share, share_of
 from ...spec import B, Placement, TensorSpec
 from ...spec.nested import tensors_in
 from ..machines import Machine
-from ..simulation.held import highest, net
+from ..simulation.peak_memory import highest, net
 from ..simulation.simulate import Simulation, simulate
 from ..simulation.stages import Part
 from ..simulation.timeline import alone

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from consistent.auto.machines import Work, again, machine, work_of
-from consistent.auto.machines.kept import Kept
+from consistent.auto.machines import Work, machine, replay, work_of
+from consistent.auto.machines.measurement_cache import MeasurementCache
 from consistent.auto.machines.this_machine import ThisMachine
 from consistent.boxing.cost import DEVICES, device_speeds
 from mirrored.transports.default import current
@@ -36,7 +36,7 @@ def this(tmp_path: Path) -> ThisMachine:
     known = machine("this")
     assert isinstance(known, ThisMachine)
     given = {name: getattr(known, name) for name in known.__dataclass_fields__}
-    return ThisMachine(**given | {"kept": Kept(tmp_path / "kept.jsonl"), "pace": None})
+    return ThisMachine(**given | {"kept": MeasurementCache(tmp_path / "kept.jsonl"), "pace": None})
 
 
 def lines(this: ThisMachine) -> dict[str, float | None]:
@@ -71,8 +71,8 @@ def test_a_call_is_made_again_once(name: str, this: ThisMachine, monkeypatch: An
     work = CALLS[name]()
     seconds = this.op_seconds(work)
     assert 0 < seconds < 1 and list(lines(this).values()) == [seconds]
-    monkeypatch.setattr(again, "timed", None)
-    other = ThisMachine(**vars(this) | {"kept": Kept(this.kept.path)})
+    monkeypatch.setattr(replay, "timed", None)
+    other = ThisMachine(**vars(this) | {"kept": MeasurementCache(this.kept.path)})
     assert this.op_seconds(work) == other.op_seconds(work) == seconds
 
 
@@ -109,8 +109,10 @@ def test_a_call_that_raises_costs_its_bytes(this: ThisMachine) -> None:
 def test_a_call_on_cold_tensors_takes_as_much_longer_as_of_them_are_cold(
     this: ThisMachine, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(again, "timed", lambda call, cold=False, device="cpu": 3.0 if cold else 1.0)
-    monkeypatch.setattr(again, "MOST_SECONDS", 1e99)
+    monkeypatch.setattr(
+        replay, "timed", lambda call, cold=False, device="cpu": 3.0 if cold else 1.0
+    )
+    monkeypatch.setattr(replay, "MOST_SECONDS", 1e99)
     work = CALLS["mm"]()
     slow = replace(this, memory_bytes_per_s=work.nbytes / 1.0)  # which bounds it, by 1 s
     for here, longest in ((replace(this, memory_bytes_per_s=1e-9), 2.0), (slow, 1.0)):
@@ -121,9 +123,9 @@ def test_a_call_on_cold_tensors_takes_as_much_longer_as_of_them_are_cold(
 
 def test_calls_on_cold_tensors_are_made_on_more_than_a_cache_holds(monkeypatch: Any) -> None:
     made = []
-    monkeypatch.setattr(again, "cache_bytes", lambda: 100 * 64 * 64 * 4)
-    monkeypatch.setattr(again, "op_named", lambda name: lambda x, y: made.append(x.data_ptr()))
-    run = again.repeated(CALLS["mm"]().key, True)  # type: ignore[arg-type]
+    monkeypatch.setattr(replay, "cache_bytes", lambda: 100 * 64 * 64 * 4)
+    monkeypatch.setattr(replay, "op_named", lambda name: lambda x, y: made.append(x.data_ptr()))
+    run = replay.repeated(CALLS["mm"]().key, True)  # type: ignore[arg-type]
     for _ in range(200):
         run()
     assert len(set(made)) * 3 > 100 and len(made) == 200
@@ -133,7 +135,7 @@ def test_to_follow_an_op_outside_takes_what_it_takes_on_meta(
     this: ThisMachine, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(
-        again, "timed", lambda call, cold=False, device="cpu": {"meta": 2.0}[device]
+        replay, "timed", lambda call, cold=False, device="cpu": {"meta": 2.0}[device]
     )
     assert this.follow_seconds(CALLS["in place"]()) == this.host_seconds + 2.0
 
@@ -141,9 +143,9 @@ def test_to_follow_an_op_outside_takes_what_it_takes_on_meta(
 def test_what_would_take_too_much_memory_is_made_smaller(
     this: ThisMachine, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(again, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(replay, "MOST_BYTES", 1 << 20)
     rows, cut = 1 << 14, []
-    monkeypatch.setattr(again, "timed", lambda call, cold: cut.append(call) or 1.0)
+    monkeypatch.setattr(replay, "timed", lambda call, cold: cut.append(call) or 1.0)
     work = of(aten.mm.default, t(64, rows).t(), t(64, 32))
     seconds = replace(this, launch_seconds=1e-9).op_seconds(work)
     (call,) = cut
@@ -154,19 +156,19 @@ def test_what_would_take_too_much_memory_is_made_smaller(
 def test_a_half_written_line_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "kept.jsonl"
     path.write_text('["a", 1.0]\n["b", 2')
-    assert Kept(path).get("a", lambda: 3.0) == 1.0
-    assert Kept(path).get("b", lambda: 4.0) == 4.0
-    assert Kept(path).get("b", lambda: 5.0) == 4.0
+    assert MeasurementCache(path).get("a", lambda: 3.0) == 1.0
+    assert MeasurementCache(path).get("b", lambda: 4.0) == 4.0
+    assert MeasurementCache(path).get("b", lambda: 5.0) == 4.0
 
 
 def test_numbers_live_without_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    kept = Kept(tmp_path / "file" / "kept.jsonl")
+    kept = MeasurementCache(tmp_path / "file" / "kept.jsonl")
     assert kept.get("a", lambda: 1.0) == kept.get("a", lambda: 2.0) == 1.0
 
 
 def measured(rank: int, path: str) -> list[float | None]:
-    kept = Kept(Path(path))
+    kept = MeasurementCache(Path(path))
     return [kept.get(f"number {i}", lambda: float(rank)) for i in range(20)]
 
 

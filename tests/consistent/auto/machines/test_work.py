@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from consistent.auto.machines.described import Like, Plain, Same
+from consistent.auto.machines.op_signature import Like, Plain, Same
 from consistent.auto.machines.work import Work, work_of
 
 aten = torch.ops.aten

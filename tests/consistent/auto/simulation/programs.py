@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import consistent
 from consistent import B, S
-from consistent.auto.simulation.holding import Holding
+from consistent.auto.simulation.real_memory import Holding
 from mirrored.comm import Link
 from mirrored.transports.counting import counting
 from mirrored.transports.default import current

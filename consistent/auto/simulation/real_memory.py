@@ -8,9 +8,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...spec.nested import tensors_in
-from .held import peaks
 from .log import Log
 from .memory import Memory
+from .peak_memory import peaks
 
 
 class Holding(TorchDispatchMode):

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 Memories = Iterable[tuple[int, int]]  # (number, bytes)
 
 
-class Recency:
+class CacheModel:
     """For each memory, how much its rank had touched when it touched it last.
 
     Args:

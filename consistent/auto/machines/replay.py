@@ -16,7 +16,7 @@ from torch import Tensor
 from mirrored.freed_memory import keep_freed_memory
 
 from ...dispatch.planning.without_modes import without_modes
-from .described import Described, Like, Many, Plain, Same, is_known, tensors
+from .op_signature import Like, Many, OpSignature, Plain, Same, is_known, tensors
 from .stopwatch import typical_seconds
 from .work import Work, work_of
 
@@ -46,7 +46,7 @@ def op_named(name: str) -> Any:
     return found
 
 
-def arguments(call: Described, device: str = "cpu") -> tuple[tuple, dict[str, Any]]:
+def arguments(call: OpSignature, device: str = "cpu") -> tuple[tuple, dict[str, Any]]:
     """Arguments for the call on a device: floats between 0.1 and 1.1, integers that are legal
     indices wherever they may be used. On "meta" they hold nothing.
 
@@ -75,7 +75,7 @@ def arguments(call: Described, device: str = "cpu") -> tuple[tuple, dict[str, An
     return tuple(map(of, call.args)), {name: of(value) for name, value in call.kwargs}
 
 
-def _bound(call: Described) -> int:
+def _bound(call: OpSignature) -> int:
     """One more than the largest integer that every tensor may be indexed by."""
     name = call.op.split(".")[1]
     given = tensors(call)
@@ -100,7 +100,7 @@ def _tensor(x: Like, bound: int, generator: torch.Generator) -> Tensor:
     return flat.as_strided(x.shape, x.strides)
 
 
-def shrunk(call: Described, times: int) -> Described:
+def shrunk(call: OpSignature, times: int) -> OpSignature:
     """The call with the leading dim of its largest tensor `times` smaller, wherever a dim or a
     number in a list is as long.
 
@@ -135,7 +135,7 @@ def _resized(x: Like, shape: tuple[int, ...]) -> Like:
     return Like(x.dtype, shape, tuple(strides))
 
 
-def repeated(call: Described, cold: bool = False, device: str = "cpu") -> Callable[[], object]:
+def repeated(call: OpSignature, cold: bool = False, device: str = "cpu") -> Callable[[], object]:
     """What makes the call once more: on the same tensors, or, if they are to be ``cold``, each time
     on others, so many that no cache holds the first ones when their turn comes again.
 
@@ -162,7 +162,7 @@ def cache_bytes() -> int:
     return CACHE_BYTES
 
 
-def timed(call: Described, cold: bool = False, device: str = "cpu") -> float:
+def timed(call: OpSignature, cold: bool = False, device: str = "cpu") -> float:
     """Seconds of the call on one thread's turn, as it takes most often; ``repeated`` says on what.
 
     Raises:
@@ -176,7 +176,7 @@ def timed(call: Described, cold: bool = False, device: str = "cpu") -> float:
             raise CannotAgain(f"{call.op}: {error}") from None
 
 
-def work(call: Described) -> Work:
+def work(call: OpSignature) -> Work:
     """What a call has to do; nothing is computed for it.
 
     Raises:
@@ -191,7 +191,7 @@ def work(call: Described) -> Work:
             raise CannotAgain(f"{call.op}: {error}") from None
 
 
-def bytes_needed(call: Described) -> int:
+def bytes_needed(call: OpSignature) -> int:
     """Bytes that one trial allocates."""
     return sum(_span(x) * x.dtype.itemsize for x in (*tensors(call), *tensors(call.out)))
 

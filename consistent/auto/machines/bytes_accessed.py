@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .described import Described, Many, tensors
+from .op_signature import Many, OpSignature, tensors
 
 # Results that no schema calls aliases, but that copy nothing.
 VIEWS = frozenset("_unsafe_view _reshape_alias lift_fresh detach_ t_ set_ unsafe_split".split())
@@ -45,7 +45,7 @@ _WRITE_ROWS = {
 _NOT_WRITTEN = frozenset(["grads"])
 
 
-def touched_bytes(func: torch._ops.OpOverload, call: Described) -> int:
+def touched_bytes(func: torch._ops.OpOverload, call: OpSignature) -> int:
     """Bytes that the call reads + writes."""
     name = func._schema.name.partition("::")[2]
     rows = _rows(func, name, call)
@@ -60,7 +60,7 @@ def touched_bytes(func: torch._ops.OpOverload, call: Described) -> int:
     return total + _new_bytes(func, call)
 
 
-def _new_bytes(func: torch._ops.OpOverload, call: Described) -> int:
+def _new_bytes(func: torch._ops.OpOverload, call: OpSignature) -> int:
     """Bytes of results that are no aliases of arguments."""
     returns = func._schema.returns
     outs = call.out.items if isinstance(call.out, Many) and len(returns) > 1 else (call.out,)
@@ -72,7 +72,7 @@ def _new_bytes(func: torch._ops.OpOverload, call: Described) -> int:
     )
 
 
-def _rows(func: torch._ops.OpOverload, name: str, call: Described) -> int | None:
+def _rows(func: torch._ops.OpOverload, name: str, call: OpSignature) -> int | None:
     """The bytes of an op that reads or writes some rows of a tensor; None if it is another op."""
     if name in _READ_ROWS:
         out = sum(x.nbytes for x in tensors(call.out))
@@ -93,12 +93,12 @@ def _adds(name: str, given: dict[str, Any]) -> bool:
     return "add" in name or "reduce" in name or bool(accumulate is not None and accumulate.value)
 
 
-def _all_but_first(func: torch._ops.OpOverload, call: Described) -> int:
+def _all_but_first(func: torch._ops.OpOverload, call: OpSignature) -> int:
     values = [value for _, value in _arguments(func, call)]
     return sum(x.nbytes for x in tensors(tuple(values[1:])))
 
 
-def _arguments(func: torch._ops.OpOverload, call: Described) -> Iterator[tuple[Any, Any]]:
+def _arguments(func: torch._ops.OpOverload, call: OpSignature) -> Iterator[tuple[Any, Any]]:
     """(what the schema says of it, description) of each argument given."""
     infos = _infos(func)
     by_name = {info.name: info for info in infos}

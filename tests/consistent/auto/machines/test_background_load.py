@@ -5,22 +5,22 @@ from __future__ import annotations
 import torch
 
 from consistent.auto.machines import work_of
-from consistent.auto.machines.company import Company
-from consistent.auto.machines.described import Described, Unknown
+from consistent.auto.machines.background_load import BackgroundLoad
+from consistent.auto.machines.op_signature import OpSignature, Unknown
 
 x = torch.empty(8, 8, device="meta")
-ADD: Described = work_of(torch.ops.aten.add.Tensor, (x, x), {}, x).key  # type: ignore[assignment]
+ADD: OpSignature = work_of(torch.ops.aten.add.Tensor, (x, x), {}, x).key  # type: ignore[assignment]
 
 
 def test_others_make_the_call_and_may_be_asked_again() -> None:
-    company = Company(2)
+    company = BackgroundLoad(2)
     for cold in (False, True):
         with company.beside(ADD, cold) as begun:
             assert begun == 2
 
 
 def test_others_that_cannot_make_it_are_there_for_the_next_one() -> None:
-    company = Company(1)
+    company = BackgroundLoad(1)
     with company.beside(ADD._replace(args=(Unknown("Generator"),)), False) as begun:
         assert begun == 0
     with company.beside(ADD, False) as begun:
@@ -28,12 +28,12 @@ def test_others_that_cannot_make_it_are_there_for_the_next_one() -> None:
 
 
 def test_nobody_is_needed() -> None:
-    with Company(0).beside(ADD, False) as begun:
+    with BackgroundLoad(0).beside(ADD, False) as begun:
         assert begun == 0
 
 
 def test_others_that_ended_are_started_again() -> None:
-    company = Company(1)
+    company = BackgroundLoad(1)
     with company.beside(ADD, False):
         pass
     company.end()

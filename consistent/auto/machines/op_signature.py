@@ -57,7 +57,7 @@ class Unknown(NamedTuple):
     type: str
 
 
-class Described(NamedTuple):
+class OpSignature(NamedTuple):
     """One call: the op's name with its overload, what it was given, and what it returned."""
 
     op: str
@@ -70,11 +70,11 @@ PLAIN = (int, float, bool, complex, str, torch.dtype, torch.layout, torch.memory
 _NAN = math.nan  # one object, since a tuple that holds it equals itself only then
 
 
-def described(op: str, args: tuple, kwargs: dict[str, Any], out: Any) -> Described:
+def described(op: str, args: tuple, kwargs: dict[str, Any], out: Any) -> OpSignature:
     """The description of a call that has been made. The data of its tensors are not read."""
     of = _describer()
     given = tuple(map(of, args)), tuple((key, of(value)) for key, value in kwargs.items())
-    return Described(op, *given, of(out))
+    return OpSignature(op, *given, of(out))
 
 
 def _describer() -> Callable[[Any], Any]:
@@ -111,7 +111,7 @@ def tensors(x: Any) -> list[Like]:
     """The tensors within a description, those that are passed twice once."""
     if isinstance(x, Like):
         return [x]
-    if isinstance(x, (Many, Described)):
+    if isinstance(x, (Many, OpSignature)):
         parts: tuple = x.items if isinstance(x, Many) else (x.args, x.kwargs)
         return [each for part in parts for each in tensors(part)]
     if type(x) is tuple:
@@ -121,7 +121,7 @@ def tensors(x: Any) -> list[Like]:
 
 def is_known(x: Any) -> bool:
     """Whether the call can be made again."""
-    if isinstance(x, Described):
+    if isinstance(x, OpSignature):
         return is_known(x.args) and is_known(x.kwargs)
     if isinstance(x, Many):
         return is_known(x.items)

@@ -28,7 +28,7 @@ _POLL_S = 0.02
 Measure = Callable[[], float | None]
 
 
-class Kept:
+class MeasurementCache:
     """Numbers by name, in the file at `path`, one line for each. None stands for what cannot be
     measured, and is kept as well. If the file cannot be written, numbers live with the process."""
 

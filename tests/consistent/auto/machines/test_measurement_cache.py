@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from consistent.auto.machines import kept
-from consistent.auto.machines.kept import Kept
+from consistent.auto.machines.measurement_cache import MeasurementCache
 
 
 def test_a_lock_that_is_held_for_ever_is_waited_for_once(
@@ -21,7 +21,7 @@ def test_a_lock_that_is_held_for_ever_is_waited_for_once(
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         began = time.monotonic()
-        assert Kept(tmp_path / "kept.jsonl").get("a", lambda: 1.0) == 1.0
+        assert MeasurementCache(tmp_path / "kept.jsonl").get("a", lambda: 1.0) == 1.0
         assert 0.2 <= time.monotonic() - began < 20
 
 
@@ -36,7 +36,7 @@ def test_what_is_in_the_way_is_left_alone(tmp_path: Path, name: str, kind: str) 
         os.mkfifo(path)
     else:
         path.mkdir()
-    numbers = Kept(tmp_path / "kept.jsonl")
+    numbers = MeasurementCache(tmp_path / "kept.jsonl")
     assert numbers.get("a", lambda: 1.0) == 1.0 and numbers.get("a", lambda: 2.0) == 1.0
     assert victim.read_text() == "precious"
 
@@ -48,5 +48,5 @@ def test_what_is_in_the_way_is_left_alone(tmp_path: Path, name: str, kind: str) 
 def test_a_line_that_is_no_number_is_passed_over(tmp_path: Path, line: str) -> None:
     path = tmp_path / "kept.jsonl"
     path.write_text(f"{line}\n" + '["b", 2.0]\n')
-    numbers = Kept(path)
+    numbers = MeasurementCache(path)
     assert numbers.get("a", lambda: 1.0) == 1.0 and numbers.get("b", lambda: 3.0) == 2.0

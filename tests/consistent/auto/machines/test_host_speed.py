@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from consistent.auto.machines import again, machine, pace
-from consistent.auto.machines.kept import Kept
-from consistent.auto.machines.pace import Pace
+from consistent.auto.machines import host_speed, machine, replay
+from consistent.auto.machines.host_speed import HostSpeed
+from consistent.auto.machines.measurement_cache import MeasurementCache
 from consistent.auto.machines.this_machine import ThisMachine
 from tests.consistent.auto.machines.test_this_machine import CALLS
 
@@ -21,23 +21,23 @@ def test_what_a_slow_host_takes_counts_as_what_it_takes_usually(
 ) -> None:
     this = machine("this")
     assert isinstance(this, ThisMachine)
-    monkeypatch.setattr(pace, "fixed_seconds", lambda during: 0.01 * slower)
-    monkeypatch.setattr(again, "timed", lambda call, cold: 2.0 * slower)
-    here = replace(this, kept=Kept(tmp_path / "kept.jsonl"), pace=Pace(0.01))
+    monkeypatch.setattr(host_speed, "fixed_seconds", lambda during: 0.01 * slower)
+    monkeypatch.setattr(replay, "timed", lambda call, cold: 2.0 * slower)
+    here = replace(this, kept=MeasurementCache(tmp_path / "kept.jsonl"), pace=HostSpeed(0.01))
     assert here.op_seconds(CALLS["mm"]()) == pytest.approx(2.0)
 
 
 def test_a_look_counts_for_a_moment(monkeypatch: Any) -> None:
     now, looks = [0.0], []
-    monkeypatch.setattr(pace.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(pace, "fixed_seconds", lambda during: looks.append(during) or 0.02)
-    found = Pace(0.01)
+    monkeypatch.setattr(host_speed.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(host_speed, "fixed_seconds", lambda during: looks.append(during) or 0.02)
+    found = HostSpeed(0.01)
     assert not found.is_known and found.usually(1.0) == 1.0
     found.look()
     assert found.is_known and found.usually(1.0) == 0.5
-    now[0] += pace.VALID_S
+    now[0] += host_speed.VALID_S
     assert not found.is_known and len(looks) == 1
 
 
 def test_fixed_calls_take_a_while() -> None:
-    assert 1e-4 < pace.fixed_seconds(0.0) < 1.0
+    assert 1e-4 < host_speed.fixed_seconds(0.0) < 1.0

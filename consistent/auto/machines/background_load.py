@@ -26,20 +26,20 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from . import again
-from .described import Described
-from .pace import fixed_calls
+from . import replay
+from .host_speed import fixed_calls
+from .op_signature import OpSignature
 
 MOST = 15  # others; more make no figure that differs, and each takes memory
 IDLE_S = 60.0  # after which they end
 STARTING_S = 60.0
 BEGUN, CANNOT = True, False  # what a helper answers
-Asked = tuple[Described | None, bool]  # (call or None for the fixed calls, cold)
+Asked = tuple[OpSignature | None, bool]  # (call or None for the fixed calls, cold)
 _PAUSE_S = 1e-4  # of calls between two looks for what is asked next
-_MAIN = "from consistent.auto.machines.company import helper; helper()"
+_MAIN = "from consistent.auto.machines.background_load import helper; helper()"
 
 
-class Company:
+class BackgroundLoad:
     """So many other processes; without any, or if they cannot be started, calls are made alone."""
 
     def __init__(self, others: int) -> None:
@@ -50,8 +50,8 @@ class Company:
         self._ending: Callable[[], object] = lambda: None
 
     @contextlib.contextmanager
-    def beside(self, call: Described | None, cold: bool = False) -> Iterator[int]:
-        """Inside, the others make the call, as ``again.repeated`` does, or without one the fixed
+    def beside(self, call: OpSignature | None, cold: bool = False) -> Iterator[int]:
+        """Inside, the others make the call, as ``replay.repeated`` does, or without one the fixed
         calls; gives how many of them."""
         self._begin()
         self._tell((call, cold))
@@ -135,11 +135,11 @@ def helper() -> None:
                 _keep_on(call, cold, link)
 
 
-def _keep_on(call: Described | None, cold: bool, link: Connection) -> None:
+def _keep_on(call: OpSignature | None, cold: bool, link: Connection) -> None:
     """Make the call until something else is asked."""
-    with again.alone():
+    with replay.alone():
         try:
-            run = again.repeated(call, cold) if call is not None else fixed_calls
+            run = replay.repeated(call, cold) if call is not None else fixed_calls
             run()
         except Exception:  # an op that refuses these values, say: who asked finds out as well
             link.send(CANNOT)

@@ -42,7 +42,7 @@ def fixed_seconds(during: float) -> float:
     return passed / made
 
 
-class Pace:
+class HostSpeed:
     """The host's pace, where 1 is the usual one.
 
     Args:
