@@ -10,7 +10,7 @@ and beside it stands the mean of their fastest quarter. Bytes are those that ran
 memory is that of its tensors, noted op by op.
 
 Ops are timed when they are first met and kept in a file, so a second run simulates faster; with
---fresh all is measured anew. The simulation knows nothing of the real steps. Before each turn both
+--fresh all is measured again. The simulation knows nothing of the real steps. Before each turn both
 ranks make a few fixed calls: "host" says how many times as long they took in the mean as the kept
 figure says, that is how much slower than usual the host is, because of other guests or its clock;
 "now" is the simulated time, times that, by the real one.
@@ -232,7 +232,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--rounds", type=int, default=24)
-    parser.add_argument("--fresh", action="store_true", help="measure all figures anew")
+    parser.add_argument("--fresh", action="store_true", help="measure all figures again")
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)

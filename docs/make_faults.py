@@ -76,7 +76,7 @@ else can be asked for.
 
 ### Another process group in the same processes
 
-After `destroy_process_group` and `init_process_group` the ranks find each other anew, over the
+After `destroy_process_group` and `init_process_group` the ranks find each other again, over the
 same store too. Global tensors made before belong to placements of ranks: they are valid again
 where the new world has these ranks, and else raise when they communicate.
 

@@ -55,7 +55,7 @@ class Alone(comm.Transport):
 @contextmanager
 def alone(rank: int, size: int) -> Iterator[None]:
     """Inside the `with` block this thread is `rank` of `size`, and the other ranks do not exist.
-    Plans depend on a rank's place, so they are made anew."""
+    Plans depend on a rank's place, so they are made again."""
     clear_plans()
     try:
         with use(Alone(rank, size)):

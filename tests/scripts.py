@@ -9,7 +9,7 @@ from types import ModuleType
 
 
 def module_of(path: Path) -> ModuleType:
-    """A script as a module, executed anew."""
+    """A script as a module, executed again."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     made = sys.modules[path.stem] = importlib.util.module_from_spec(spec)

@@ -184,7 +184,7 @@ def compile_step(step: Callable[..., Any] | None = None, **options: Unpack[Optio
 
     The first call runs as it is written, so that optimizers make their state. The second is
     recorded while it runs, and later ones run the program, as long as shapes, modes, and the
-    numbers that the step can reach are the same; else it is recorded anew. Where only sizes vary,
+    numbers that the step can reach are the same; else it is recorded again. Where only sizes vary,
     further ones are recorded in their first call, and share compiled code. Every rank calls the
     step alike. Tensors that it returns have no graph: call ``backward()`` inside.
 

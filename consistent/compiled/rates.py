@@ -1,12 +1,12 @@
 """Numbers in the groups of optimizers, and who asks for them or sets them while a step is recorded.
 
 ```
-optimizer.step(), schedule.step()       may: a program reads the rate anew in each run
+optimizer.step(), schedule.step()       may: a program reads the rate again in each run
 the step: x * group["lr"]               a program is for that number
 the step: group["lr"] = 0.1             no program: it would not set it
 ```
 
-An optimizer that is called as it is written reads all its numbers anew. One that is recorded so
+An optimizer that is called as it is written reads all its numbers again. One that is recorded so
 reads its rate alone; the others are in its ops. Once these change from call to call, as momentum
 does under OneCycleLR, it is called as it is written, too. What schedules count matters where the
 step asks for it: it may well reach one, as ``self.schedule``, that is stepped outside.

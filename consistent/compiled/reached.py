@@ -52,7 +52,7 @@ class Reached:
         of_schedules: schedule -> its own guards, which count where the step asks for them.
         of_optimizers: optimizer -> the numbers of its groups. Rates count where the step asks for
             them; the others also where the optimizer is recorded: called as it is written, it
-            reads them anew.
+            reads them again.
         refused: paths of what cannot be compared, and why.
     """
 
@@ -111,7 +111,7 @@ class _Walk:
                 self.visit(x, name, at, where)
 
     def arguments(self, value: Any) -> None:
-        """Modules and other objects among arguments; tensors and numbers are given anew with each
+        """Modules and other objects among arguments; tensors and numbers are given again with each
         call."""
         if isinstance(value, dict):
             value = list(value.values())

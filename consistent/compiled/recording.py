@@ -203,7 +203,7 @@ _PLAIN = (int, float, complex, str, bytes, slice, torch.dtype, torch.device)
 
 
 def _check_result(recorder: Recorder, value: Any) -> None:
-    """A result is made anew in each call: of tensors, numbers, words and containers."""
+    """A result is made again in each call: of tensors, numbers, words and containers."""
     if isinstance(
         value, NodePlace | int | float | complex | str | bytes | torch.dtype | torch.device
     ):
@@ -216,7 +216,7 @@ def _check_result(recorder: Recorder, value: Any) -> None:
         value = [getattr(value, f.name) for f in dataclasses.fields(value)]
     if not isinstance(value, list | tuple):
         recorder.refuse(
-            f"the step returns a {type(value).__name__}, which a program cannot make anew.\n"
+            f"the step returns a {type(value).__name__}, which a program cannot make again.\n"
             "  Return tensors, numbers, lists, tuples, dicts or dataclasses of them."
         )
         return

@@ -94,7 +94,7 @@ def check_border(seen: int, skip: int) -> None:
         raise ValueError(
             f"data.loader: the saved position is after {skip} items, and a batch ends after {seen} "
             "items: these batches are of another size than when the position was saved, and only "
-            "the items of torch's own BatchSampler can be divided anew.\n"
+            "the items of torch's own BatchSampler can be divided again.\n"
             "  Use the batch size of then, or start the epoch again without load_state_dict."
         )
 

@@ -428,7 +428,7 @@ class _Recorder(TorchFunctionMode):
             if known is not (x._spec if is_global(x) else None):  # type: ignore[attr-defined]
                 raise RuntimeError(
                     f"{self.program.name}: at {self.line} a global tensor is used that was made, "
-                    "or laid out anew, in the program itself.\n"
+                    "or laid out again, in the program itself.\n"
                     "  What makes global tensors is not recorded.\n"
                     "  Make it before, and pass it as an argument, or let a stage's module make it."
                 )

@@ -97,7 +97,7 @@ def are_compared() -> bool:
 
 
 def forget() -> None:
-    """Compare everything anew, as after a change of the process group."""
+    """Compare everything again, as after a change of the process group."""
     _met.clear()
 
 

@@ -143,7 +143,7 @@ def _steps(src: TensorSpec, dst: TensorSpec, at: Coordinate) -> tuple[_Action, .
 
 
 def forget_moves() -> None:
-    """Plan all boxings anew, as where messages cost something else."""
+    """Plan all boxings again, as where messages cost something else."""
     for kept in (plan, _path, _steps):
         kept.cache_clear()
 

@@ -73,7 +73,7 @@ def check_attributes(module: nn.Module) -> None:
             raise ValueError(
                 f"parallelize: {name!r} was built on meta, so its values are lost. It is neither a "
                 f"parameter nor a buffer of {type(owner).__name__}, and no reset_parameters or "
-                f"_init_weights makes it anew. Write self.register_buffer({key!r}, ..., "
+                f"_init_weights makes it again. Write self.register_buffer({key!r}, ..., "
                 "persistent=False) and fill it in reset_parameters, or build the module outside "
                 'of torch.device("meta").'
             )

@@ -218,7 +218,7 @@ class _InStep:
         return [] if laid is self.spec else [_Coming(self.whole, value, laid, self.spec)]
 
     def leave(self, param: Any) -> None:
-        if param._spec is not self.target:  # somebody has laid it anew meanwhile
+        if param._spec is not self.target:  # somebody has laid it again meanwhile
             return
         if self.target is not self.spec:
             memory.take_over(param, attach(self.whole, self.spec))

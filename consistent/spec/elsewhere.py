@@ -49,7 +49,7 @@ OF_TENSORS: dict[str, tuple[str, str]] = {
     "local_tensor": ("", _SHARD),
     "local_shard": ("", _SHARD),
     "local_shards": ("", _SHARD),
-    "shard": ("", f"{_SHARD}; x.to_global(sbp=S(0)) cuts it anew"),
+    "shard": ("", f"{_SHARD}; x.to_global(sbp=S(0)) cuts it again"),
     "shards": ("", _SHARD),
     "mesh": ("", "x.placement"),
     "ranks": ("", "x.placement.ranks"),

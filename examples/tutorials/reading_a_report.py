@@ -44,7 +44,7 @@ if rank == 0:
 # Read it from the top: the lines that send most come first. `layout` is what went in and what came
 # out, `boxings` what was moved before the op ran. `where` is the line of the program. After the
 # first `linear` each rank has half of the hidden columns, and the second weight is cut in rows,
-# which does not fit. The library took the cheapest way to make it fit: it cuts the weight anew, in
+# which does not fit. The library took the cheapest way to make it fit: it cuts the weight again, in
 # each call.
 #
 # ## Ask why

@@ -32,7 +32,7 @@ def add(number: int = 1) -> None:
 
 
 def forget() -> None:
-    """Count anew: the ranks of a new process group are at the same step."""
+    """Start counting from 0: the ranks of a new process group are at the same step."""
     add(-count_failures())
 
 

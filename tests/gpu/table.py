@@ -1,4 +1,4 @@
-"""The table of results that goes into docs/gpu.md; written anew after each check."""
+"""The table of results that goes into docs/gpu.md; written again after each check."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def norm_that_clipping_returns(w: World) -> Any:
 
 @report(
     "jax-ml/jax", 21403, "jnp.cumsum is incorrect when sharding over summing axis on GPUs",
-    said="sums begin anew on each device",
+    said="sums begin again on each device",
 )  # fmt: skip
 def running_sums(w: World) -> Any:
     return w.lay(torch.ones(2, 9), S(1)).cumsum(1)

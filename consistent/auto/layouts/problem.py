@@ -53,7 +53,7 @@ class Edge:
     """Operand ``want`` of node ``reader`` is output ``have`` of node ``maker``.
 
     ``back``: whether its gradient moves in backward. ``gathered``: it is a parameter, of which a
-    copy that is B is made anew for backward instead of being kept.
+    copy that is B is made again for backward instead of being kept.
     """
 
     maker: int

@@ -22,7 +22,7 @@ def typical_seconds(run: Callable[[], object]) -> float:
     Not the least of them: a step is made of many calls, so it takes what they take mostly. A run
     counts with its processor time if that is less and the thread does all the work by itself: then
     other programs had the processor for the rest. Where runs differ much, something disturbed
-    them, so they are made anew, and the least median counts.
+    them, so they are made again, and the least median counts.
     """
     medians = []
     for _ in range(TRIES):

@@ -190,7 +190,7 @@ def _note(
 
 @contextmanager
 def _own_plans() -> Iterator[None]:
-    """Inside, plans are made anew, at this machine's prices, and forgotten afterwards."""
+    """Inside, plans are made again, at this machine's prices, and forgotten afterwards."""
     try:
         forget_moves()
         with looked_up_in(_C.PlanTable()):

@@ -110,7 +110,7 @@ class Costs:
         params: list[Any] = [p for p in module.parameters() if is_global(p)]
         with no_sync():
             for _ in range(2):  # in the first one gradients begin to be
-                # anew each time: the unit may write what it is given
+                # again each time: the unit may write what it is given
                 given = filled(call.given, lambda x: _global(sim, x, placement))
                 forward, result = self._forward(sim, run, given)
                 backward = self._backward(sim, result)

@@ -71,7 +71,7 @@ def _ends(
     """The furthest ends that keep the limit.
 
     Where a unit does not fit in the stage that it came to, even alone, it belongs to a later stage,
-    and the stages up to this one end before it: they begin anew with that as their bound.
+    and the stages up to this one end before it: they begin again with that as their bound.
     """
     count = len(sums) - 1
     allowed = [count - (stages - stage - 1) for stage in range(stages)]  # each later one has a unit

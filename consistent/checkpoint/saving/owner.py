@@ -215,7 +215,7 @@ def _is_alive(mark: str, held: tuple[Owner | None, int]) -> bool:
     while time.monotonic() < end:
         now = _read(mark)
         if now is None or now[0] != owner:
-            return False  # it has left; whoever came since is asked anew
+            return False  # it has left; whoever came since is asked
         if known and owner is not None and _began(owner.pid) != owner.began:
             return False
         if not known and now[1] != held[1]:

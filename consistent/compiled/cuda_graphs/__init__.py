@@ -2,7 +2,7 @@
 
 ```
 cut.py        a segment: stretches of ops of the device, and what runs between them
-replayed.py   inputs at fixed addresses, capture after a warm-up, replay, capture anew
+replayed.py   inputs at fixed addresses, capture after a warm-up, replay, recapture
 cuda.py       what captures on CUDA
 ```
 """

@@ -6,7 +6,7 @@ call 2       each stretch: capture, replay     what lay elsewhere gets a buffer 
 call 3 ...   copy into buffers, replay         what lies where it lay is read there
 ```
 
-Parameters and states stay where they are. If one has moved, all stretches are captured anew, in a
+Parameters and states stay where they are. If one has moved, all stretches are captured again, in a
 pool of their own: graphs of a pool are replayed in the order of their capture. What a segment
 gives is copied out of the pool, as the next replay writes there; views of one memory stay views of
 one copy.

@@ -38,7 +38,7 @@ class Step:
         call: with the specs of its operands, and its logical outputs.
         row: its rules; None where it has one layout.
         ins: values that it reads.
-        outs: values that it makes; an op in place makes its first operand anew.
+        outs: values that it makes; an op in place makes its first operand again.
         tracked: of each operand, whether a gradient comes back to it.
         view: it costs no work.
         number: its place among all ops that were started; None of a move.

@@ -36,7 +36,7 @@ def lay_gradient(leaf: Any, sbp: NdSbp) -> None:
 
 
 def forget_gradient_layout(leaf: Any) -> None:
-    """Take back what ``lay_gradient`` said of ``leaf``; it is to be watched anew."""
+    """Take back what ``lay_gradient`` said of ``leaf``; it is to be watched again."""
     leaf.__dict__.pop(_LAYOUT, None)
 
 

@@ -59,7 +59,7 @@ class _Lent:
             self._seed = own.initial_seed()
 
     def take_back(self) -> bool:
-        """Go on as before, unless the code inside has seeded anew. Returns whether it drew."""
+        """Go on as before, unless the code inside has seeded again. Returns whether it drew."""
         if self._own.initial_seed() != self._seed:
             return True
         drawn = _position(self._own.get_state()) != self._begin

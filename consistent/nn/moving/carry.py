@@ -56,7 +56,7 @@ class Carried:
 
     @torch.no_grad()
     def put(self) -> None:
-        """Lay every tensor of the job anew. Nothing is sent."""
+        """Lay every tensor of the job again. Nothing is sent."""
         job = self.job
         kept = [
             (masters, p)

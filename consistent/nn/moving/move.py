@@ -63,7 +63,7 @@ def move(
     as the new plan says; so what refers to them (tied weights, parameter groups, schedulers) goes
     on. Ranks that leave follow on ``meta``, as all ranks outside a placement do; ranks that come in
     get their shards. Random numbers of global tensors do not depend on ranks, and go on. A data
-    loader is made anew: ``loader(data, placement)``, and ``load_state_dict(old.state_dict())``.
+    loader is made again: ``loader(data, placement)``, and ``load_state_dict(old.state_dict())``.
 
     Every rank of the world calls this with the same arguments. Each receives only what it needs and
     does not hold. Until all has arrived a rank holds both what it had and what it gets.

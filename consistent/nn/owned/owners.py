@@ -71,7 +71,7 @@ class Owners:
         self._of[param] = rank
 
     def forget(self) -> None:
-        """Deal everything anew at the next step: its parameters have gone elsewhere."""
+        """Deal everything again at the next step: its parameters have gone elsewhere."""
         self._of.clear()
         self._loads.clear()
 

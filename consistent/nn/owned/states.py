@@ -118,7 +118,7 @@ def tell(optimizer: Any, state_dict: dict[str, Any]) -> None:
 
 def show_owned(optimizers: Any) -> None:
     """From now on the states that owners have are global tensors on every rank, until the next step
-    deals parameters out anew and brings them to their owners. A collective of the world if there
+    deals parameters out again and brings them to their owners. A collective of the world if there
     are any.
 
     Args:

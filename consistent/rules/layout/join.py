@@ -102,7 +102,7 @@ def joined_by_name(call: Call, parts: int) -> list[Signature]:
 
 
 def cut(call: Call, parts: int) -> list[Signature]:
-    """split, chunk, tensor_split: along their dim every part is split anew."""
+    """split, chunk, tensor_split: along their dim every part is split again."""
     (x,) = call.take(1)
     dim = 2 if call.name == "dsplit" else 0
     if call.name == "hsplit":

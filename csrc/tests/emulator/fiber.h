@@ -12,7 +12,7 @@ namespace emulator {
 
 class Fiber {
  public:
-  using Body = void (*)();  // called each time that the fiber is entered anew, after it returned
+  using Body = void (*)();  // called each time that the fiber is entered again, after it returned
 
   explicit Fiber(Body body);
   Fiber(const Fiber&) = delete;

@@ -44,7 +44,7 @@ class Wrapper(Transport):
         return self.inner.device(kind)
 
     def tune(self, ranks: Ranks) -> Any:
-        """Measure anew, keep and return the table by which this transport chooses how it sends;
+        """Measure, keep and return the table by which this transport chooses how it sends;
         None if it has no table. A collective of `ranks`."""
         return None
 

@@ -132,7 +132,7 @@ class SharedMemory(Wrapper):
         return TwoWays(self, self.inner, ranks, torch.device("cpu"), processors(), one_shot)
 
     def tune(self, ranks: Ranks) -> Table | None:
-        """Measure the table for so many ranks anew, keep it and use it. A collective."""
+        """Measure the table for so many ranks, keep it and use it. A collective."""
         if self.group(ranks) is None:
             return None
         self._messages.pop(ranks, None)

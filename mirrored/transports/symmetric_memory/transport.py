@@ -92,7 +92,7 @@ class SymmetricMemory(Wrapper):
         return kept_link(self.size, _name(_device(self.kind)), shared)
 
     def tune(self, ranks: Ranks) -> Table | None:
-        """Measure the table for so many ranks anew, keep it and use it. A collective."""
+        """Measure the table for so many ranks, keep it and use it. A collective."""
         group = self._group(_device(self.kind), ranks)
         if group is None:
             return None

@@ -64,7 +64,7 @@ class World:
                 f"ranks {tuple(ranks)} are to communicate, and this process group has ranks 0 to "
                 f"{self.size - 1}.\n"
                 "  They are of a process group before, which was destroyed.\n"
-                "  Make tensors and modules anew on a placement of ranks that are here."
+                "  Make tensors and modules again on a placement of ranks that are here."
             )
         if self.watch is not None:
             self.watch.check()

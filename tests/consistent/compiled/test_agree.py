@@ -15,7 +15,7 @@ from tests.twins import randn
 
 # What rank 1 finds, and what the others say.
 ALONE = {
-    "refused": ("the step returns a set, which a program cannot make anew", "could not record"),
+    "refused": ("the step returns a set, which a program cannot make again", "could not record"),
     "unsettled": ("each call of the step changes kept", "on another rank each call changes"),
 }
 

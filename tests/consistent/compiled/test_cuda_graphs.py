@@ -1,5 +1,5 @@
 """Programs whose ops are captured and replayed, by a stand-in for CUDA graphs: values, fixed
-addresses, capture anew, cuts, and what cannot be captured."""
+addresses, capture again, cuts, and what cannot be captured."""
 
 from __future__ import annotations
 

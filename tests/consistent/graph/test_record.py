@@ -125,7 +125,7 @@ FAULTS = {
     by_value: "meta",
     by_result: "a tensor's values or its shard are asked for",
     backwards: "Linear, called at .* is in stage 0 and is given what stage 1 makes",
-    made: "a global tensor is used that was made, or laid out anew, in the program",
+    made: "a global tensor is used that was made, or laid out again, in the program",
     elsewhere: "a tensor is on .*where no stage is: stage 0 is on",
     plainly: "a plain tensor of shape .2,. that requires grad",
     rows: r"backward of a tensor of shape \(5, 2\)",

@@ -77,7 +77,7 @@ def test_what_is_in_the_way_is_not_followed(kept: Path, tmp_path: Path, kind: st
     else:
         kept.write_bytes(b" " * (own_files._MOST_BYTES + 1))
     assert own_files.read(kept) is None
-    assert table.load(2, "one") is None  # it is this user's, and measured anew
+    assert table.load(2, "one") is None  # it is this user's, and measured again
     if kind in ("link", "pipe"):
         with pytest.raises(OSError):
             own_files.append(kept, b"x")
