@@ -145,7 +145,7 @@ def plan(rank: int, name: str, count: int, grid: Grid) -> list[tuple[int, str, H
                 continue
             try:
                 expected(name, count, index, mode)
-            except Exception:  # noqa: BLE001, S112 - a sample that plain torch does not run is no case
+            except Exception:  # noqa: BLE001, S112 - a sample that plain torch does not run is not a case
                 continue
             modes.append(mode)
         for (shown, how), mode in itertools.product(layouts(tensors, grid), modes):

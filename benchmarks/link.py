@@ -41,7 +41,7 @@ def speed(text: str) -> Speed:
     """``1Gbit,100us`` -> Speed."""
     found = re.fullmatch(r"([\d.]+)(Gbit|Mbit),([\d.]+)(ms|us)", text)
     if found is None:
-        raise ValueError(f"{text!r} is no link: write it as 1Gbit,100us")
+        raise ValueError(f"{text!r} is not a link: write it as 1Gbit,100us")
     rate, unit, latency, of_time = found.groups()
     return Speed(float(rate) * _UNITS[unit], float(latency) * _UNITS[of_time])
 

@@ -13,7 +13,7 @@ _log = logging.getLogger("mkdocs.hooks.links")
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Links to files of the repository that are no pages become their text."""
+    """Links to files of the repository that are not pages become their text."""
 
     def text_of(match: re.Match[str]) -> str:
         here = ROOT / "docs" / Path(page.file.src_uri).parent

@@ -38,8 +38,8 @@ the sizes of all parts. A message that does not fit is never taken, so both side
 lines of each message, which say what to do, are left out; a group that was given up stays broken on
 all its ranks.
 
-`print(x)` on one rank is no fault: it communicates nothing. A forked child of a rank that tries to
-communicate, or waits for what its parent has started, raises at once, and its parent goes on
+`print(x)` on one rank is not a fault: it communicates nothing. A forked child of a rank that tries
+to communicate, or waits for what its parent has started, raises at once, and its parent goes on
 (`tests/mirrored/transports/test_children.py`).
 
 ### Threads and signals

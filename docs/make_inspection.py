@@ -16,7 +16,7 @@ from consistent.dispatch.planning.functions.torch_functions import handler_name,
 from consistent.rules import table
 from consistent.tensor.inspection import answers
 
-# The attributes of torch.Tensor that are no ops, by what a global tensor answers. One that torch
+# The attributes of torch.Tensor that are not ops, by what a global tensor answers. One that torch
 # adds stands nowhere here, and a test fails until it does.
 READING = """
 __array__ __bool__ __complex__ __contains__ __float__ __index__ __int__ __long__ __nonzero__ item
@@ -71,7 +71,7 @@ KINDS: dict[str, str] = {
 
 
 def groups() -> dict[str, list[str]]:
-    """Kind -> names, of all that is no op."""
+    """Kind -> names, of all that is not an op."""
     refused = [name for name in answers.REFUSED if name not in FUNCTIONS]
     this_rank = [*answers.OF_SHARD, *answers.OF_SHARD_PROPERTIES]
     of_autograd = ("_has_grad_dtype_override", "grad_dtype", "output_nr", "retains_grad")

@@ -37,7 +37,7 @@ def write(path: str | Path, data: bytes, *, own: bool = False) -> None:
 def being_written(path: str | Path, *, own: bool = False) -> Iterator[BinaryIO]:
     """A file that gets its name when the block ends; if the block raises, nothing is left of it.
 
-    A link is followed, and what is no file, such as ``/dev/stdout``, is written as it is.
+    A link is followed, and what is not a file, such as ``/dev/stdout``, is written as it is.
 
     Args:
         own: it is the user's alone: whatever is in its place is replaced, and only the user may

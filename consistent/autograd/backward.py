@@ -168,5 +168,5 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-# A leaf that an op gathers for itself is no parameter of zero3: its gradient never lies gathered.
+# A leaf that an op gathers for itself is not one of zero3's: its gradient never lies gathered.
 operands.arriving.append(partial(unsummed.arriving, keep=False))

@@ -34,8 +34,8 @@ _ON_BOXING_BEGIN = callbacks("on_boxing_begin")
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
 LEAST_BUCKET_BYTES = 256 << 10
-# A gradient of at least so many bytes on the CPU is no part of a bucket: the two copies would take
-# longer than another message (0.7 ms on two cores that also compute).
+# A gradient of at least so many bytes on the CPU is in no bucket: the two copies would take longer
+# than another message (0.7 ms on two cores that also compute).
 ALONE_BYTES = 4 << 20
 # c and W of gloo on one host; under the root it matters little if a link is another one.
 _START_S, _BYTES_PER_S = 3e-4, 1.5e9

@@ -25,12 +25,12 @@ def opened(path: str) -> BinaryIO:
     """A plain file, open for reading. A pipe or a device in its place would be read for ever.
 
     Raises:
-        ValueError: it is no plain file.
+        ValueError: it is not a plain file.
     """
     file = open(path, "rb", buffering=0, opener=_without_waiting)
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise ValueError(f"{path} is no file, but a folder, a pipe or a device. Remove it.")
+        raise ValueError(f"{path} is not a file, but a folder, a pipe or a device. Remove it.")
     return file  # type: ignore[return-value]
 
 
@@ -51,7 +51,7 @@ def number(given: Any, what: str) -> int:
         ValueError: it is none.
     """
     if type(given) is not int or not 0 <= given <= _MOST:
-        raise ValueError(f"{what} is no number of 0 or more")
+        raise ValueError(f"{what} is not a number of 0 or more")
     return given
 
 

@@ -118,7 +118,7 @@ class Noting(Wrapper):
     start_join_several = Transport.start_join_several
     start_reduce_scatter_several = Transport.start_reduce_scatter_several
 
-    # What is told is no part of a program (agreeing.py), and the sum is.
+    # What is told is not a part of a program (agreeing.py), and the sum is.
     all_reduce_with_notes = Transport.all_reduce_with_notes
 
     # What lets a rank read the others' memory is done by messages.

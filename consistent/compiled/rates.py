@@ -110,8 +110,8 @@ class Rates:
 
     @contextmanager
     def let(self) -> Iterator[None]:
-        """Inside, an optimizer or a schedule does, which may; and what it sets is no write of the
-        step's."""
+        """Inside, an optimizer or a schedule does, which may; and what it sets is not a write of
+        the step's."""
         on = self._on
         if on:
             self._put(False)

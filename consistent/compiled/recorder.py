@@ -448,7 +448,7 @@ class Recorder(TorchDispatchMode):
         return sum(node.target is GRAPH_BREAK for node in self.graph.nodes)
 
     def check_seeds(self) -> None:
-        """Refuse if somebody set the state of torch's random numbers: that is no op."""
+        """Refuse if somebody set the state of torch's random numbers: that is not an op."""
         if not self.is_paused and self._seeds != _seeds():
             self.refuse(
                 "the step sets the state of torch's random numbers (manual_seed, set_rng_state, "

@@ -23,7 +23,7 @@ from .nested import Path, children, leaves, mapped, name_of
 from .reading import Drawn
 from .share import Share
 
-Joined = Mapping[Path, Any]  # what is no tensor and has an entry for each item, of the whole batch
+Joined = Mapping[Path, Any]  # what is not a tensor and has an entry for each item
 
 
 def note_of(made: Collated, drawn: Drawn) -> Note:
@@ -45,7 +45,7 @@ def hashes(made: Collated) -> tuple[str, ...]:
 
 
 def is_joined(note: Note) -> bool:
-    """Whether the batch has what is no tensor and has an entry for each item."""
+    """Whether the batch has what is not a tensor and has an entry for each item."""
     return any(field.kind.startswith("one for each item") for field in note.fields)
 
 
@@ -178,8 +178,8 @@ class Layer:
         return mapped(make, made.batch, lambda path, _: path in joined)
 
     def join(self, made: Collated, own: int, share: Share) -> Joined:
-        """What has an entry for each item and is no tensor, of the whole batch: a collective of the
-        world. Of ranks that read the same items, the first sends."""
+        """What has an entry for each item and is not a tensor, of the whole batch: a collective of
+        the world. Of ranks that read the same items, the first sends."""
         mine = None
         if self.at is not None and not any(self._others()):
             found = leaves(made.batch, lambda path, _: path in made.kinds)

@@ -18,7 +18,7 @@ Stop = Callable[[Path, Any], bool]
 
 
 class Attribute(str):
-    """The name of an attribute in a path, which is no key."""
+    """The name of an attribute in a path, which is not a key."""
 
 
 def never(path: Path, x: Any) -> bool:
@@ -59,7 +59,7 @@ def mapped(fn: Callable[[Path, Any], Any], batch: Any, stop: Stop = never) -> An
 
 
 def children(x: Any) -> dict[Any, Any] | None:
-    """The values in ``x`` by key, position or name; None if it is no container."""
+    """The values in ``x`` by key, position or name; None if it is not a container."""
     if isinstance(x, Tensor | np.ndarray | str | bytes | int | float | None):
         return None
     if isinstance(x, Mapping):

@@ -53,7 +53,7 @@ def make_handle(fallback: Callable[..., Any], /) -> Callable[..., Any]:
     """torch.overrides.handle_torch_function, which calls the fallback for hooks of others."""
 
 def no_sequence(cls: type, /) -> None:
-    """Let C code hear that instances of `cls` are no sequences, as it does of tensors."""
+    """Let C code hear that instances of `cls` are not sequences, as it does of tensors."""
 
 def on_first_tensor(function: Callable[[], None], /) -> None:
     """Call `function` once, before the first global tensor of this process is made."""

@@ -56,7 +56,7 @@ class Value:
     Args:
         spec: of a global tensor; None of a plain one.
         stage: where it is made; None of a plain one, which any rank makes for itself.
-        read: gives it where it is no result: a parameter, or a tensor that the program refers to.
+        read: gives it where it is not a result: a parameter, or a tensor that the program uses.
     """
 
     spec: TensorSpec | None
@@ -96,7 +96,7 @@ class Asked:
     """An answer that decided what the program is.
 
     Args:
-        line: the question; its results are no tensors.
+        line: the question; its results are not tensors.
         at: how many lines of the program came before it.
         found: the answer.
     """

@@ -85,7 +85,7 @@ def _files(folder: Path) -> dict[str, Path]:
         there = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
         raise FileNotFoundError(
             f"from_pretrained: {folder} has neither {_ONE} nor {_INDEX}; "
-            + (f"it holds {', '.join(there[:8])}. " if there else "it is no folder. ")
+            + (f"it holds {', '.join(there[:8])}. " if there else "it is not a folder. ")
             + "Save the model with save_pretrained(folder), which writes safetensors files."
         )
     with safe_open(one, framework="pt") as file:
@@ -170,7 +170,7 @@ def _fill(x: Any, name: str, key: str, files: _Files) -> None:
 
 
 def _not_saved(model: nn.Module) -> list[str]:
-    """Buffers that are no part of the state: computed, such as tables of positions."""
+    """Buffers that are not part of the state: computed, such as tables of positions."""
     state = {id(x) for x in model.state_dict(keep_vars=True).values()}
     return [n for n, x in model.named_buffers() if id(x) not in state and is_global(x)]
 

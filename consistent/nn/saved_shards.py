@@ -8,7 +8,7 @@ backward   shard -gather-> whole   the view is taken again; the last one that is
 A copy of the whole parameter in another dtype, as autocast makes it, is kept in the same way, and
 cast again. That it is one is read from the graph, so that of a frozen parameter is kept itself.
 
-Torch calls only the innermost pair of hooks for saved tensors, so tensors that are no views of a
+Torch calls only the innermost pair of hooks for saved tensors, so tensors that are not views of a
 gathered parameter are passed on to the hooks below: those of a checkpoint around the module, say.
 """
 

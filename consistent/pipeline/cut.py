@@ -52,8 +52,8 @@ def by_names(model: nn.Module, names: Sequence[str]) -> Cut:
     """Cut where the modules of these names begin.
 
     Raises:
-        ValueError: a name is no module of the model, is the first part of it, or names are not in
-            the order in which they are defined.
+        ValueError: a name is not a module of the model, is the first part of it, or names are not
+            in the order in which they are defined.
     """
     known = dict(model.named_modules())
     for name in names:
@@ -61,7 +61,8 @@ def by_names(model: nn.Module, names: Sequence[str]) -> Cut:
             near = [n for n in known if n.rpartition(".")[2] == name.rpartition(".")[2] and n]
             hint = near or [n for n, _ in model.named_children()]
             raise ValueError(
-                f"pipeline: split names {name!r}, which is no module of {type(model).__name__}.\n"
+                f"pipeline: split names {name!r}, which is not a module of "
+                f"{type(model).__name__}.\n"
                 f"  A stage begins at a module.\n  Its modules are {', '.join(hint[:8])}, ..."
             )
     units = _units(model, lambda name, _: any(n.startswith(f"{name}.") for n in names))

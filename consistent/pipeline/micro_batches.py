@@ -36,7 +36,7 @@ def rows_of(what: str, given: Any) -> int:
         raise ValueError(
             f"{what}: its tensors have {sorted(set(sizes))} rows in dim 0, and micro-batches are "
             "cut along dim 0.\n  Every tensor has one row for each sample, or a single row that "
-            "holds for all.\n  Make what is no batch an attribute of the module."
+            "holds for all.\n  Make what is not a batch an attribute of the module."
         )
     return rows
 

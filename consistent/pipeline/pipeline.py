@@ -78,8 +78,8 @@ def pipeline(
             them: ``torch.utils.checkpoint`` at each of their calls.
 
     Raises:
-        ValueError: a name is no module, stages and placements do not fit the schedule, or a rank is
-            in no stage.
+        ValueError: a name is not a module, stages and placements do not fit the schedule, or a
+            rank is in no stage.
     """
     if isinstance(placements, Placement | int):
         raise TypeError(
@@ -204,7 +204,7 @@ def loss_of(model: nn.Module, loss: Loss | None, out: Any, target: Any) -> Any:
     """The loss of what ``model`` returned: that of ``loss``, or without it the model's own.
 
     Raises:
-        ValueError: it is no tensor without dims.
+        ValueError: it is not a tensor without dims.
     """
     found = getattr(out, "loss", out) if loss is None else loss(out, target)
     if not isinstance(found, torch.Tensor) or found.ndim:
@@ -239,13 +239,13 @@ def mark(model: nn.Module, names: Sequence[str]) -> None:
     """Mark the modules of these names: backward computes their activations again.
 
     Raises:
-        ValueError: a name is no module.
+        ValueError: a name is not a module.
     """
     known = dict(model.named_modules(remove_duplicate=False))
     for name in names:
         if name not in known:
             raise ValueError(
-                f"pipeline: checkpoint names {name!r}, which is no module of "
+                f"pipeline: checkpoint names {name!r}, which is not a module of "
                 f"{type(model).__name__}.{suggestion(name, known)}\n"
                 "  The activations of whole modules are computed again.\n"
                 "  List them with model.named_modules()."

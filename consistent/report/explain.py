@@ -130,7 +130,7 @@ def _outside() -> Iterator[list[Plan]]:
 
 
 def _stand_in(x: torch.Tensor) -> Any:
-    # One that requires grad is no leaf, so that ops may write into it.
+    # One that requires grad is not a leaf, so that ops may write into it.
     if not is_global(x):
         return x.detach().requires_grad_(x.requires_grad).clone()
     spec: TensorSpec = x._spec  # type: ignore[attr-defined]

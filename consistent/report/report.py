@@ -180,7 +180,7 @@ class Report:
         a page.
 
         Raises:
-            TypeError: ``other`` is no report.
+            TypeError: ``other`` is not a report.
         """
         if not isinstance(other, Report):
             raise TypeError(

@@ -38,7 +38,7 @@ def map_each(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     """Map each ``kind`` in ``value``; slices are looked into, too."""
     if isinstance(value, kind):
         return change(value)
-    if type(value) in _LEAVES:  # most values are; to be no mapping takes longer to find out
+    if type(value) in _LEAVES:  # most values are; to be not a mapping takes longer to find out
         return value
     if isinstance(value, Mapping):
         return _mapping(value, {key: map_each(x, kind, change) for key, x in value.items()})

@@ -253,7 +253,7 @@ def _check_type(type: str) -> None:  # noqa: A002
 
 
 def check_placement(what: str, given: object) -> None:
-    """Raise a TypeError if ``given`` is no placement; the message says how to write it as one."""
+    """Raise a TypeError if ``given`` is not a placement, with how to write it as one."""
     if isinstance(given, Placement):
         return
     instead = 'Write placement("cpu", ranks=[0, 1]).'

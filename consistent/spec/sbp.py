@@ -137,7 +137,7 @@ def split(dim: int) -> Split:
     n = q·k + r items on k ranks the first r ranks hold q + 1. Negative dims count from the end.
 
     Raises:
-        TypeError: ``dim`` is no int.
+        TypeError: ``dim`` is not an int.
     """
     return Split(dim)
 
@@ -198,7 +198,7 @@ def partial_of(values: NdSbp) -> Partial | None:
 
 
 def is_one_way(values: NdSbp) -> bool:
-    """Whether all partial axes are so in the same way: a maximum of sums is no sum of maxima."""
+    """Whether all partial axes are so in the same way: a maximum of sums is not a sum of maxima."""
     return len({entry for entry in values if entry.is_partial}) < 2
 
 

@@ -244,8 +244,8 @@ def resolve_sbp(sbp: SbpLike, placement: Placement, shape: Sequence[int]) -> NdS
         )
     if not is_one_way(entries):
         raise ValueError(
-            f"sbp: {_shown(entries)} is partial in two ways, and the largest of sums is no sum of "
-            "the largest. Use one kind of P on all partial axes, and B or S on the others."
+            f"sbp: {_shown(entries)} is partial in two ways, and the largest of sums is not a sum "
+            "of the largest. Use one kind of P on all partial axes, and B or S on the others."
         )
     return tuple(
         _resolve(entry, len(shape), shape) if isinstance(entry, Split) else entry

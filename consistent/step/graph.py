@@ -73,7 +73,7 @@ class Graph:
         """From now on each call trains: it steps ``optim``, and then ``lr_sch``.
 
         Raises:
-            TypeError: ``optim`` is no optimizer.
+            TypeError: ``optim`` is not an optimizer.
         """
         self._optimizers.add(optim, lr_sch)
 

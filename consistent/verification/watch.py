@@ -127,7 +127,7 @@ class Watch:
 
     def _parameter(self, x: Tensor) -> str | None:
         """The name of the parameter that ``x`` is, or stands for while a module runs, as a gathered
-        one does; "" where the name is not known, None if it is no parameter."""
+        one does; "" where the name is not known, None if it is not a parameter."""
         if id(x) in self._names:
             return self._names[id(x)]
         for owner in self._inside[-1][1].modules() if self._inside else ():

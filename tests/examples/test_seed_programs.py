@@ -34,7 +34,7 @@ SUBSTITUTIONS = (
     ("def forward(self, x)\n", "def forward(self, x):\n"),
 )
 
-# Fragments that are no part of a program: what in the program they stand before, or instead of.
+# Fragments that are not part of a program: what in the program they stand before, or instead of.
 INSERTED = {
     (
         "consistent_and_mirrored_view",

@@ -31,7 +31,7 @@ def sources(subject: str) -> list[Path]:
 
 
 def compiled(subject: str) -> str:
-    """What the compiler says against it, "" if nothing. Not again if nothing in csrc/ is younger."""
+    """What the compiler says against it, "" if nothing. Unchanged sources are not compiled."""
     program = BUILT / subject
     newest = max(path.stat().st_mtime for path in CSRC.rglob("*") if path.is_file())
     if program.exists() and program.stat().st_mtime > newest:

@@ -182,7 +182,7 @@ class Gather(torch.autograd.Function):
 def gradient(rank: int) -> Tensor:
     x = torch.ones(rank, requires_grad=True)
     y = Gather.apply(x, [0, 1, 2], (0, 1, 2))
-    y += 1  # the result is no view: in-place ops are allowed
+    y += 1  # the result is not a view: in-place ops are allowed
     (y * torch.arange(3.0) * (rank + 1)).sum().backward()
     return x.grad
 

@@ -44,7 +44,7 @@ def test_of_several_builds_the_one_for_torch_at_hand_is_picked(
     package = package_with(
         tmp_path, *(f"torch{n}/_C{SUFFIX}" for n in ("2_9", "2_11", "2_13", "2_15"))
     )
-    package_with(package, "torch_dist/__init__.py")  # which is no build
+    package_with(package, "torch_dist/__init__.py")  # which is not a build
     assert list(native.builds(package)) == ["2.9", "2.11", "2.13", "2.15"]
     for version, folder in {
         "2.11.0": "torch2_11",
@@ -104,7 +104,7 @@ def test_a_build_for_another_c_library_says_so(
 def test_a_build_that_does_not_load_says_why_and_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A module of the same folders whose build is no shared library.
+    # A module of the same folders whose build is not a shared library.
     package = package_with(
         tmp_path / "broken_native",
         f"torch{native.release().replace('.', '_')}/_C{SUFFIX}",

@@ -18,7 +18,7 @@ class Value:
 
     Args:
         spec: logical shape and dtype, as B on the placement.
-        kind: what made it. A constant is made by something that is no op, and is B.
+        kind: what made it. A constant is made by something that is not an op, and is B.
         tracked: whether backward computes its gradient.
         name: of a parameter or buffer, or of an input.
         fixed: of an input that was global: its layout, which is not to be chosen.

@@ -61,7 +61,7 @@ def touched_bytes(func: torch._ops.OpOverload, call: OpSignature) -> int:
 
 
 def _new_bytes(func: torch._ops.OpOverload, call: OpSignature) -> int:
-    """Bytes of results that are no aliases of arguments."""
+    """Bytes of results that are not aliases of arguments."""
     returns = func._schema.returns
     outs = call.out.items if isinstance(call.out, Many) and len(returns) > 1 else (call.out,)
     return sum(

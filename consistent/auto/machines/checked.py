@@ -42,7 +42,7 @@ def _check_products(where: str, machine: Any) -> None:
         raise ValueError(f"{where}: peak_flops is empty; it must name one dtype at least.")
     for dtype, rate in machine.peak_flops.items():
         if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"{where}: peak_flops has {dtype!r}, which is no dtype.")
+            raise ValueError(f"{where}: peak_flops has {dtype!r}, which is not a dtype.")
         positive(where, f"peak_flops of {dtype}", rate)
     if not machine.efficiency:
         raise ValueError(f"{where}: efficiency is empty; it must have one point at least.")

@@ -109,7 +109,7 @@ def _rates(where: str, found: Any) -> dict[torch.dtype, float]:
         dtype = vars(torch).get(str(name))
         if not isinstance(dtype, torch.dtype):
             raise ValueError(
-                f"machine: in {where}, peak_flops has {short(name)}, which is no dtype."
+                f"machine: in {where}, peak_flops has {short(name)}, which is not a dtype."
             )
         made[dtype] = number(where, f"peak_flops of {name}", rate)
     return made

@@ -181,7 +181,7 @@ def _strided(x: Made) -> Tensor:
 
 
 def _vast(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor of this shape, which is no view: what is received may be written in place."""
+    """A tensor of this shape, which is not a view: what is received may be written in place."""
     nbytes = torch.Size(shape).numel() * dtype.itemsize
     if nbytes < _VAST:
         return torch.empty(shape, dtype=dtype, device="cpu")

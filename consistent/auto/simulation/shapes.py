@@ -81,7 +81,7 @@ def _described(x: Any) -> Any:
 
 
 def each(value: Any, f: Callable[[Any], Any]) -> Any:
-    """``value`` with ``f`` done to what is no list, tuple or dict inside."""
+    """``value`` with ``f`` done to what is not a list, tuple or dict inside."""
     if type(value) is list or type(value) is tuple:
         return type(value)([each(x, f) for x in value])
     if type(value) is dict:

@@ -158,14 +158,15 @@ def _checked(ranks: Any, name: Any, rank: Any, bound: Any) -> Machine:
             "  End its `with` block first."
         )
     if type(ranks) is not int or ranks < 1:
-        raise ValueError(f"simulate: ranks={ranks!r} is no number of ranks. Give 1 or more.")
+        raise ValueError(f"simulate: ranks={ranks!r} is not a number of ranks. Give 1 or more.")
     if rank is not None and (type(rank) is not int or not 0 <= rank < ranks):
         raise ValueError(
             f"simulate: rank={rank!r} is none of the {ranks} ranks. Give 0 to {ranks - 1}, or None."
         )
     if bound is not None and not 0 < bound <= 1:
         raise ValueError(
-            f"simulate: bound={bound!r} is no share of elements. Give a number above 0 and up to 1."
+            f"simulate: bound={bound!r} is not a share of elements. "
+            "Give a number above 0 and up to 1."
         )
     return machine(name).of(ranks)
 

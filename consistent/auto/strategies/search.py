@@ -437,6 +437,6 @@ def _check(model: Any, ranks: Any, memory: Any) -> None:
             "searched for a module as it was built. Build it again, on meta if it is large."
         )
     if type(ranks) is not int or ranks < 1:
-        raise ValueError(f"search: ranks={ranks!r} is no number of ranks. Give 1 or more.")
+        raise ValueError(f"search: ranks={ranks!r} is not a number of ranks. Give 1 or more.")
     if memory is not None and not memory > 0:
-        raise ValueError(f"search: memory={memory!r} is no number of bytes. Give more than 0.")
+        raise ValueError(f"search: memory={memory!r} is not a number of bytes. Give more than 0.")

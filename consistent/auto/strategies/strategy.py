@@ -69,7 +69,7 @@ class Strategy:
         """This strategy on another number of ranks: more or fewer of them along "dp".
 
         Raises:
-            ValueError: they are no multiple of stages x tensor, or there was no axis "dp".
+            ValueError: ``ranks`` is not a multiple of stages x tensor, or there was no axis "dp".
         """
         if ranks == self.ranks:
             return self
@@ -144,7 +144,7 @@ class Strategy:
         """Read what ``save`` wrote, or an edited one.
 
         Raises:
-            ValueError: the file is no strategy.
+            ValueError: the file is not a strategy.
         """
         found, plan = strategy_of(yaml_text.read(path), str(path))
         return cls(

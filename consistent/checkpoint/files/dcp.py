@@ -96,7 +96,7 @@ def dcp_folder(folder: str) -> Reader:
             index.values[name] = _encode_places(value, (name,))
             index.kinds[name] = "tensor" if isinstance(value, _Place) else kind_of(value)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path} is no index that is read here: {error}") from None
+        raise ValueError(f"{path} is not an index that is read here: {error}") from None
     return reader
 
 
@@ -213,7 +213,7 @@ class _Nested:
     def put(self, path: Any, value: Any) -> None:
         """Enter a value; an int in its path is a place in a list."""
         if type(path) is not tuple or not 0 < len(path) <= _MOST_LEVELS:
-            raise ValueError(f"the path of a value is no tuple of at most {_MOST_LEVELS} keys")
+            raise ValueError(f"the path of a value is not a tuple of at most {_MOST_LEVELS} keys")
         level = self._top
         for key in path[:-1]:
             level = level.setdefault(_key(key), _Level())
@@ -226,7 +226,7 @@ class _Nested:
     def value(self) -> dict[str, Any]:
         """The dictionary."""
         if not all(isinstance(key, str) for key in self._top):
-            raise ValueError("what was saved is no dictionary of texts")
+            raise ValueError("what was saved is not a dictionary of texts")
         return {key: _made(each) for key, each in self._top.items()}
 
 

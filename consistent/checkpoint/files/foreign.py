@@ -84,11 +84,11 @@ def weight_map(path: str) -> dict[str, str]:
         for name, file in checked.of(dict, told, "weight_map").items():
             checked.of(str, file, f"the file of {name}")
             if os.path.basename(file) != file or file in ("", ".", "..") or "\0" in file:
-                raise ValueError(f"{file[:80]!r} is no file of its folder")
+                raise ValueError(f"{file[:80]!r} is not a file of its folder")
     except ValueError as error:
         raise ValueError(
-            f"{path} is no index of files of safetensors ({error}). It was cut off or damaged; get "
-            "it again."
+            f"{path} is not an index of files of safetensors ({error}). It was cut off or damaged; "
+            "get it again."
         ) from None
     return told
 
@@ -108,8 +108,8 @@ def _header(path: str) -> dict[str, dict[str, Any]]:
         return found
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{path} of {size} bytes is no whole file of safetensors ({error}). It was cut off or "
-            "damaged; get it again."
+            f"{path} of {size} bytes is not a whole file of safetensors ({error}). It was cut off "
+            "or damaged; get it again."
         ) from None
 
 
@@ -157,7 +157,7 @@ def torch_file(path: str) -> Reader:
         held = loaded(path)
     except ValueError as error:
         raise ValueError(
-            f"{path} is no whole file of torch.save that holds tensors and values only: {error}"
+            f"{path} is not a whole file of torch.save that holds tensors and values only: {error}"
         ) from None
     if not isinstance(held, Mapping):
         raise ValueError(f"{path} holds a {type(held).__name__}, and not a dictionary.")

@@ -59,13 +59,13 @@ class _Reader(_Unpickler):
     def load_call(self) -> None:
         args, function = self.stack.pop(), self.stack[-1]
         if not isinstance(function, Record) or function.args is not None or type(args) is not tuple:
-            raise ValueError("it calls what is no function")
+            raise ValueError("it calls what is not a function")
         self.stack[-1] = Record(function.name, args)
 
     def load_state(self) -> None:
         state, made = self.stack.pop(), self.stack[-1]
         if not isinstance(made, Record) or made.args is None or made.state is not None:
-            raise ValueError("it sets the state of what is no new object")
+            raise ValueError("it sets the state of what is not a new object")
         made.state = state
 
     def load_refused(self) -> None:

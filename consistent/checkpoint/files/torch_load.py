@@ -108,7 +108,7 @@ class Room:
         """Count a tensor.
 
         Raises:
-            ValueError: it is no plain dense one, or more than the file can be meant to hold.
+            ValueError: it is not a plain dense one, or more than the file can be meant to hold.
         """
         if is_global(x):
             raise ValueError(
@@ -116,7 +116,7 @@ class Room:
                 "saved it. checkpoint.save and save_full write what this reads."
             )
         if x.layout is not torch.strided or x.is_meta or x.is_quantized or x.is_nested:
-            raise ValueError(f"{key} is no dense tensor with values, and is not read here.")
+            raise ValueError(f"{key} is not a dense tensor with values, and is not read here.")
         self._left -= x.numel() * x.element_size()
         if self._left < 0:
             raise ValueError(

@@ -174,7 +174,7 @@ def _opened(mark: str) -> BinaryIO:
     descriptor = os.open(mark, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(f"{mark} is in the way: it is no file. Remove it.")
+        raise OSError(f"{mark} is in the way: it is not a file. Remove it.")
     return os.fdopen(descriptor, "rb")
 
 

@@ -52,7 +52,7 @@ class Symbolic:
         known: numbers of other graphs of this form.
 
     Raises:
-        NotSymbolic: a number differs that can be no input.
+        NotSymbolic: a number differs that can be not an input.
     """
 
     def __init__(

@@ -247,7 +247,7 @@ def put(view: Any, value: Any, name: str) -> None:
 
 
 def _is_copy(view: Any) -> bool:
-    """Whether it turns out that the moved ``view`` is a copy on one device; then it is no moved
+    """Whether it turns out that the moved ``view`` is a copy on one device; then it is not a moved
     view any more."""
     moved = view._moved_view
     if moved.__class__ is not MovedView or moved.is_view():

@@ -77,7 +77,7 @@ def check_model(model: Any) -> None:
     """Raise if ``model`` was not parallelized as a whole.
 
     Raises:
-        TypeError: it is no module.
+        TypeError: it is not a module.
         ValueError: it was not given to ``parallelize``, or parts of it were by themselves.
     """
     if not isinstance(model, torch.nn.Module):
@@ -138,7 +138,7 @@ def check_optimizers(given: Any, model: torch.nn.Module) -> list[Optimizer]:
     """The optimizers that were given, one or several or none.
 
     Raises:
-        TypeError: one is no optimizer.
+        TypeError: one is not an optimizer.
         ValueError: a parameter of one is not the model's.
     """
     found = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
@@ -161,7 +161,7 @@ def check_optimizers(given: Any, model: torch.nn.Module) -> list[Optimizer]:
 
 
 def check_placement(given: Any) -> None:
-    """Raise if ``given`` is no placement in this world.
+    """Raise if ``given`` is not a placement in this world.
 
     Raises:
         TypeError: it is none.

@@ -65,7 +65,7 @@ def matrix_step(
         ``optimizer``.
 
     Raises:
-        TypeError: it is no optimizer, or none of its parameters is global.
+        TypeError: it is not an optimizer, or none of its parameters is global.
         RuntimeError: it has stepped whole matrices, and this is called again.
     """
     if not isinstance(optimizer, Optimizer):

@@ -25,22 +25,22 @@ def read(path: str | Path) -> str:
     """The text of a file.
 
     Raises:
-        ValueError: it is no plain file of text, or larger than any plan is.
+        ValueError: it is not a plain file of text, or larger than any plan is.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
             raise ValueError(
-                f"{path} is no file of YAML: it is a folder, a pipe or a device, or larger than "
+                f"{path} is not a file of YAML: it is a folder, a pipe or a device, or larger than "
                 f"{_MOST_BYTES >> 20} MiB. Give the file that save(path) wrote."
             )
         try:
             return file.read().decode("utf-8")
         except UnicodeDecodeError as error:
             raise ValueError(
-                f"{path} is no file of YAML: it is not text ({error.reason}). Give the file that "
-                "save(path) wrote."
+                f"{path} is not a file of YAML: it is not text ({error.reason}). Give the file "
+                "that save(path) wrote."
             ) from None
 
 

@@ -60,7 +60,7 @@ def check_modules(module: torch.nn.Module, names: Sequence[str], plan: Plan) -> 
             match_path(name, {pattern: None}) is None for name in names
         ):
             raise ValueError(
-                f"parallelize: {pattern!r} is no module of {type(module).__name__}."
+                f"parallelize: {pattern!r} is not a module of {type(module).__name__}."
                 f"{suggestion(pattern, names)} List them with module.named_modules()."
             )
 

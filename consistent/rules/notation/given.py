@@ -11,7 +11,7 @@ from ..signature import Signature
 from .letters import Names, Spelled, spell
 from .rule import Pattern, Rule
 
-# What stands for an operand that is no tensor: a number by which P may be multiplied, or may not.
+# Stand for an operand that is not a tensor: a number by which P may be multiplied, or may not.
 NUMBER, UNSAFE_NUMBER = "number", "unsafe number"
 # Torch accumulates in float32 and then rounds to these.
 HALVES = (torch.float16, torch.bfloat16)

@@ -121,7 +121,7 @@ class _Reader:
         if found := _FORM.match(text):
             letters = tuple(re.findall(r"\.\.\.|[a-zA-Z]", found[1] or ""))
             return Form(found[3], letters, bool(found[2]))
-        raise self.fault(f'"{text}" is no clause', start)
+        raise self.fault(f'"{text}" is not a clause', start)
 
     def _check(self, rule: Rule, arrow: int) -> None:
         for name in sorted(rule.new):

@@ -60,4 +60,4 @@ def again(call: Call, x: torch.Tensor) -> Any:
     for owner in (torch.Tensor, torch, torch.ops.aten):
         if hasattr(owner, call.name):
             return getattr(owner, call.name)(*args, **kwargs)
-    raise DoesNotFit(f"{call.name} is no function of torch")
+    raise DoesNotFit(f"{call.name} is not a function of torch")

@@ -242,7 +242,7 @@ def _check_equal(what: str, x: torch.Tensor, placement: Placement, axes: tuple[i
 
 
 def check_world(what: str, placement: Placement) -> None:
-    """Raise if it is no placement, or names ranks that the world does not have."""
+    """Raise if it is not a placement, or names ranks that the world does not have."""
     check_placement(what, placement)
     size = current().size
     if placement.size > size or (size == 1 and placement.first_rank != 0):

@@ -264,7 +264,7 @@ PyMethodDef methods[] = {
     {"redirect_property", fast(redirect_property), METH_FASTCALL,
      "(property of torch.Tensor, handler)"},
     {"holds_global", holds_global, METH_O, "(value) -> whether it is or holds a global tensor."},
-    {"no_sequence", no_sequence, METH_O, "(class): its instances are no sequences to C code."},
+    {"no_sequence", no_sequence, METH_O, "(class): its instances are not sequences to C code."},
     {"in_backward_of_shards", in_backward_of_shards, METH_O, "(now) -> whether it was so."},
     {"take_nan_found", take_nan_found, METH_NOARGS,
      "() -> what anomaly mode says of the first NaN in backward, or ''."},

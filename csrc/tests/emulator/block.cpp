@@ -1,4 +1,4 @@
-// To be compiled without a sanitizer: its own accesses are no kernel's.
+// To be compiled without a sanitizer: its own accesses are not those of a kernel.
 
 #include "block.h"
 
@@ -159,7 +159,7 @@ void run_block() {
   }
 }
 
-// The bytes are no number in any type, since a GPU does not clear them either.
+// The bytes are not a number in any type, since a GPU does not clear them either.
 void make_dynamic_shared(size_t bytes) {
   if (bytes == 0) return;
   if (posix_memalign(&now.dynamic_shared, 16, bytes) != 0) fail("no memory", Place{});

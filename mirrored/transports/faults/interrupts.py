@@ -3,7 +3,7 @@
 Where it goes on, nobody knows: the others may be in the middle of the step that it has left, and
 what it sends next may look like what they wait for. So from then on its messages fit those of no
 other rank, be it interrupted, too, until there is another process group. At an idle prompt no code
-runs, and Ctrl-C is no interrupt.
+runs, and Ctrl-C is not an interrupt.
 """
 
 from __future__ import annotations

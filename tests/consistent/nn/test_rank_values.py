@@ -19,7 +19,7 @@ from tests.ranks import on_ranks
 
 
 class Mixed(nn.Module):
-    """Tensors of several dtypes, an expanded buffer, and one that is no parameter or buffer."""
+    """Tensors of several dtypes, an expanded buffer, and one that is not a parameter or buffer."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()

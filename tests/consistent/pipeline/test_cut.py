@@ -43,7 +43,7 @@ def test_parameters_above_the_parts_go_with_the_first_part_inside() -> None:
 @pytest.mark.parametrize(
     "split, said",
     [
-        (["blocks.9"], "names 'blocks.9', which is no module of GPT"),
+        (["blocks.9"], "names 'blocks.9', which is not a module of GPT"),
         (["words"], r"stages would begin at parts \[0\]"),
         (["norm", "blocks.1"], r"stages would begin at parts \[4, 3\]"),
         (["norm", "norm"], r"parts \[4, 4\]"),

@@ -64,7 +64,7 @@ def test_the_result_is_partial_and_nothing_is_sent(
         assert full.dtype == expected.dtype and torch.equal(full, expected)
 
 
-# What is no function of the largest element alone is reduced before.
+# What is not a function of the largest element alone is reduced before.
 REDUCED = [
     "x + x", "x * x", "x * torch.ones(3)", "x.sum(0)", "x.log()", "x.long()", "x * 0.0",
     "x.amin(0)", "x == 9", "x @ x.T", "2 / x", "x.abs()",

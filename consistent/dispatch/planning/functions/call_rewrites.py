@@ -34,7 +34,7 @@ def reshaped_in_place(name: str) -> Callable[..., Any]:
     return run
 
 
-# The names that torch has for what comes first, where rows have others or it is no operand.
+# The names that torch has for what comes first, where rows have others or it is not an operand.
 _FIRST = {
     "where": ("condition",),
     "searchsorted": ("sorted_sequence",),

@@ -63,7 +63,7 @@ def write(call: Call, parts: int) -> list[Signature]:
     """Writing in place, or into a copy: the value is split like the region it fills."""
     value = call.args[2] if call.name == "setitem" else call.get("values")
     if not isinstance(value, Operand | int | float | complex):
-        raise DoesNotFit("a value that is no tensor and no number")
+        raise DoesNotFit("a value that is neither a tensor nor a number")
     if masked(call) and call.name == "setitem":
         return masked_write(call, value)
     index = subscript_of(call)

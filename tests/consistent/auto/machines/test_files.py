@@ -25,7 +25,7 @@ def test_a_machine_that_is_saved_and_loaded_is_the_same(name: str, tmp_path: Pat
         ("memory_fraction: 0.8", "memory_fraction: .nan", "memory_fraction is nan"),
         ("memory_bytes: 80000000000.0", "memory_bytes: -80e9", "memory_bytes is -80000000000.0"),
         ("latency_s: 1.9e-06", "latency: 1", "'latency' of inside. Did you mean 'latency_s'?"),
-        ("bfloat16:", "bloat16:", "peak_flops has 'bloat16', which is no dtype"),
+        ("bfloat16:", "bloat16:", "peak_flops has 'bloat16', which is not a dtype"),
         ("name: a100-8", "name: [", "is not YAML"),
     ],
 )  # fmt: skip

@@ -110,7 +110,7 @@ def test_every_name_of_a_communication_has_a_price() -> None:
         ({"between": Wire(1e-6, 0)}, "between.bytes_per_s is 0; it must be above 0"),
         ({"peak_flops": {}}, "peak_flops is empty"),
         ({"peak_flops": {torch.float32: -1.0}}, "peak_flops of torch.float32 is -1.0"),
-        ({"peak_flops": {"float32": 1.0}}, "'float32', which is no dtype"),
+        ({"peak_flops": {"float32": 1.0}}, "'float32', which is not a dtype"),
         ({"efficiency": ((2.0, 0.5), (1.0, 0.6))}, "in order of rising seconds"),
         ({"efficiency": ((1.0, 1.5),)}, "it is a fraction"),
         ({"efficiency": ((1.0, 0.1), (2.0, 0.9))}, "a longer product takes less time"),

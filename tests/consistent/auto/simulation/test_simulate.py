@@ -154,9 +154,9 @@ def test_a_bound_says_how_much_is_kept() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"ranks": 0}, "ranks=0 is no number of ranks"),
+        ({"ranks": 0}, "ranks=0 is not a number of ranks"),
         ({"ranks": 2, "rank": 2}, "rank=2 is none of the 2 ranks"),
-        ({"ranks": 2, "bound": 0}, "bound=0 is no share"),
+        ({"ranks": 2, "bound": 0}, "bound=0 is not a share"),
         ({"ranks": 2, "machine": "a100-9"}, "a100-8"),
     ],
 )

@@ -83,7 +83,7 @@ def backward_is_not_linear_and_differentiated_again(at: Laid, layout: Any) -> An
 
 
 class _Several(Function):
-    """Outputs that are differentiable, are not, and are no tensors; arguments of all kinds."""
+    """Outputs that are differentiable, are not, and are not tensors; arguments of all kinds."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, power: int, y: Any, options: dict, *rest: Any) -> Any:

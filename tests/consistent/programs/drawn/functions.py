@@ -142,7 +142,7 @@ def _unused(steps: Steps, w: Any) -> Any:
 
 
 def _once(steps: Steps, w: Any) -> Any:
-    """Arguments that are no tensors; a backward that is not differentiated."""
+    """Arguments that are not tensors; a backward that is not differentiated."""
 
     def forward(ctx: Any, scale: float, x: Any, names: Any, more: Any) -> Any:
         ctx.save_for_backward(x)
