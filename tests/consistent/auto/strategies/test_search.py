@@ -100,8 +100,8 @@ def test_says_how_many_ranks_would_do() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"ranks": 0}, "no number of ranks"),
-        ({"memory": -1}, "no number of bytes"),
+        ({"ranks": 0}, "not a number of ranks"),
+        ({"memory": -1}, "not a number of bytes"),
     ],
 )
 def test_bad_input_is_refused(given: dict[str, Any], words: str) -> None:
