@@ -53,7 +53,7 @@ STEPS = {
     reads_an_item: "reads a value",
     reads_a_list: "reads a value",
     has_a_shape_by_values: "depends on values",
-    uses_what_cannot_be_found: "no argument, no parameter",
+    uses_what_cannot_be_found: "neither an argument, nor a parameter",
 }
 
 
