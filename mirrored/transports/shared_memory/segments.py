@@ -18,6 +18,7 @@ from ..torch_dist import TorchDist
 SWITCH = "CONSISTENT_SHARED_MEMORY"
 HOST = "CONSISTENT_HOST"
 MOST_RANKS = 64
+CURE = "Mount /dev/shm so that ranks can write in it, and make room in it"
 
 
 class Made(NamedTuple):
@@ -57,7 +58,7 @@ def make(messages: TorchDist, ranks: Ranks, slot_bytes: int, timeout_s: float) -
     # No member may wait in the segment before this returns: only then have all joined it.
     faults = messages.gather_objects(fault, ranks)
     if group is None or any(faults):
-        warn(ranks, "memory", next(filter(None, faults)), "Make room in /dev/shm")
+        warn(ranks, "memory", next(filter(None, faults)), CURE)
         return Made()
     if me == 0:
         group.unlink()
@@ -82,7 +83,7 @@ def grow(group: Any, nbytes: int, ranks: Ranks, messages: Transport) -> bool:
     faults = [each for each in messages.gather_objects(fault, ranks) if each]
     if faults:
         group.shrink()
-        warn(ranks, "memory", faults[0], "Make room in /dev/shm")
+        warn(ranks, "memory", faults[0], CURE)
         return False
     if me == 0:
         group.unlink()
