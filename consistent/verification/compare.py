@@ -118,17 +118,34 @@ class Right:
     double: dict[Key, Held]
 
     def value(self, key: Key) -> Tensor:
-        return wide((self.double.get(key) or self.single[key]).values[0])
+        single = self.single[key].values[0]
+        exact = wide((self.double.get(key) or self.single[key]).values[0])
+        if exact.shape != wide(single).shape:
+            return exact
+        return torch.where(self._meant(single, exact), exact, wide(single))
 
     def allowed(self, key: Key) -> float:
         """The most that rounding may move an element of this tensor."""
         single, exact = self.single[key].values[0], self.value(key)
-        if not single.numel():
-            return 0.0
         rounds = single.is_floating_point() or single.is_complex()
         eps = torch.finfo(single.dtype).eps if rounds else 2.0**-23
-        own = (wide(single) - exact).abs().max() if wide(single).shape == exact.shape else 0.0
-        return float(TIMES * own + UNITS * eps * exact.abs().max())
+        own, sizes = torch.zeros(()), exact.abs()
+        if exact.shape == wide(single).shape:
+            meant = self._meant(single, exact)
+            own, sizes = (wide(single) - exact).abs()[meant], sizes[meant]
+        return TIMES * _largest(own) + UNITS * eps * _largest(sizes)
+
+    @staticmethod
+    def _meant(single: Tensor, exact: Tensor) -> Tensor:
+        """Where float64 has what the step's own dtype rounds. It has not where that dtype ends: the
+        ``finfo(x.dtype).min`` of a mask is another number there, and what overflows does not."""
+        rounds = single.is_floating_point() or single.is_complex()
+        end = torch.finfo(single.dtype).max / 2 if rounds else float("inf")
+        return wide(single).isfinite() & exact.isfinite() & (exact.abs() < end)
+
+
+def _largest(x: Tensor) -> float:
+    return float(x.max()) if x.numel() else 0.0
 
 
 def differences(right: Right, other: dict[Key, Held]) -> list[Wrong]:
@@ -202,4 +219,5 @@ def _is_some_layout(values: list[Tensor], exact: Tensor, what: str, near: Near) 
 def _error(a: Tensor, b: Tensor) -> float:
     if a.shape != b.shape:
         return float("inf")
-    return float((a - b).abs().max()) if a.numel() else 0.0
+    apart = (a - b).abs()[a != b].nan_to_num(nan=float("inf"))
+    return _largest(apart)

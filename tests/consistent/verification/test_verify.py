@@ -90,6 +90,20 @@ def test_complex_numbers_are_compared_in_both_parts() -> None:
     assert not differences(right, {key: Held(key, "", None, "", {0: value.clone()})})
 
 
+@pytest.mark.parametrize("end", ["finfo.min", "overflow"])
+def test_where_the_dtype_ends_float64_does_not_decide(end: str) -> None:
+    def held(dtype: torch.dtype, first: float = 1.0) -> dict[Key, Held]:
+        last = torch.finfo(dtype).min if end == "finfo.min" else torch.tensor(3e38).to(dtype) * 2
+        value = torch.tensor([first, float(last)], dtype=dtype)
+        return {key: Held(key, "", None, "", {0: value})}
+
+    key = Key("result", "masked_fill", 0)
+    right = Right(held(torch.float32), held(torch.float64))
+    assert not differences(right, held(torch.float32))
+    (wrong,) = differences(right, held(torch.float32, 1.1))
+    assert wrong.error == pytest.approx(0.1) and wrong.allowed < 1e-4
+
+
 def dropping(place: Place) -> torch.Tensor:
     torch.manual_seed(0)
     model = place(nn.Sequential(nn.Linear(6, 12), nn.Dropout(0.5), nn.Linear(12, 4)))
