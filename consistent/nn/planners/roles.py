@@ -204,9 +204,24 @@ def _pairs_in(name: str, layers: Sequence[Linear]) -> Iterator[Pair]:
     for down in layers:
         before = left[: left.index(down)] if down in left else []
         ups = [up for up in before if _feeds(up, down)]
+        ups = [up for up in ups if _reaches(name, up, ups, down, layers)]
         if ups and down.ins > 1 and not (down.ins == down.outs and len(ups) > 2):
             yield Pair(name, "mlp", ups, [down])
             left = [layer for layer in left if layer is not down and layer not in ups]
+
+
+def _reaches(
+    name: str, up: Linear, ups: Sequence[Linear], down: Linear, layers: Sequence[Linear]
+) -> bool:
+    """Whether what ``up`` gives may come to ``down`` next: if they are in two parts of the module
+    ``name`` (an actor and a critic, say), from the end of one to the beginning of the other."""
+    depth = name.count(".") + 1 if name else 0
+    one, other = (layer.name.split(".")[: depth + 1] for layer in (up, down))
+    if one == other:
+        return True
+    own = [layer for layer in layers if layer.name.split(".")[: depth + 1] == one]
+    there = [layer for layer in layers if layer.name.split(".")[: depth + 1] == other]
+    return all(layer in ups for layer in own[own.index(up) :]) and there[0] is down
 
 
 def _feeds(up: Linear, down: Linear) -> bool:
