@@ -132,13 +132,42 @@ def whole_numbers(
 
 def _cut(x: Tensor, entry: Sbp, parts: int, random: torch.Generator, noise: Noise) -> Tensors:
     if isinstance(entry, Split):
-        return [x.narrow(entry.dim, *piece(x.shape[entry.dim], parts, k)) for k in range(parts)]
+        n = x.shape[entry.dim]
+        return [x.index_select(entry.dim, _items(entry, n, parts, k)) for k in range(parts)]
     if entry.is_broadcast:
         return [x] * parts
     if isinstance(entry, Partial) and entry.is_extreme:
         return _bounds(x, entry.op, parts, random, noise)
     addends = [noise(x, random) for _ in range(parts - 1)]
     return [*addends, x - sum(addends)] if addends else [x]
+
+
+def _items(entry: Split, n: int, parts: int, rank: int) -> Tensor:
+    """The items that a rank holds, found by asking of each whose it is: the reference for cuts."""
+    return torch.tensor([i for i in range(n) if _owner(entry, n, parts, i) == rank]).long()
+
+
+def _owner(entry: Split, n: int, parts: int, item: int) -> int:
+    if entry.cut is None:
+        return _chunk_of(n, parts, item)
+    each = entry.cut.of
+    sizes = [n] if each is None else each if isinstance(each, tuple) else [each] * (n // each)
+    for size in sizes:
+        if item < size:
+            break
+        item -= size
+    if entry.cut.blocks is not None:
+        return item // entry.cut.blocks % parts
+    if entry.cut.zigzag:
+        chunk = _chunk_of(size, 2 * parts, item)
+        return min(chunk, 2 * parts - 1 - chunk)
+    if entry.cut.sizes is None:
+        return _chunk_of(size, parts, item)
+    return next(k for k in range(parts) if item < sum(entry.cut.sizes[: k + 1]))
+
+
+def _chunk_of(n: int, count: int, item: int) -> int:
+    return next(k for k in range(count) if item < sum(piece(n, count, j)[1] for j in range(k + 1)))
 
 
 def _bounds(x: Tensor, op: str, parts: int, random: torch.Generator, noise: Noise) -> Tensors:
@@ -157,7 +186,10 @@ def _bounds(x: Tensor, op: str, parts: int, random: torch.Generator, noise: Nois
 
 def _join(shards: Sequence[Tensor], entry: Sbp, tolerance: float | None) -> Tensor:
     if isinstance(entry, Split):
-        return torch.cat(list(shards), entry.dim)
+        joined, parts = torch.cat(list(shards), entry.dim), len(shards)
+        n = joined.shape[entry.dim]
+        items = torch.cat([_items(entry, n, parts, k) for k in range(parts)])
+        return joined.index_select(entry.dim, items.argsort())
     if isinstance(entry, Partial) and entry.is_extreme:
         return ordered_reduce(shards, entry.op)
     if entry.is_partial:

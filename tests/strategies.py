@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from consistent.spec import EXTREMES, B, NdSbp, P, Placement, S, Sbp, TensorSpec
+from consistent.spec import (
+    EXTREMES,
+    B,
+    Cut,
+    NdSbp,
+    P,
+    Placement,
+    S,
+    Sbp,
+    Split,
+    TensorSpec,
+    cut_fault,
+)
+from consistent.spec.cut import cut_of
 
 # No deadline: the first example compiles and starts threads, so its time says nothing.
 settings.register_profile("project", deadline=None)
@@ -63,6 +77,58 @@ def sbps(ndim: int, partial: Sbp | None = P) -> st.SearchStrategy[Sbp]:
     """One SBP for a tensor of ``ndim`` dims."""
     partials = [] if partial is None else [partial]
     return st.sampled_from([B, *partials, *(S(dim) for dim in range(ndim))])
+
+
+def cuts(n: int, parts: int) -> st.SearchStrategy[Cut]:
+    """Any way to cut a dim of ``n`` items over ``parts`` ranks, pieces of no item included."""
+    return st.one_of(st.just(n), _divisors(n), _sums(n)).flatmap(
+        lambda of: _cuts_of(n, parts, None if of == n else of)
+    )
+
+
+def _cuts_of(n: int, parts: int, of: int | tuple[int, ...] | None) -> st.SearchStrategy[Cut]:
+    within = n if of is None else of if isinstance(of, int) else None
+    found = [
+        st.integers(1, max(1, n)).map(lambda b: cut_of(blocks=b, of=of)),
+        st.just(cut_of(cut="zigzag", of=of)),
+    ]
+    if of is not None:
+        found.append(st.just(cut_of(of=of)))
+    if within is not None:
+        found.append(_sums(within, parts).map(lambda sizes: cut_of(sizes=sizes, of=of)))
+    return st.one_of(found)  # type: ignore[arg-type]
+
+
+def _divisors(n: int) -> st.SearchStrategy[int]:
+    return st.sampled_from([d for d in range(1, max(1, n) + 1) if n % d == 0])
+
+
+@st.composite
+def _sums(draw: st.DrawFn, n: int, count: int | None = None) -> tuple[int, ...]:
+    """Sizes from 0 that add up to ``n``."""
+    count = draw(st.integers(1, 3)) if count is None else count
+    ends = sorted(draw(st.lists(st.integers(0, n), min_size=count - 1, max_size=count - 1)))
+    return tuple(b - a for a, b in zip([0, *ends], [*ends, n]))
+
+
+@st.composite
+def with_cuts(draw: st.DrawFn, spec: TensorSpec) -> TensorSpec:
+    """``spec`` with some of its splits cut in other ways, the last one of a dim each."""
+    sbp, found = list(spec.sbp), spec
+    for axis, entry in enumerate(spec.sbp):
+        last = all(not (isinstance(e, Split) and e == entry) for e in spec.sbp[axis + 1 :])
+        if isinstance(entry, Split) and last and draw(st.booleans()):
+            n = found.with_sbp((*spec.sbp[:axis], *[B] * (len(sbp) - axis))).local_shape(None)
+            cut = draw(cuts(n[entry.dim], spec.placement.shape[axis]))
+            sbp[axis] = Split(entry.dim, cut)
+            if cut_fault(tuple(sbp), spec.placement, spec.shape) is not None:
+                sbp[axis] = entry  # another piece is one item shorter
+    return TensorSpec.of(spec.placement, tuple(sbp), spec.shape, spec.dtype)
+
+
+def cut_pairs(**kinds: Any) -> st.SearchStrategy[tuple[TensorSpec, TensorSpec]]:
+    """``spec_pairs`` with cuts."""
+    return spec_pairs(**kinds).flatmap(lambda pair: st.tuples(*map(with_cuts, pair)))
 
 
 def any_sbps() -> st.SearchStrategy[Sbp]:

@@ -74,6 +74,8 @@ def _row_axes(spec: TensorSpec) -> list[int]:
 
 def _side_by_side(fine: TensorSpec, coarse: TensorSpec) -> bool:
     """Whether the rows of each rank of ``coarse`` are those of whole ranks of ``fine``."""
+    if fine.layout.is_cut or coarse.layout.is_cut:
+        return False
     axes = _row_axes(fine)
     return _row_axes(coarse) == axes[: len(_row_axes(coarse))]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..spec import NdSbp, Sbp, Split, piece
+from ..spec import NdSbp, Sbp, Split, overlapping, piece
 
 LOCAL_KINDS = ("slice", "keep_first", "keep", "pad")
 
@@ -123,8 +123,15 @@ def whole_sizes(
     sizes = list(shape)
     for a, entry in enumerate(sbp):
         if a != axis and isinstance(entry, Split):
-            sizes[entry.dim] = piece(sizes[entry.dim], grid[a], 0)[1]
+            sizes[entry.dim] = largest(entry, sizes[entry.dim], grid[a])
     return tuple(sizes)
+
+
+def largest(entry: Split, n: int, parts: int) -> int:
+    """How many of ``n`` items the rank with the most of them holds."""
+    if entry.cut is None:
+        return piece(n, parts, 0)[1]
+    return max(entry.size(n, parts, k) for k in range(parts))
 
 
 def move_bytes(
@@ -137,6 +144,8 @@ def move_bytes(
         parts: how many ranks the axis has.
     """
     total = math.prod(whole) * itemsize
+    if any(isinstance(entry, Split) and entry.cut is not None for entry in (src, dst)):
+        return _cut_bytes(src, dst, whole, parts, total)
     result = _part(total, whole, dst.dim, parts, 0) if isinstance(dst, Split) else total
     if src.is_broadcast or (src.is_split and dst.is_partial):
         return 0, result
@@ -147,6 +156,33 @@ def move_bytes(
     if isinstance(dst, Split):
         return total - _part(total, whole, dst.dim, parts, parts - 1), result
     return -(-2 * (parts - 1) * total // parts), result
+
+
+def _cut_bytes(src: Sbp, dst: Sbp, whole: Sequence[int], parts: int, total: int) -> tuple[int, int]:
+    """``move_bytes`` where one of the two is cut into other than balanced pieces."""
+    if total == 0:
+        return 0, 0
+    if isinstance(src, Split) and isinstance(dst, Split):
+        n, m = whole[src.dim], whole[dst.dim]
+        result = total // m * largest(dst, m, parts)
+        if src.dim == dst.dim:
+            lacks = (src.size(n, parts, k) - _kept(src, dst, n, parts, k) for k in range(parts))
+            return total // n * max(lacks), result
+        sends = (src.size(n, parts, k) * (m - dst.size(m, parts, k)) for k in range(parts))
+        return total // (n * m) * max(sends), result
+    if isinstance(src, Split):
+        sent = (parts - 1) * (total // whole[src.dim]) * largest(src, whole[src.dim], parts)
+        return (sent if dst.is_broadcast else 0), total
+    assert isinstance(dst, Split)
+    n = whole[dst.dim]
+    held = [total // n * dst.size(n, parts, k) for k in range(parts)]
+    return (0 if src.is_broadcast else total - min(held)), max(held)
+
+
+def _kept(src: Split, dst: Split, n: int, parts: int, k: int) -> int:
+    """How many of ``n`` items rank ``k`` holds before and after."""
+    both = overlapping(src.runs(n, parts, k), dst.runs(n, parts, k))
+    return sum(size for _, size in both)
 
 
 def _part(total: int, whole: Sequence[int], dim: int, parts: int, index: int) -> int:

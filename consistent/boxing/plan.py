@@ -24,7 +24,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from ..spec import B, NdSbp, Sbp, Split, TensorSpec, misfit, partial_of
+from ..spec import B, NdSbp, Sbp, Split, TensorSpec, cuts_last, is_cut, misfit, partial_of
 from .cost import move_bytes, move_seconds, total_bytes, whole_sizes
 from .exchange import exchange
 from .steps import Exchange, Move, Step, kind_of
@@ -68,6 +68,8 @@ def _exchanged(src: TensorSpec, dst: TensorSpec, path: tuple[Move, ...]) -> tupl
     if len(path) < 2 or src.placement.size > _EXCHANGING:
         return None
     if any(entry.is_partial for entry in (*src.sbp, *dst.sbp)):
+        return None
+    if src.layout.is_cut or dst.layout.is_cut:  # a rank has no one box
         return None
     made = exchange(src, dst)
     better = made.nbytes < plan_bytes(path) and made.seconds < plan_cost(path)
@@ -124,13 +126,16 @@ def _trace(reached: dict[NdSbp, tuple[NdSbp, Move] | None], state: NdSbp) -> tup
 
 
 def _entries(src: TensorSpec, dst: TensorSpec) -> list[list[Sbp]]:
-    """What each axis may become on the way: B, the splits of source and target, one spare split."""
+    """What each axis may become on the way: B, the splits of source and target, one spare split; a
+    cut only on its own axis, whose number of ranks it may be for."""
     dims = {entry.dim for entry in (*src.sbp, *dst.sbp) if isinstance(entry, Split)}
     spare = [dim for dim in range(src.ndim) if dim not in dims]
     if spare:
         dims.add(max(spare, key=lambda dim: (src.shape[dim], -dim)))
     common: list[Sbp] = [*map(Split, sorted(dims)), B]
-    return [[*common, entry] if entry.is_partial else common for entry in dst.sbp]
+    return [
+        [*common, entry] if entry.is_partial or is_cut((entry,)) else common for entry in dst.sbp
+    ]
 
 
 def _neighbours(state: NdSbp, entries: list[list[Sbp]]) -> Iterator[tuple[int, Sbp]]:
@@ -142,9 +147,11 @@ def _neighbours(state: NdSbp, entries: list[list[Sbp]]) -> Iterator[tuple[int, S
 
 def _may_become(state: NdSbp, axis: int, entry: Sbp) -> bool:
     """Whether one move takes ``axis`` to ``entry``: no later axis splits the dim that it stops or
-    starts to split, and all partial axes are partial in one way."""
-    now, later = state[axis], state[axis + 1 :]
-    if (now.is_split and now in later) or (entry.is_split and entry in later):
+    starts to split, none before cuts it, and all partial axes are partial in one way."""
+    now, later = state[axis], {e.dim for e in state[axis + 1 :] if isinstance(e, Split)}
+    if any(isinstance(e, Split) and e.dim in later for e in (now, entry)):
+        return False
+    if entry.is_split and not cuts_last((*state[:axis], entry)):
         return False
     return not entry.is_partial or partial_of(state) in (None, entry)
 
@@ -163,7 +170,8 @@ def _move(spec: TensorSpec, state: NdSbp, axis: int, entry: Sbp) -> Move:
 
 
 def _between(src: TensorSpec, dst: TensorSpec) -> tuple[Step, ...]:
-    """Reduce on the source, exchange, spread on the target."""
+    """Reduce on the source, exchange, spread on the target. Boxes are exchanged, so a cut becomes a
+    plain split before it and is made after it."""
     sources = [(total_sent(src, _path(src, near)), near) for near in _nearer(src, dst)]
     targets = [(total_sent(far, _path(far, dst)), far) for far in _farther(src, dst)]
     ways = [
@@ -185,20 +193,27 @@ def _between(src: TensorSpec, dst: TensorSpec) -> tuple[Step, ...]:
 
 
 def total_sent(src: TensorSpec, moves: Sequence[Step]) -> int:
-    """Bytes that all ranks together send in ``moves``, which change no split into another."""
+    """Bytes that all ranks together send in ``moves``, which change no split into one of another
+    dim; as an estimate from the busiest rank's where a cut changes."""
     total, state = 0, src
     for move in moves:
         if isinstance(move, Exchange):
             total, state = total + move.total, move.dst
             continue
         grid, sbp = state.placement.shape, state.sbp
-        total += total_bytes(move.src, move.dst, move.axis, grid, sbp, state.nbytes)
+        if move.src.is_split and move.dst.is_split:  # a cut becomes plain, or the reverse
+            total += move.nbytes * state.placement.size
+        else:
+            total += total_bytes(move.src, move.dst, move.axis, grid, sbp, state.nbytes)
         state = state.with_sbp((*sbp[: move.axis], move.dst, *sbp[move.axis + 1 :]))
     return total
 
 
 def _nearer(src: TensorSpec, dst: TensorSpec) -> Iterator[TensorSpec]:
     """Specs before the exchange: P may be reduced, and B sliced first where that saves reducing."""
+    if src.layout.is_cut:
+        yield from _plainly(src, _nearer(src.plain, dst))
+        return
     splits = _cuts(src, dst)
     reduces = any(entry.is_partial for entry in src.sbp)
     entries = [
@@ -213,11 +228,19 @@ def _nearer(src: TensorSpec, dst: TensorSpec) -> Iterator[TensorSpec]:
 
 def _farther(src: TensorSpec, dst: TensorSpec) -> Iterator[TensorSpec]:
     """Specs after the exchange: the target may receive pieces that it gathers to B or pads to P."""
+    if dst.layout.is_cut:
+        yield from _plainly(dst, _farther(src, dst.plain))
+        return
     splits = _cuts(dst, src)
     for sbp in itertools.product(*([e] if e.is_split else [e, *splits] for e in dst.sbp)):
         far = dst.with_sbp(sbp)
         if _is_direct(far, dst):
             yield far
+
+
+def _plainly(spec: TensorSpec, found: Iterator[TensorSpec]) -> Iterator[TensorSpec]:
+    """Those of ``found`` that one axis after the other of ``spec`` may become."""
+    return (each for each in found if each is spec.plain or _is_direct(spec, each))
 
 
 def _cuts(spec: TensorSpec, other: TensorSpec) -> list[Sbp]:

@@ -8,6 +8,7 @@
 | B -> P | keep_first | nothing | B -> P keep_first |
 | B -> P(max), P(min) | keep | nothing | |
 | S(i) -> S(j) | all_to_all | own piece, but for what it keeps | S(j) -> S(i) all_to_all |
+| S(i) -> S(i, cut) | all_to_all | what others are to hold of its piece | the reverse |
 | one placement to another | exchange | what others need of it | exchange of the duals |
 
 Rows read both ways: the transpose of ``src -> dst`` is ``dual(dst) -> dual(src)``. The extremes,

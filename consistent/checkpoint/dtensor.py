@@ -47,6 +47,7 @@ def to_dtensor(x: Any, mesh: Any = None) -> Any:
 
     if not is_global(x):
         raise TypeError(f"to_dtensor: x is a {type(x).__name__}, and not a global tensor.")
+    x = x.detach().to_global(sbp=x._spec.plain.sbp) if x._spec.layout.is_cut else x
     spec: TensorSpec = x._spec
     mesh = _mesh_of(spec.placement) if mesh is None else mesh
     if mesh.mesh.tolist() != spec.placement.ranks.tolist():

@@ -173,9 +173,9 @@ def _job(contents: Contents, begun: Begun, step: int | None, keep: int | None, p
 
 
 def _reduced(x: Any) -> torch.Tensor:
-    """The tensor with B where it is P."""
-    if is_global(x) and x._spec.settled is not x._spec:
-        return x.detach().to_global(sbp=x._spec.settled.sbp)
+    """The tensor as it is saved: with B where it is P, and in one box on each rank."""
+    if is_global(x) and x._spec.settled.plain is not x._spec:
+        return x.detach().to_global(sbp=x._spec.settled.plain.sbp)
     return x
 
 

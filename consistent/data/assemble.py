@@ -13,9 +13,9 @@ from mirrored.every_rank import gathered
 
 from ..dispatch.plans.shards import is_global
 from ..movement.check_mode import digest
+from ..movement.recut import taken
 from ..movement.world import device_of, my_coordinate
 from ..spec import B, NdSbp, Placement, Split
-from ..spec.tensor_spec import piece
 from ..tensor.making.create import distribute, from_local
 from .agreement import WHOLE, Field, Note
 from .collated import COUNT, OTHER, PER_ITEM, Collated, fact, number
@@ -213,8 +213,8 @@ class Layer:
         for axis, entry in enumerate(entries):
             if self.at is not None and isinstance(entry, Split) and entry.dim > 0:
                 parts = self.placement.shape[axis]
-                start, size = piece(x.shape[entry.dim], parts, self.at[axis])
-                x = x.narrow(entry.dim, start, size)
+                runs = entry.runs(x.shape[entry.dim], parts, self.at[axis])
+                x = taken(x, entry.dim, runs)
         if self.at is not None:
             x = x.contiguous().to(device_of(self.placement), non_blocking=True)
         else:

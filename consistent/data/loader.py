@@ -106,6 +106,11 @@ def _entries(sbp: SbpLike | None, placement: Placement) -> NdSbp:
                 "with d counted from the front because its tensors differ in their number of "
                 "dims, or whole, B."
             )
+        if isinstance(entry, Split) and entry.dim == 0 and entry.cut is not None:
+            raise ValueError(
+                f"data.loader: sbp={entries} cuts dim 0 as {entry}, and a rank reads one run of "
+                "the items. Write S(0), and box the batch: x.to_global(sbp=...)."
+            )
     return entries
 
 

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..spec import NdSbp, Placement, Split
-from ..spec.tensor_spec import piece
+from ..spec import NdSbp, Placement, Split, piece
 
 
 @dataclass(frozen=True)

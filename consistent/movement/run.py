@@ -23,6 +23,7 @@ from ..boxing.steps import Exchange, Move, Step
 from ..spec import B, Coordinate, Partial, Split, TensorSpec, piece
 from ..spec.tracer import callbacks
 from . import check_mode
+from .recut import by_ranks, in_logical_order, placed, recut, taken
 from .run_exchange import run_exchange
 from .run_sparse import run_sparse
 from .world import my_coordinate
@@ -118,6 +119,8 @@ def run_within(x: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
     if at is None:
         return torch.empty(dst.local_shape(None), dtype=dst.dtype, device="meta")
     if x.layout is torch.sparse_coo:
+        if src.layout.is_cut or dst.layout.is_cut:
+            return run_within(x.to_dense(), src, dst).to_sparse(x.sparse_dim())
         return run_sparse(x, src, plan(src, dst), at)
     out = x
     for step in _steps(src, dst, at):
@@ -160,35 +163,54 @@ def _step(state: TensorSpec, move: Move, at: Coordinate) -> _Action:
     entries[axis] = B
     whole = state.with_sbp(tuple(entries)).local_shape(at)
 
-    def sizes(dim: int) -> tuple[int, ...]:
-        return tuple(piece(whole[dim], parts, k)[1] for k in range(parts))
-
     op = next((e.op for e in (move.src, move.dst) if isinstance(e, Partial)), "")
-    i = move.src.dim if isinstance(move.src, Split) else -1
-    j = move.dst.dim if isinstance(move.dst, Split) else -1
+    src = move.src if isinstance(move.src, Split) else None
+    dst = move.dst if isinstance(move.dst, Split) else None
+    i, j = (-1 if e is None else e.dim for e in (src, dst))
+
+    def sizes(entry: Split | None) -> tuple[int, ...]:
+        assert entry is not None
+        return tuple(entry.size(whole[entry.dim], parts, k) for k in range(parts))
+
     match move.kind:
         case "all_gather":
-            return partial(collectives.all_gather, dim=i, sizes=sizes(i), ranks=ranks)
+            do = partial(collectives.all_gather, dim=i, sizes=sizes(src), ranks=ranks)
         case "all_reduce":
-            return partial(collectives.all_reduce, ranks=ranks, op=op)
+            do = partial(collectives.all_reduce, ranks=ranks, op=op)
         case "reduce_scatter":
-            return partial(collectives.reduce_scatter, dim=j, sizes=sizes(j), ranks=ranks, op=op)
+            do = partial(collectives.reduce_scatter, dim=j, sizes=sizes(dst), ranks=ranks, op=op)
+        case "all_to_all" if src is not None and dst is not None and i == j:
+            return partial(recut, src=src, dst=dst, n=whole[i], index=index, ranks=ranks)
         case "all_to_all":
-            return partial(
+            do = partial(
                 collectives.all_to_all,
-                split_dim=j, split_sizes=sizes(j), concat_dim=i, concat_sizes=sizes(i), ranks=ranks,
+                split_dim=j, split_sizes=sizes(dst), concat_dim=i, concat_sizes=sizes(src),
+                ranks=ranks,
             )  # fmt: skip
         case "slice":
-            start, size = piece(whole[j], parts, index)
-            return partial(torch.narrow, dim=j, start=start, length=size)
+            assert dst is not None
+            return partial(taken, dim=j, runs=dst.runs(whole[j], parts, index))
         case "keep_first":
             return _keep if index == 0 else _zeros
         case "keep":
             return _keep
         case _:
-            start, _ = piece(whole[i], parts, index)
+            assert src is not None
             rest = identity(state.dtype, op)
-            return partial(_pad, dim=i, start=start, total=whole[i], rest=rest)
+            runs = src.runs(whole[i], parts, index)
+            return partial(placed, dim=i, runs=runs, total=whole[i], rest=rest)
+    if (src is None or src.cut is None) and (dst is None or dst.cut is None):
+        return do
+    return partial(_through_order, do=do, src=src, dst=dst, parts=parts)
+
+
+def _through_order(
+    x: Tensor, do: _Action, src: Split | None, dst: Split | None, parts: int
+) -> Tensor:
+    """``do``, a move of pieces that lie one behind the other, of items that ``src`` and ``dst``
+    deal out in another order."""
+    out = do(x if dst is None else by_ranks(x, dst, parts))
+    return out if src is None else in_logical_order(out, src, parts)
 
 
 def _keep(x: Tensor) -> Tensor:
@@ -197,11 +219,3 @@ def _keep(x: Tensor) -> Tensor:
 
 def _zeros(x: Tensor) -> Tensor:
     return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
-
-
-def _pad(x: Tensor, dim: int, start: int, total: int, rest: float) -> Tensor:
-    shape = list(x.shape)
-    size, shape[dim] = shape[dim], total
-    out = torch.full(shape, rest, dtype=x.dtype, device=x.device)
-    out.narrow(dim, start, size).copy_(x)
-    return out

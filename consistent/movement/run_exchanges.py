@@ -24,6 +24,7 @@ from mirrored.transports.default import current
 from ..boxing.exchange import exchange
 from ..boxing.steps import Transfer
 from ..spec import TensorSpec
+from .run import run
 from .run_exchange import Orders, cut, orders_of, wire_of
 
 # Bytes that all ranks together send at once: long enough that the number of messages does not
@@ -47,7 +48,11 @@ def run_exchanges(
         into: the shards to fill, on ``meta`` outside the target. One that is ``locals_``' own
             tensor is left alone: this rank keeps what it has.
     """
-    for bucket in _buckets(routes):
+    alone = [i for i, ends in enumerate(routes) if any(spec.layout.is_cut for spec in ends)]
+    for i in alone:  # a rank has no one box of it
+        if into[i] is not locals_[i]:
+            into[i].copy_(run(locals_[i], *routes[i]))
+    for bucket in _buckets(routes, alone):
         orders = {i: orders_of(*routes[i]) for i in bucket}
         arrived = _messages(locals_, routes, orders)
         for i, each in orders.items():
@@ -55,11 +60,15 @@ def run_exchanges(
                 _fill(into[i], locals_[i], routes[i], each, arrived.get(i, {}))
 
 
-def _buckets(routes: Sequence[tuple[TensorSpec, TensorSpec]]) -> Iterator[list[int]]:
-    """Positions of the routes that are sent together, the same on every rank."""
+def _buckets(
+    routes: Sequence[tuple[TensorSpec, TensorSpec]], alone: Sequence[int]
+) -> Iterator[list[int]]:
+    """Positions of the routes that are sent together, the same on every rank; not those that go
+    ``alone``."""
     bucket: list[int] = []
     size = 0
-    for i in sorted(range(len(routes)), key=lambda i: -routes[i][0].dtype.itemsize):
+    left = set(range(len(routes))).difference(alone)
+    for i in sorted(left, key=lambda i: (-routes[i][0].dtype.itemsize, i)):
         total = exchange(*routes[i]).total
         if bucket and size + total > BUCKET:
             yield bucket

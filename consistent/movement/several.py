@@ -176,6 +176,8 @@ def _one_move(src: TensorSpec, dst: TensorSpec, at: Coordinate | None) -> _Cut |
     else:
         return None
     assert isinstance(split, Split)
+    if split.cut is not None:  # items change their order on the way
+        return None
     sizes = tuple(piece(sizes_of[split.dim], parts, k)[1] for k in range(parts))
     return _Cut(move.kind, src.placement.axis_ranks(move.axis, at), split.dim, sizes)
 

@@ -36,6 +36,7 @@ from ..spec import (
     TensorSpec,
     as_nd_sbp,
     as_sbp,
+    resolve_dims,
     resolve_sbp,
 )
 from ..spec.nearest import suggestion
@@ -227,7 +228,7 @@ def _part(
         return _whole(x, placement)
     at = my_coordinate(placement)
     shapes = {rank: note[0] for rank, note in notes.items()}
-    sbp = resolve_sbp(sbp, placement, shapes[placement.first_rank])
+    sbp = resolve_dims(sbp, placement, shapes[placement.first_rank])
     shape = joined_shape(name, placement, sbp, shapes)
     spec = TensorSpec.of(placement, sbp, shape, x.dtype)
     balanced = all(shapes[r] == spec.local_shape(placement.coordinate_of(r)) for r in shapes)

@@ -20,7 +20,8 @@ import torch
 from torch import nn
 
 from ..dispatch.plans.shards import is_global, plain
-from ..movement.world import my_coordinate
+from ..movement.run import run
+from ..movement.world import device_of, my_coordinate
 from ..spec import Placement
 from .deferred import check_attributes, initialise
 from .parallelize import parallelize
@@ -165,8 +166,11 @@ def _fill(x: Any, name: str, key: str, files: _Files) -> None:
         )
     at = my_coordinate(x._spec.placement)
     if at is not None:
-        starts, sizes = x._spec.region(at)
-        plain(x).detach().copy_(files.part(key, starts, sizes))
+        starts, sizes = x._spec.plain.region(at)
+        part = files.part(key, starts, sizes)
+        if x._spec.layout.is_cut:
+            part = run(part.to(device_of(x._spec.placement), x.dtype), x._spec.plain, x._spec)
+        plain(x).detach().copy_(part)
 
 
 def _not_saved(model: nn.Module) -> list[str]:

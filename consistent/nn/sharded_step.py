@@ -249,6 +249,7 @@ def _part(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
     if src is dst:
         return local
     cut = all(isinstance(m, Move) and m.kind == "slice" for m in plan_boxing(src, dst))
+    cut = cut and not dst.layout.is_cut
     if local.is_sparse or not cut:  # entries have no memory that a view could share
         return run(local, src, dst)
     at = my_coordinate(src.placement)

@@ -194,6 +194,12 @@ def _operands(
     x, w, bias = (
         None if t is None else _as_autocast(adopt(t, placement, name), placement) for t in tensors
     )
+    for t in (x, w, bias):
+        if t is not None and t._spec.layout.is_cut:
+            raise ValueError(
+                f"{name}: an operand is {t._spec}, and what is multiplied in chunks lies in "
+                "balanced pieces. Box it first: t.to_global(sbp=S(dim)), or call x @ w."
+            )
     _check(name, x, w, bias, activation, chunks)
     for t in tensors:  # what is refused sends nothing
         if t is not None:

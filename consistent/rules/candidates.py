@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from ..spec import Placement, is_one_way, may_be
 from . import table
+from .cuts import with_cuts
 from .signature import Call, DoesNotFit, Signature
 
 
@@ -18,6 +19,8 @@ def candidates(row: table.Row, call: Call, placement: Placement) -> list[list[Si
             options = row.signatures(call, placement.shape[axis])
         except DoesNotFit:
             return None
+        if any(operand.spec.layout.is_cut for operand in call.operands):
+            options = with_cuts(options, row, call, placement, axis)
         by_axis.append([o for o in options if is_allowed(o, call, axis)])
     return by_axis
 

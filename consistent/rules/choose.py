@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from ..boxing.cost import latency_seconds, touch_seconds, wire_seconds
 from ..boxing.plan import boxing_seconds
-from ..spec import NdSbp, Placement, Sbp, Split, TensorSpec, is_one_way
+from ..spec import NdSbp, Placement, Sbp, Split, TensorSpec, cut_fault, is_one_way
 from .signature import Call, Out, Signature
 
 
@@ -60,6 +60,7 @@ def choose(
             allowed = [s for s in allowed if s.ins[0] is pin[axis] and s.outs[0] is pin[axis]]
         if chosen:
             allowed = [s for s in allowed if _is_one_way([*chosen, s])]
+            allowed = [s for s in allowed if _can_be_cut(call, specs, [*chosen, s])]
         if not allowed:
             return None
         best = _cheapest(call, specs, allowed, axis, _cuts(call, specs, by_axis, chosen))
@@ -85,6 +86,14 @@ def _is_one_way(chosen: Sequence[Signature]) -> bool:
     """Whether no operand and no output is partial in two ways over the axes."""
     sides = ([s.ins for s in chosen], [s.outs for s in chosen])
     return all(is_one_way(entries) for side in sides for entries in zip(*side, strict=True))
+
+
+def _can_be_cut(call: Call, specs: Sequence[TensorSpec], chosen: Sequence[Signature]) -> bool:
+    """Whether operands and outputs may be split so on these axes together."""
+    placement = specs[0].placement
+    pairs = [(o.shape, [s.ins[i] for s in chosen]) for i, o in enumerate(call.operands)]
+    pairs += [(o.shape, [s.outs[i] for s in chosen]) for i, o in enumerate(call.outs)]
+    return all(cut_fault(tuple(sbp), placement, shape) is None for shape, sbp in pairs)
 
 
 def _is_by_size(option: Signature) -> bool:

@@ -32,6 +32,8 @@ def joins_sum(
     src, dst = specs[0], boxed[0]
     if src is dst or len(call.outs) != 1 or not _is_known(call):
         return None
+    if src.layout.is_cut or dst.layout.is_cut:
+        return None
     out = call.outs[0]
     alike = all(operand.spec.dtype is src.dtype for operand in call.operands)
     if not alike or src.dtype not in _SUMMED or out.dtype is not src.dtype:

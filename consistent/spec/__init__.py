@@ -1,6 +1,7 @@
 """Placement, SBP and the spec of a tensor. No tensor data, no communication."""
 
 from . import elsewhere, sbp
+from .cut import Cut, Runs, overlapping, piece
 from .placement import Placement, World, check_placement, use_world
 from .sbp import (
     EXTREMES,
@@ -14,17 +15,29 @@ from .sbp import (
     Split,
     as_nd_sbp,
     as_sbp,
+    cuts_last,
     dual,
     dual_nd,
+    is_cut,
     is_one_way,
     may_be,
     partial_of,
+    plain_nd,
 )
-from .tensor_spec import Coordinate, Layout, TensorSpec, misfit, piece, resolve_sbp
+from .tensor_spec import (
+    Coordinate,
+    Layout,
+    TensorSpec,
+    cut_fault,
+    misfit,
+    resolve_dims,
+    resolve_sbp,
+)
 
 __all__ = [
     "B",
     "Coordinate",
+    "Cut",
     "EXTREMES",
     "Layout",
     "NdSbp",
@@ -33,6 +46,8 @@ __all__ = [
     "Placement",
     "S",
     "Sbp",
+    "Runs",
+    "Sbp",
     "SbpLike",
     "Split",
     "TensorSpec",
@@ -40,14 +55,20 @@ __all__ = [
     "as_nd_sbp",
     "as_sbp",
     "check_placement",
+    "cut_fault",
+    "cuts_last",
     "dual",
     "dual_nd",
     "elsewhere",
+    "is_cut",
     "is_one_way",
     "may_be",
     "misfit",
+    "overlapping",
     "partial_of",
     "piece",
+    "plain_nd",
+    "resolve_dims",
     "resolve_sbp",
     "sbp",
     "use_world",

@@ -1,6 +1,7 @@
 """SBP: how one axis of a placement holds a tensor — split, broadcast or partial.
 
-``S(d)`` cuts tensor dim ``d`` over the ranks of the axis, ``B`` gives every rank the whole tensor,
+``S(d)`` cuts tensor dim ``d`` over the ranks of the axis (``cut.py`` has other ways to cut it than
+into balanced pieces), ``B`` gives every rank the whole tensor,
 ``P`` gives every rank an addend of it. ``P(max)`` and ``P(min)``, the *extremes*, give every rank a
 tensor, and the value is the elementwise largest, or smallest, of these; they have no gradient. An
 *nd-sbp* is a tuple with one entry per placement axis; axes that split the same dim split it in axis
@@ -13,11 +14,13 @@ Values print as they are typed and parse from what they print: ``parse(str(x)) =
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Union
 
 import torch
 
+from .cut import WORDS, Cut, Runs, cut_of, parse_cut, piece
 from .elsewhere import OF_PARTS, unknown
 from .nearest import nearest_sbp
 
@@ -42,32 +45,48 @@ class Sbp:
 class Split(Sbp):
     """``S(dim)``: tensor dim ``dim`` is cut over the axis. Negative dims count from the end."""
 
-    __slots__ = ("dim",)
+    __slots__ = ("__weakref__", "cut", "dim")
     is_split = True
     _made: dict[int, Split] = {}
+    # Weak, as a program may meet ever new sizes.
+    _cut: weakref.WeakValueDictionary[tuple[int, Cut], Split] = weakref.WeakValueDictionary()
     dim: int
+    cut: Cut | None  # None where pieces are balanced
 
-    def __new__(cls, dim: int) -> Split:
+    def __new__(cls, dim: int, cut: Cut | None = None) -> Split:
         if isinstance(dim, bool) or not isinstance(dim, int):
             raise TypeError(
                 f"split: dim is {dim!r} of type {type(dim).__name__}, and a dim is an int. "
                 "Write sbp.split(0), or S(0)."
             )
-        made = cls._made.get(dim)
+        made = cls._made.get(dim) if cut is None else cls._cut.get((dim, cut))
         if made is None:
             made = super().__new__(cls)
             object.__setattr__(made, "dim", dim)
-            cls._made[dim] = made
+            object.__setattr__(made, "cut", cut)
+            if cut is None:
+                return cls._made.setdefault(dim, made)
+            return cls._cut.setdefault((dim, cut), made)
         return made
 
+    def size(self, n: int, parts: int, index: int) -> int:
+        """How many of ``n`` items rank ``index`` of ``parts`` holds."""
+        if self.cut is None:
+            return piece(n, parts, index)[1]
+        return self.cut.size(n, parts, index)
+
+    def runs(self, n: int, parts: int, index: int) -> Runs:
+        """(start, size) of the runs of ``n`` items that rank ``index`` of ``parts`` holds."""
+        return (piece(n, parts, index),) if self.cut is None else self.cut.runs(n, parts, index)
+
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"S({self.dim}) is a value and cannot be changed; write S(new_dim).")
+        raise AttributeError(f"{self} is a value and cannot be changed; write S(new_dim).")
 
     def __reduce__(self) -> tuple:
-        return (Split, (self.dim,))
+        return (Split, (self.dim,) if self.cut is None else (self.dim, self.cut))
 
     def __repr__(self) -> str:
-        return f"S({self.dim})"
+        return f"S({self.dim})" if self.cut is None else f"S({self.dim}, {self.cut})"
 
 
 class Broadcast(Sbp):
@@ -132,14 +151,31 @@ class Partial(Sbp):
         return "P" if self.op == "sum" else f"P({self.op})"
 
 
-def split(dim: int) -> Split:
+def split(
+    dim: int,
+    *,
+    blocks: int | None = None,
+    cut: str | None = None,
+    sizes: Sequence[int] | None = None,
+    of: int | Sequence[int] | None = None,
+) -> Split:
     """``S(dim)``: each rank of the axis holds a piece along tensor dim ``dim``, in rank order. Of
     n = q·k + r items on k ranks the first r ranks hold q + 1. Negative dims count from the end.
 
+    Args:
+        blocks: the dim is cut into blocks of that many items, which are dealt to the ranks in turn.
+        cut: ``"zigzag"``: 2k chunks, of which rank r has the r-th from the front and the r-th from
+            the end.
+        sizes: how many items each rank has; the same on every rank.
+        of: each run of that many items, or each part of these sizes, is cut by itself.
+
     Raises:
-        TypeError: ``dim`` is not an int.
+        TypeError: ``dim`` or a size is not an int.
+        ValueError: a size is negative, or two of ``blocks``, ``cut`` and ``sizes`` are given.
     """
-    return Split(dim)
+    if blocks is cut is sizes is of is None:
+        return Split(dim)
+    return Split(dim, cut_of(blocks, cut, sizes, of))
 
 
 broadcast = Broadcast()
@@ -164,7 +200,7 @@ SbpLike = Union[Sbp, str, int, Sequence[Union[Sbp, str, int]]]  # noqa: UP007  (
 
 _DUAL: dict[Sbp, Sbp] = {broadcast: partial_sum, partial_sum: broadcast}
 _ENTRY = re.compile(
-    r"\s*(?:S\(\s*(-?\d+)\s*\)|split\(\s*(?:dim\s*=\s*)?(-?\d+)\s*\)"
+    rf"\s*(?:(?:S\(|split\()\s*(?:dim\s*=\s*)?(-?\d+)({WORDS})\s*,?\s*\)"
     r"|(B|broadcast)|P\(\s*(sum|max|min)\s*\)|partial_(sum|max|min)|(P))\s*"
 )
 
@@ -200,6 +236,33 @@ def partial_of(values: NdSbp) -> Partial | None:
 def is_one_way(values: NdSbp) -> bool:
     """Whether all partial axes are so in the same way: a maximum of sums is not a sum of maxima."""
     return len({entry for entry in values if entry.is_partial}) < 2
+
+
+def is_cut(values: NdSbp) -> bool:
+    """Whether an axis splits a dim into other than balanced pieces."""
+    return any(isinstance(entry, Split) and entry.cut is not None for entry in values)
+
+
+def cuts_last(values: NdSbp) -> bool:
+    """Whether no axis splits a dim further that an axis before it cuts, as it must be."""
+    closed: set[int] = set()
+    for entry in values:
+        if isinstance(entry, Split):
+            if entry.dim in closed:
+                return False
+            if entry.cut is not None:
+                closed.add(entry.dim)
+    return True
+
+
+def plain(entry: Sbp) -> Sbp:
+    """``S(dim)`` of a split that is cut in any way; everything else as it is."""
+    return Split(entry.dim) if isinstance(entry, Split) and entry.cut is not None else entry
+
+
+def plain_nd(values: NdSbp) -> NdSbp:
+    """``plain`` of each entry."""
+    return tuple(plain(entry) for entry in values)
 
 
 def may_be(entry: Sbp, dtype: torch.dtype) -> bool:
@@ -240,16 +303,15 @@ def parse(text: str) -> Sbp | NdSbp:
             position += 1
     if not entries and not is_tuple:
         raise _parse_error(text, start)
-    if not is_tuple and len(entries) == 1 and "," not in text:
+    if not is_tuple and len(entries) == 1 and not text.rstrip().endswith(","):
         return entries[0]
     return tuple(entries)
 
 
 def _entry(match: re.Match) -> Sbp:
-    first, second, is_b, op, long_op, _ = match.groups()
-    dim = first if first is not None else second
+    dim, words, is_b, op, long_op, _ = match.groups()
     if dim is not None:
-        return Split(int(dim))
+        return Split(int(dim), parse_cut(words))
     return broadcast if is_b else Partial(op or long_op or "sum")
 
 

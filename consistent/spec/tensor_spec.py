@@ -14,8 +14,21 @@ from collections.abc import Sequence
 
 import torch
 
+from .cut import Runs, piece
 from .placement import Placement
-from .sbp import B, NdSbp, P, SbpLike, Split, as_nd_sbp, dual_nd, is_one_way, may_be
+from .sbp import (
+    B,
+    NdSbp,
+    P,
+    SbpLike,
+    Split,
+    as_nd_sbp,
+    dual_nd,
+    is_cut,
+    is_one_way,
+    may_be,
+    plain_nd,
+)
 
 Coordinate = tuple[int, ...]
 
@@ -26,25 +39,17 @@ _SHORT_DTYPE = {
 }  # fmt: skip
 
 
-def piece(n: int, parts: int, index: int) -> tuple[int, int]:
-    """(start, size) of piece ``index`` of ``n`` items that are cut into ``parts`` balanced pieces.
-
-    With n = q * parts + r the first r pieces hold q + 1 items and the others q, so pieces may be
-    empty.
-    """
-    q, r = divmod(n, parts)
-    return index * q + min(index, r), q + (index < r)
-
-
 class Layout:
     """(placement, sbp): how ranks hold tensors of any size. Make one with ``Layout.of``."""
 
-    __slots__ = ("placement", "sbp", "is_whole", "parts", "__weakref__")
+    __slots__ = ("placement", "sbp", "is_whole", "is_cut", "parts", "__weakref__")
 
     placement: Placement
     sbp: NdSbp
     is_whole: bool  # every rank of the placement has the whole tensor
-    parts: tuple[int, ...]  # into how many pieces each dim is cut, up to the last that is split
+    is_cut: bool  # a dim is split into other than balanced pieces
+    # Of each dim, up to the last that is split: the number of items without which a rank has none.
+    parts: tuple[int, ...]
 
     @staticmethod
     def of(placement: Placement, sbp: NdSbp) -> Layout:
@@ -58,6 +63,7 @@ class Layout:
                     layout = object.__new__(Layout)
                     layout.placement, layout.sbp = key
                     layout.is_whole = all(entry.is_broadcast for entry in sbp)
+                    layout.is_cut = is_cut(sbp)
                     layout.parts = _parts(placement, sbp)
                     _layouts[key] = layout
         return layout
@@ -173,6 +179,11 @@ class TensorSpec:
         return made
 
     def _region(self, coordinate: Coordinate) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        if self.layout.is_cut:
+            raise ValueError(
+                f"spec: {self} is no one box on each rank, for a cut may deal out several runs. "
+                f"Box it to a plain split first: x.to_global(sbp={_shown(self.plain.sbp)})."
+            )
         starts, sizes = [0] * self.ndim, list(self.shape)
         for axis, entry in enumerate(self.sbp):
             if isinstance(entry, Split):
@@ -183,7 +194,28 @@ class TensorSpec:
 
     def local_shape(self, coordinate: Coordinate | None) -> tuple[int, ...]:
         """Shape of the shard at ``coordinate``."""
-        return self.region(coordinate)[1]
+        if not self.layout.is_cut:
+            return self.region(coordinate)[1]
+        return tuple(sum(size for _, size in runs) for runs in self.runs(coordinate))
+
+    def runs(self, coordinate: Coordinate | None) -> tuple[Runs, ...]:
+        """Of each dim the (start, size) of the runs of items that the rank at ``coordinate`` holds,
+        one behind the other. Without a cut there is one run in each dim: ``region``."""
+        if not self.layout.is_cut:
+            return tuple((run,) for run in zip(*self.region(coordinate)))
+        at = (0,) * self.placement.ndim if coordinate is None else coordinate
+        found: list[Runs] = [((0, n),) for n in self.shape]
+        for parts, index, entry in zip(self.placement.shape, at, self.sbp):
+            if isinstance(entry, Split):
+                ((first, n),) = found[entry.dim]  # a cut is the last split of its dim
+                runs = entry.runs(n, parts, index)
+                found[entry.dim] = tuple((first + start, size) for start, size in runs)
+        return tuple(found)
+
+    @property
+    def plain(self) -> TensorSpec:
+        """The same tensor in balanced pieces, where it is cut in another way."""
+        return self.with_sbp(plain_nd(self.sbp)) if self.layout.is_cut else self
 
     @property
     def numel(self) -> int:
@@ -234,7 +266,17 @@ def _intern(layout: Layout, shape: torch.Size, dtype: torch.dtype) -> TensorSpec
 
 
 def resolve_sbp(sbp: SbpLike, placement: Placement, shape: Sequence[int]) -> NdSbp:
-    """``sbp`` as one entry per axis of ``placement``, with dims counted from the front."""
+    """``sbp`` as one entry per axis of ``placement``, with dims counted from the front; its cuts
+    must fit the sizes."""
+    resolved = resolve_dims(sbp, placement, shape)
+    fault = cut_fault(resolved, placement, shape)
+    if fault is not None:
+        raise ValueError(f"sbp: {fault}")
+    return resolved
+
+
+def resolve_dims(sbp: SbpLike, placement: Placement, shape: Sequence[int]) -> NdSbp:
+    """``resolve_sbp`` where sizes are not known yet: ``shape`` has the right number of them."""
     entries = as_nd_sbp(sbp)
     if len(entries) != placement.ndim:
         raise ValueError(
@@ -253,11 +295,43 @@ def resolve_sbp(sbp: SbpLike, placement: Placement, shape: Sequence[int]) -> NdS
     )
 
 
+def cut_fault(entries: NdSbp, placement: Placement, shape: Sequence[int]) -> str | None:
+    """Why no tensor of ``shape`` can be cut as the first axes of ``placement`` say; None if one
+    can."""
+    if not is_cut(entries):
+        return None
+    sizes: dict[int, set[int]] = {}
+    closed: set[int] = set()
+    for entry, ranks in zip(entries, placement.shape):
+        if not isinstance(entry, Split):
+            continue
+        dim, cut = entry.dim, entry.cut
+        if dim in closed:
+            return (
+                f"{_shown(entries)} splits dim {dim} further where it is cut, and the pieces of "
+                f"{Split(dim, cut)} are no runs. Cut on the last of the axes that split the dim, "
+                "or use B on the other axis."
+            )
+        held = sizes.get(dim, {shape[dim]})
+        if cut is None:
+            sizes[dim] = {n for m in held for n in (piece(m, ranks, 0)[1], m // ranks)}
+            continue
+        closed.add(dim)
+        for n in sorted(held):
+            why = cut.fault(n, ranks)
+            if why is not None:
+                return (
+                    f"{entry} does not fit dim {dim} of a tensor of shape {tuple(shape)}, for "
+                    f"{why}. Give sizes that add up to the dim, or a plain S({dim})."
+                )
+    return None
+
+
 def _parts(placement: Placement, sbp: NdSbp) -> tuple[int, ...]:
     parts = [1] * (1 + max((e.dim for e in sbp if isinstance(e, Split)), default=-1))
     for entry, ranks in zip(sbp, placement.shape, strict=True):
         if isinstance(entry, Split):
-            parts[entry.dim] *= ranks
+            parts[entry.dim] *= ranks if entry.cut is None else entry.cut.least(ranks)
     return tuple(parts)
 
 
@@ -279,7 +353,7 @@ def _resolve(entry: Split, ndim: int, shape: Sequence[int]) -> Split:
             f"sbp: {entry} splits dim {entry.dim} of a tensor of shape {tuple(shape)}, which has "
             f"{reach}. Split one of its dims, or use B."
         )
-    return Split(entry.dim + ndim)
+    return Split(entry.dim + ndim, entry.cut)
 
 
 def _shown(entries: NdSbp) -> str:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mirrored.reduction import ordered_reduce
 
+from ..movement.recut import in_logical_order
 from ..spec import Partial, Split, TensorSpec
 from .watch import Key
 
@@ -45,7 +46,8 @@ class Held:
         for n, entry in reversed(grid):
             runs = [shards[k : k + n] for k in range(0, len(shards), n)]
             if isinstance(entry, Split):
-                shards = [torch.cat(run, entry.dim) for run in runs]
+                joined = (torch.cat(run, entry.dim) for run in runs)
+                shards = [in_logical_order(x, entry, n) for x in joined]
             elif isinstance(entry, Partial):
                 shards = [ordered_reduce(run, entry.op) for run in runs]
             else:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..spec import Coordinate, Partial, Split, TensorSpec, piece
+from ..spec import Coordinate, Partial, Runs, Split, TensorSpec, piece
 from ..spec.bytes_text import bytes_text
 
 
@@ -30,7 +30,7 @@ class Holding:
     nbytes: int
     piece: int
     is_addend: bool
-    starts: tuple[int, ...]
+    runs: tuple[Runs, ...]
     sizes: tuple[int, ...]
 
     @property
@@ -41,7 +41,7 @@ class Holding:
 
 def holding(spec: TensorSpec, at: Coordinate) -> Holding:
     """What the rank at grid coordinate ``at`` holds."""
-    starts, sizes = spec.region(at)
+    runs, sizes = spec.runs(at), spec.local_shape(at)
     grid = spec.placement.shape
     roles = []
     for word, chosen in (("addend", _axes(spec, "P")), ("copy", _axes(spec, "B"))):
@@ -53,24 +53,28 @@ def holding(spec: TensorSpec, at: Coordinate) -> Holding:
     cuts = [a for a, entry in enumerate(spec.sbp) if entry.is_split]
     return Holding(
         rank=spec.placement.rank_at(at),
-        region=region_text(spec, starts, sizes),
+        region=region_text(spec, runs),
         role=", ".join(roles),
         nbytes=math.prod(sizes) * spec.dtype.itemsize,
         piece=_number([at[a] for a in cuts], [grid[a] for a in cuts]),
         is_addend=bool(_axes(spec, "P")),
-        starts=starts,
+        runs=runs,
         sizes=sizes,
     )
 
 
-def region_text(spec: TensorSpec, starts: Sequence[int], sizes: Sequence[int]) -> str:
-    """``[0:4, :]``; ``empty`` where nothing is held of a tensor that has elements."""
+def region_text(spec: TensorSpec, runs: Sequence[Runs]) -> str:
+    """``[0:4, :]``, ``[0:2 6:8, :]`` of several runs; ``empty`` where nothing is held of a tensor
+    that has elements."""
     if not spec.shape:
         return "scalar"
-    if 0 in sizes and spec.numel:
+    held = [sum(size for _, size in each) for each in runs]
+    if 0 in held and spec.numel:
         return "empty"
-    each = zip(starts, sizes, spec.shape, strict=True)
-    parts = (":" if size == n else f"{start}:{start + size}" for start, size, n in each)
+    parts = (
+        ":" if size == n else " ".join(f"{start}:{start + m}" for start, m in each)
+        for each, size, n in zip(runs, held, spec.shape, strict=True)
+    )
     return f"[{', '.join(parts)}]"
 
 
@@ -82,12 +86,13 @@ def drawn_dims(spec: TensorSpec) -> tuple[int, ...]:
     return tuple(sorted([*cut, *rest][:2]))
 
 
-def span(spec: TensorSpec, held: Holding, dim: int | None) -> tuple[float, float]:
-    """Where the region begins and ends along ``dim``, from 0 to 1; all of it for no dim."""
+def spans(spec: TensorSpec, held: Holding, dim: int | None) -> list[tuple[float, float]]:
+    """Where the runs of the region begin and end along ``dim``, from 0 to 1; all of it for no
+    dim."""
     if dim is None:
-        return 0.0, 1.0
+        return [(0.0, 1.0)]
     n = max(1, spec.shape[dim])
-    return held.starts[dim] / n, (held.starts[dim] + held.sizes[dim]) / n
+    return [(start / n, (start + size) / n) for start, size in held.runs[dim]]
 
 
 def sentences(spec: TensorSpec) -> list[str]:
@@ -114,8 +119,11 @@ def share_text(share: float) -> str:
 
 
 def largest(spec: TensorSpec) -> int:
-    """Bytes of the largest shard: the one at the grid's origin."""
-    return math.prod(spec.local_shape((0,) * spec.placement.ndim)) * spec.dtype.itemsize
+    """Bytes of the largest shard: the one at the grid's origin, if splits are balanced."""
+    at = [(0,) * spec.placement.ndim]
+    if spec.layout.is_cut:
+        at = list(itertools.product(*map(range, spec.placement.shape)))
+    return max(math.prod(spec.local_shape(each)) for each in at) * spec.dtype.itemsize
 
 
 def bytes_together(spec: TensorSpec) -> int:
@@ -134,7 +142,9 @@ def _says(spec: TensorSpec, axis: int) -> str:
         return "each holds a copy"
     sizes = {spec.shape[entry.dim]}
     for n, earlier in itertools.islice(zip(spec.placement.shape, spec.sbp), axis + 1):
-        if earlier is entry:
+        if earlier is entry and isinstance(entry, Split) and entry.cut is not None:
+            sizes = {entry.size(size, n, k) for size in sizes for k in range(n)}
+        elif isinstance(earlier, Split) and earlier.dim == entry.dim:
             sizes = {piece(size, n, k)[1] for size in sizes for k in (0, size % n, n - 1) if k < n}
     found = " or ".join(f"{size:,}" for size in sorted(sizes, reverse=True))
     return f"dim {entry.dim} of {spec.shape[entry.dim]:,} is cut into pieces of {found}"

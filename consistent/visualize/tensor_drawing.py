@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Sequence
 
@@ -9,7 +10,7 @@ from ..drawing.pictures.colours import colour
 from ..drawing.pictures.drawing import Box, Drawing, Words
 from ..spec import TensorSpec
 from ..spec.bytes_text import bytes_text
-from .holdings import Holding, drawn_dims, holding, sentences, shown, span
+from .holdings import Holding, drawn_dims, holding, sentences, shown, spans
 from .tensor_text import axis_name, direction
 
 _CELL, _ROW = 132.0, 88.0  # pixels of a rank's place: its width, and its height without the tensor
@@ -101,14 +102,14 @@ def _row_height(spec: TensorSpec) -> float:
 def _cell(spec: TensorSpec, held: Holding, x: float, y: float) -> Sequence[Box | Words]:
     width, height = _sides(spec)
     dims = drawn_dims(spec)
-    left, right = span(spec, held, dims[-1] if dims else None)
-    top, bottom = span(spec, held, dims[0] if len(dims) == 2 else None)
+    across = spans(spec, held, dims[-1] if dims else None)
+    down = spans(spec, held, dims[0] if len(dims) == 2 else None)
     at = y + 22
     shapes: list[Box | Words] = [
         Words(x, y + 14, f"rank {held.rank}", 12, bold=True),
         Box(x, at, width, height, "empty", "line"),
     ]
-    if not held.is_empty:
+    for (left, right), (top, bottom) in () if held.is_empty else itertools.product(across, down):
         part = (
             x + left * width,
             at + top * height,

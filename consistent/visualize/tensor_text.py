@@ -23,7 +23,7 @@ from ..drawing.pictures.colours import Style, paint
 from ..drawing.pictures.picture import wrapped
 from ..spec import Coordinate, TensorSpec
 from ..spec.bytes_text import bytes_text
-from .holdings import Holding, drawn_dims, holding, sentences, shown, span
+from .holdings import Holding, drawn_dims, holding, sentences, shown, spans
 
 WIDE, HIGH = 10, 4  # characters of the small tensor
 _GAP = 2
@@ -156,11 +156,12 @@ def small(spec: TensorSpec, held: Holding, fill: str) -> list[str]:
     down = dims[0] if len(dims) == 2 else None
     full, addend, rest = fill
     mark = rest if held.is_empty else addend if held.is_addend else full
-    rows = _covered(*span(spec, held, down), HIGH if down is not None else 1)
-    columns = _covered(*span(spec, held, across), WIDE)
+    high = HIGH if down is not None else 1
+    rows = {i for run in spans(spec, held, down) for i in _covered(*run, high)}
+    columns = {j for run in spans(spec, held, across) for j in _covered(*run, WIDE)}
     return [
         "".join(mark if i in rows and j in columns else rest for j in range(WIDE))
-        for i in range(HIGH if down is not None else 1)
+        for i in range(high)
     ]
 
 

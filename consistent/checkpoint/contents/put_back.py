@@ -45,6 +45,8 @@ class Loading:
         """Name in the checkpoint -> plain or global tensor to read into."""
         self._made: dict[str, torch.Tensor] = {}  # name in a value -> tensor
         self._to_spread: dict[str, Placement] = {}  # of these: where they will be B
+        # What is no one box on a rank -> what is read in its stead.
+        self._cut: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._modules: dict[str, dict[str, Any]] = {}
         for name, given in objects.items():
             self._enter(name, given)
@@ -187,11 +189,17 @@ class Loading:
             self._faults.append(f"{shown} is on meta: make it on a device first")
         else:
             self.targets[key] = self._made[shown] = target
+            if is_global(target) and target._spec.layout.is_cut:
+                self.targets[key] = like(target, target.dtype)
+                self._cut.append((target, self.targets[key]))
 
     # -- after reading -----------------------------------------------------------------------------
 
     def put_back(self) -> dict[str, Any]:
         """Give the objects what was read; returns the values that no object is given for."""
+        for target, read in self._cut:
+            with torch.no_grad():
+                target.copy_(read)
         for name, placement in self._to_spread.items():
             self._made[name] = distribute(self._made[name], placement, (B,) * placement.ndim)
         for name, state in self._modules.items():
@@ -215,10 +223,11 @@ class Loading:
 
 
 def like(x: Any, dtype: torch.dtype, sbp: NdSbp | None = None) -> torch.Tensor:
-    """A new tensor of this dtype that lies as ``x`` does, or by ``sbp`` on the same placement."""
+    """A new tensor of this dtype that lies as ``x`` does, or by ``sbp`` on the same placement, in
+    one box on each rank, as it is read."""
     if not is_global(x):
         return torch.empty_like(x, dtype=dtype)
-    layout = TensorSpec.of(x.placement, sbp or x.sbp, x.shape, dtype).settled
+    layout = TensorSpec.of(x.placement, sbp or x.sbp, x.shape, dtype).settled.plain
     return empty(x.shape, placement=x.placement, sbp=layout.sbp, dtype=dtype)
 
 

@@ -115,7 +115,7 @@ def _pieces_of(contents: Contents) -> list[WriteItem]:
     for name, x in contents.tensors.items():
         if is_global(x):
             spec: Any = x._spec  # type: ignore[attr-defined]
-            pieces += items_of(spec.settled, name)
+            pieces += items_of(spec.settled.plain, name)
         else:
             pieces += create_default_local_save_plan({name: x.detach()}, False).items
     return pieces

@@ -87,6 +87,8 @@ def _is_move(call: Call, move: Move, src: TensorSpec) -> bool:
 def _can_overlap(src: TensorSpec, dst: TensorSpec) -> bool:
     if my_coordinate(src.placement) is None or src.ndim < 2 or not src.dtype.is_floating_point:
         return False
+    if src.layout.is_cut or dst.layout.is_cut:  # items change their order beside the message
+        return False
     return Boxing(src, dst, MOST_CHUNKS).overlaps()
 
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ...rules.halo.halo import Ranges
-from ...rules.layout.join import CUT, JOINED, offsets
-from ...spec import Coordinate
+from ...rules.layout.join import CUT, JOINED, PARTS, offsets
+from ...spec import Coordinate, Split
 from ..halo.halo import fetch
 from ..registry import Shards, form
 
@@ -28,6 +28,13 @@ def joined(shard: Shards) -> Tensor:
 
         pieces.append(fetch(shard, x, spec, dim, wanted))
     return torch.cat(pieces, dim)
+
+
+@form(PARTS)
+def parts(shard: Shards) -> tuple[Tensor, ...]:
+    """split and similar ops of a dim that is cut part by part: nothing is sent."""
+    dim = next(e.dim for e in (shard.specs[0].sbp[a] for a in shard.axes) if isinstance(e, Split))
+    return shard.tensors[0].split([shard.out_shape(i)[dim] for i in range(len(shard.outs))], dim)
 
 
 @form(CUT)

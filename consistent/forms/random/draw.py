@@ -8,6 +8,7 @@ numbers on all ranks if they seeded it alike, as they must with torch's own seed
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -70,7 +71,37 @@ def fill(
     if not _adds(spec, at):
         x.zero_()
         return
-    starts, sizes = spec.region(at)[0], tuple(spec.shape)
+    if not spec.layout.is_cut:
+        _fill_box(draw, x, spec.region(at)[0], spec, key, *params)
+        return
+    for starts, place in boxes(spec, at):
+        drawn = torch.empty_like(x[place], memory_format=torch.contiguous_format)
+        of_box = [p[place] if isinstance(p, Tensor) and p.ndim else p for p in params]
+        _fill_box(draw, drawn, starts, spec, key, *of_box)
+        x[place] = drawn
+
+
+def boxes(spec: TensorSpec, at: Coordinate) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
+    """(starts in the logical tensor, place in the shard) of each box that the rank at ``at``
+    holds."""
+    by_dim = []
+    for runs in spec.runs(at):
+        ends = [0, *itertools.accumulate(size for _, size in runs)]
+        by_dim.append([(run[0], slice(a, b)) for run, a, b in zip(runs, ends, ends[1:])])
+    for box in itertools.product(*by_dim):
+        yield tuple(start for start, _ in box), tuple(place for _, place in box)
+
+
+def _fill_box(
+    draw: Callable[..., Any],
+    x: Tensor,
+    starts: Sequence[int],
+    spec: TensorSpec,
+    key: RngState,
+    *params: Any,
+) -> None:
+    """``fill`` of a box that begins at ``starts`` of the logical tensor."""
+    sizes = tuple(spec.shape)
     where = {"seed": key.seed, "counter": key.counter}
     if x.is_complex():
         draw(

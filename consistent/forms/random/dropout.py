@@ -22,9 +22,32 @@ from .generator import RngState
 def dropped(x: Tensor, p: float, spec: TensorSpec, key: RngState) -> Tensor:
     """``x`` with a part ``p`` of its elements zero and the rest divided by 1 - p;
     differentiable."""
-    starts = spec.region(my_coordinate(spec.placement))[0]
     if x.is_complex():
         return x * dropped(torch.ones_like(x.real.detach()), p, spec, key)
+    if spec.layout.is_cut:
+        return _by_runs(x, p, spec, key, 0, ())
+    return _dropped_box(x, p, spec, key, spec.region(my_coordinate(spec.placement))[0])
+
+
+def _by_runs(
+    x: Tensor, p: float, spec: TensorSpec, key: RngState, dim: int, starts: tuple[int, ...]
+) -> Tensor:
+    """``dropped`` of each box of runs of the dims from ``dim`` on, put together again."""
+    if dim == x.ndim:
+        return _dropped_box(x, p, spec, key, starts)
+    runs = spec.runs(my_coordinate(spec.placement))[dim]
+    pieces = x.split([size for _, size in runs], dim) if len(runs) > 1 else [x]
+    firsts = [start for start, _ in runs] or [0]
+    done = [
+        _by_runs(piece, p, spec, key, dim + 1, (*starts, first))
+        for piece, first in zip(pieces, firsts, strict=True)
+    ]
+    return torch.cat(done, dim) if len(done) > 1 else done[0]
+
+
+def _dropped_box(
+    x: Tensor, p: float, spec: TensorSpec, key: RngState, starts: tuple[int, ...]
+) -> Tensor:
     where = {
         "seed": key.seed,
         "counter": key.counter,

@@ -101,7 +101,7 @@ def _shard(old: Tensor, each: Moved) -> Tensor:
     if _is_partial(src):
         return old  # ``run`` makes it
     same_device = src.placement.type == dst.placement.type
-    if at is not None and same_device and src.region(at) == dst.region(to):
+    if at is not None and same_device and src.runs(at) == dst.runs(to):
         return old
     return torch.empty(dst.local_shape(to), dtype=dst.dtype, device=device_of(dst.placement))
 

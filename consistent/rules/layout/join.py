@@ -17,13 +17,13 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ...spec import P, S
+from ...spec import P, S, Split
 from ..halo.halo import fetched_by_rank
 from ..notation import places, rearranged
 from ..signature import Call, DoesNotFit, Operand, Signature
 from ..table import Row, add_rows
 
-JOINED, CUT = "cat", "split"
+JOINED, CUT, PARTS = "cat", "split", "split_parts"
 
 # What the op does to each tensor before it joins them along the dim of the second table.
 _RAISED = {
@@ -117,7 +117,27 @@ def cut(call: Call, parts: int) -> list[Signature]:
         start += m
     if start != x.shape[dim]:  # tensor_split at decreasing places gives overlapping parts
         return others
+    others += _by_parts(call, dim)
     return [*others, call.make({0: S(dim)}, S(dim), CUT, _busiest(each))]
+
+
+def _by_parts(call: Call, dim: int) -> list[Signature]:
+    """Where the dim is cut part by part, and the op takes whole parts, each rank has its own piece
+    of each."""
+    (x,) = call.operands
+    entry = x.spec.sbp[call.axis]
+    if not isinstance(entry, Split) or entry.dim != dim or entry.cut is None:
+        return []
+    if S(dim) in x.spec.sbp[: call.axis]:
+        return []  # it cuts pieces, and not the dim
+    outs, start = [], 0
+    for out in call.outs:
+        left = entry.cut.of_parts(x.shape[dim], start, out.shape[dim])
+        if left is None:
+            return []
+        outs.append(Split(dim, *left))
+        start += out.shape[dim]
+    return [call.make({0: entry}, outs, PARTS, by_size=True)]
 
 
 ROWS = (

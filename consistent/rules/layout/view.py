@@ -19,6 +19,7 @@ from ...spec import B, P, S, Split, piece
 from ..halo.halo import with_halo
 from ..signature import Call, DoesNotFit, LocalShapes, Signature
 from ..table import Row, Sizing, add_rows
+from .cut_views import viewed
 
 Shape = Sequence[int]
 
@@ -113,7 +114,20 @@ def reshaped(call: Call, parts: int) -> list[Signature]:
         raise DoesNotFit("a view of another dtype")
     kept, moved = _kept(call)
     made = [call.whole(), call.make({0: P}, P), *(call.make({0: s}, t) for s, t in kept)]
+    made += _of_cut(call, parts)
     return made + with_halo(call, parts, moved)
+
+
+def _of_cut(call: Call, parts: int) -> list[Signature]:
+    """What becomes of the operand's present split, if it is no plain one."""
+    x, out = call.operands[0], call.outs[0]
+    entry = x.spec.sbp[call.axis]
+    if not isinstance(entry, Split) or entry.cut is None:
+        return []
+    if S(entry.dim) in x.spec.sbp[: call.axis]:
+        return []  # it cuts pieces, and not the dim
+    made = viewed(entry, groups(x.shape, out.shape), x.shape, out.shape, parts)
+    return [] if made is None else [call.make({0: entry}, made, by_size=True)]
 
 
 def reshaped_as(call: Call, parts: int) -> list[Signature]:

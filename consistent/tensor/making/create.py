@@ -27,7 +27,7 @@ from ...spec import (
     TensorSpec,
     as_nd_sbp,
     check_placement,
-    resolve_sbp,
+    resolve_dims,
 )
 from .scope import chosen
 
@@ -184,7 +184,7 @@ def _joined(placement: Placement, entries: NdSbp, shapes: dict[int, tuple[int, .
     """The logical shape: along the axes that split a dim its sizes add up, as seen from the grid's
     origin."""
     shape = list(shapes[placement.first_rank])
-    resolved = resolve_sbp(entries, placement, shape)
+    resolved = resolve_dims(entries, placement, shape)
     for dim in range(len(shape)):
         axes = [a for a, e in enumerate(resolved) if isinstance(e, Split) and e.dim == dim]
         if axes:
@@ -213,7 +213,12 @@ def _wrong_piece(
     return ValueError(
         f"from_local: rank {rank} has a piece of shape {found}, and of {spec} it holds "
         f"{spec.local_shape(at)}: "
-        "pieces are balanced, the first ones one larger where the size does not divide.\n"
+        + (
+            ""
+            if spec.layout.is_cut
+            else "pieces are balanced, the first ones one larger where the size does not divide."
+        )
+        + "\n"
         "  Give that piece, or the sbp and shape= that the pieces have. To cut a tensor that every "
         "rank has whole, "
         "use distribute(tensor, placement, sbp)."
@@ -275,4 +280,4 @@ def _entries(
     known yet."""
     if at is None:
         return as_nd_sbp(sbp)
-    return resolve_sbp(sbp, placement, (0,) * ndim)
+    return resolve_dims(sbp, placement, (0,) * ndim)

@@ -16,6 +16,7 @@ import torch
 from ...dispatch.plans.shards import attach, check_partial
 from ...forms.random.draw import fill_integers, fill_normal, fill_uniform, key_from, permutation
 from ...movement.differentiable import spread
+from ...movement.recut import places
 from ...movement.world import device_of, my_coordinate
 from ...spec import P, Placement, SbpLike, TensorSpec
 from .create import check_world, distribute
@@ -272,7 +273,13 @@ def _once(fill: Fill) -> Fill:
 
 
 def _diagonal(x: torch.Tensor, spec: TensorSpec) -> None:
-    (top, left), (rows, columns) = spec.region(my_coordinate(spec.placement))
+    at = my_coordinate(spec.placement)
+    if spec.layout.is_cut:
+        if not x.is_meta:
+            rows, columns = map(places, spec.runs(at))
+            x.copy_(rows.unsqueeze(1) == columns)
+        return
+    (top, left), (rows, columns) = spec.region(at)
     x.zero_()
     low, high = max(top, left), min(top + rows, left + columns)
     if low < high and not x.is_meta:

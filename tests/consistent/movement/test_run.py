@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from consistent.boxing.plan import plan
 from consistent.boxing.steps import Exchange
@@ -17,7 +19,7 @@ from consistent.spec.tracer import Tracer
 from mirrored.transports.counting import counting
 from tests.ranks import pool, simulate
 from tests.reference import gather, in_grid_order, scatter, shard_at, whole_numbers
-from tests.strategies import GRIDS, spec_pairs
+from tests.strategies import GRIDS, cut_pairs, spec_pairs
 
 ENTRIES = (B, P, S(0), S(1))
 PAIRS = [(a, b) for a in ENTRIES for b in ENTRIES]
@@ -64,6 +66,12 @@ def test_any_pair_on_two_and_three_axes(pair):
 @settings(max_examples=40, deadline=None)
 @given(spec_pairs(max_ranks=8, axes=(2, 3)))
 def test_any_pair_on_up_to_eight_ranks(pair):
+    try_pair(*pair)
+
+
+@settings(max_examples=250, deadline=None)
+@given(cut_pairs())
+def test_any_pair_of_cuts(pair):
     try_pair(*pair)
 
 
@@ -208,7 +216,7 @@ def _sends(move, placement: Placement) -> bool:
 
 
 @settings(max_examples=150, deadline=None)
-@given(spec_pairs())
+@given(st.one_of(spec_pairs(), cut_pairs()))
 def test_the_busiest_rank_sends_what_the_plan_says(pair):
     src, dst = pair
     sent = simulate(counted, src.placement.size, scatter(whole_numbers(src.shape), src), src, dst)
@@ -281,13 +289,24 @@ def sample(n: int, count: int) -> list[tuple[TensorSpec, TensorSpec]]:
     return cases
 
 
+def sample_of_cuts(n: int) -> list[tuple[TensorSpec, TensorSpec]]:
+    """Each pair of ways to cut a dim over ``n`` ranks, and to B, P and the other dim."""
+    line, rows = Placement("cpu", range(n)), 2 * n * 3
+    sizes = (*range(1, n), rows - n * (n - 1) // 2)
+    cuts = [S(0, blocks=1), S(0, blocks=2), S(0, cut="zigzag"), S(0, sizes=sizes), S(0, of=3),
+            S(0, cut="zigzag", of=(rows - 1, 1)), S(0)]  # fmt: skip
+    pairs = list(itertools.permutations(cuts, 2))
+    pairs += [pair for cut in cuts for to in (B, P, S(1)) for pair in ((cut, to), (to, cut))]
+    return [(of(a, (rows, 5), line), of(b, (rows, 5), line)) for a, b in pairs]
+
+
 def boxed_all(rank: int, cases) -> list[torch.Tensor]:
     return [boxed(rank, scatter(whole_numbers(a.shape, a.dtype), a), a, b) for a, b in cases]
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_gloo_ranks_agree_with_the_reference(n):
-    cases = sample(n, 60)
+    cases = sample(n, 60) + sample_of_cuts(n)
     by_rank = pool(n).run(boxed_all, cases)
     for k, (src, dst) in enumerate(cases):
         check_boxing(

@@ -41,6 +41,17 @@ def read_slice(shard: Shards) -> Tensor:
     return _looked_up(shard, index, out) if index.tensors else out
 
 
+@form("read_parts")
+def read_parts(shard: Shards) -> Tensor:
+    """x[..., a:b] of whole parts of a dim that is cut part by part: this rank's piece of each."""
+    (item,) = subscript_of(shard.call).of("slice")
+    runs = shard.specs[0].runs(shard.coordinate)[item.dim]
+    before = sum(max(0, min(start + size, item.start) - start) for start, size in runs)
+    stop = item.start + item.count
+    held = sum(max(0, min(a + n, stop) - max(a, item.start)) for a, n in runs)
+    return shard.tensors[0].narrow(item.dim, before, held)
+
+
 def _selected(shard: Shards, index: Subscript) -> tuple[tuple, tuple]:
     """(which part of the shard is in the slice, its places in the slice), entry by entry; ints as
     slices."""

@@ -73,8 +73,7 @@ class _Rows:
             a for a in shard.axes if isinstance(entries[a], Split) and entries[a] is not at_class
         )
         self.classes = shard.specs[0].shape[self.dim]
-        starts, sizes = shard.region()
-        self.start, self.held = starts[self.dim], sizes[self.dim]
+        ((self.start, self.held),) = shard.specs[0].runs(shard.coordinate)[self.dim]
         self.weight: Tensor | None = shard.get("weight")
         self.held_weight, self.total_weight = None, float(self.classes)
         if self.weight is not None:

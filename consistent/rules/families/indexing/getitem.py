@@ -17,6 +17,7 @@ from .data_dependent import masked, masked_outs, selected_by_mask
 from .flat_index import masked_write
 
 READ, WRITE, WRITE_BY_INDEX = "read_slice", "write_slice", "write_by_index"
+READ_PARTS = "read_parts"
 
 
 def read(call: Call, parts: int) -> list[Signature]:
@@ -36,7 +37,24 @@ def read(call: Call, parts: int) -> list[Signature]:
             made.append(call.make({0: S(item.dim)}, P, READ))
     made += fetching
     made += [call.make({0: S(item.dim)}, P, READ) for item in index.tensors]
-    return made + _split_block(call, index)
+    return made + _of_parts(call, index) + _split_block(call, index)
+
+
+def _of_parts(call: Call, index: Subscript) -> list[Signature]:
+    """A slice of whole parts of a dim that is cut part by part: each rank has its own piece."""
+    x = call.operands[0]
+    entry = x.spec.sbp[call.axis]
+    if not isinstance(entry, Split) or entry.cut is None or S(entry.dim) in x.spec.sbp[: call.axis]:
+        return []
+    if index.of("int", "new", "tensor") or len(index.of("slice")) != 1:
+        return []
+    (item,) = index.of("slice")
+    if item.dim != entry.dim or item.step != 1:
+        return []
+    left = entry.cut.of_parts(x.shape[item.dim], item.start, item.count)
+    if left is None:
+        return []
+    return [call.make({0: entry}, Split(index.places[item.dim], *left), READ_PARTS, by_size=True)]
 
 
 def _split_block(call: Call, index: Subscript) -> list[Signature]:
@@ -118,6 +136,14 @@ def _written_partial(call: Call, by_tensors: bool, value: Any) -> list[Signature
         alike = value.spec.dtype == call.operands[0].spec.dtype
         return [call.make({0: P, value.index: P}, P)] if alike and (adds or not by_tensors) else []
     return [call.make({0: P}, P)] if isinstance(value, int) and value == 0 else []
+
+
+def keeps_split_dim(call: Call, entry: Sbp) -> bool:
+    """Whether ``x[...]`` keeps every item of the dim that is split, in its order: for these sizes,
+    as ``0:n`` does."""
+    if masked(call) or not isinstance(entry, Split):
+        return False
+    return any(item.dim == entry.dim for item in subscript_of(call).of("all"))
 
 
 def takes_split_dims_whole(call: Call, ins: Sequence[NdSbp]) -> bool:

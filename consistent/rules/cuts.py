@@ -1,0 +1,96 @@
+"""Which signatures hold for a dim that is cut in another way than into balanced pieces.
+
+A signature that says S for operands and outputs, and runs the op on the shards, holds for any
+number of ranks: with as many as items, each item of the result is a function of that item of the
+operands alone, and the same function on each rank. So it holds for any division of the items, if
+all that are split are divided alike, and so does a sum (or a maximum) of what the ranks make. What
+cares for the places of items, or for the sizes of neighbours, has a form, and its signatures say a
+plain S. An operand that is cut in another way fits none of these and is boxed as any operand is
+that lies otherwise than a signature says: that is all an op has to do with cuts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..spec import NdSbp, Placement, Sbp, Split, TensorSpec, cut_fault
+from ..spec.cut import Cut
+from .families.indexing.getitem import keeps_split_dim
+from .signature import Call, Signature
+from .table import Row, Sizing
+
+# Forms of results that are split as the operand is, item for item, and that ask for no places, or
+# for those of each run that a rank holds.
+_ITEM_BY_ITEM = frozenset(
+    """softmax layer_norm rms_norm dropout native_dropout alpha_dropout
+    random_fill random_like normal_of rrelu nll_loss cross_entropy""".split()
+)
+# Forms that put together what the ranks have, in any order.
+_JOINING = frozenset(
+    """sum mean nanmean prod logsumexp variance norm cosine_similarity mean_loss half_loss nll_loss
+    cross_entropy any_or_all amax_or_amin aminmax""".split()
+)
+# Forms for rows in any order, which find the classes from one place on.
+_CLASSES = ("nll_loss", "cross_entropy")
+
+
+def with_cuts(
+    options: Sequence[Signature], row: Row, call: Call, placement: Placement, axis: int
+) -> list[Signature]:
+    """``options`` on ``axis``, with their twins for the cuts that operands have there, and without
+    those for which an operand would be split in a way that cannot be."""
+    specs = [operand.spec for operand in call.operands]
+    cuts = [e.cut for s in specs if isinstance(e := s.sbp[axis], Split) and e.cut is not None]
+    twins = [
+        twin
+        for cut in dict.fromkeys(cuts)
+        for option in options
+        if (twin := as_cut(option, row, call, placement.shape[axis], cut)) is not None
+    ]
+    every = [*options, *twins]
+    return [o for o in every if all(_fits(s, e, axis) for s, e in zip(specs, o.ins, strict=True))]
+
+
+def _fits(spec: TensorSpec, entry: Sbp, axis: int) -> bool:
+    after = (*spec.sbp[:axis], entry, *spec.sbp[axis + 1 :])
+    return cut_fault(after, spec.placement, spec.shape) is None
+
+
+def as_cut(option: Signature, row: Row, call: Call, parts: int, cut: Cut) -> Signature | None:
+    """``option`` for items that are divided as ``cut`` says; None where that is not right."""
+    if option.by_size or not _is_carried(option, row, call):
+        return None
+    shapes = [x.shape for x in (*call.operands, *call.outs)]
+    entries = [*option.ins, *option.outs]
+    sizes = {s[e.dim] for s, e in zip(shapes, entries, strict=True) if isinstance(e, Split)}
+    if len(sizes) != 1 or cut.fault(sizes.pop(), parts):
+        return None
+
+    def put(entries: NdSbp) -> NdSbp:
+        return tuple(Split(e.dim, cut) if isinstance(e, Split) else e for e in entries)
+
+    # A view's sizes on the shard follow from those of a plain split for other sizes, and another
+    # slice may leave items out.
+    by_size = row.sizing is Sizing.VIEW or call.name == "getitem"
+    return replace(option, ins=put(option.ins), outs=put(option.outs), by_size=by_size)
+
+
+def _is_carried(option: Signature, row: Row, call: Call) -> bool:
+    if not any(e.is_split for e in option.ins):
+        return False
+    if option.form is None and call.name == "getitem":
+        return keeps_split_dim(call, option.ins[0])
+    if option.form is None:
+        return row.serves_any_size(call, [(entry,) for entry in option.ins])
+    if call.name.startswith("feature_"):  # a number for all elements of a channel
+        return False
+    if option.form in _CLASSES and _splits_classes(option, call):
+        return False
+    known = _ITEM_BY_ITEM if any(e.is_split for e in option.outs) else _JOINING
+    return option.form in known
+
+
+def _splits_classes(option: Signature, call: Call) -> bool:
+    first = option.ins[0]
+    return isinstance(first, Split) and first.dim == min(1, call.operands[0].ndim - 1)

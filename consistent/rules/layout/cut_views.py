@@ -1,0 +1,99 @@
+"""What a view makes of a dim that is cut in another way than into balanced pieces.
+
+```
+[2, 8] -> [16]     S(1, cut="zigzag")          -> S(0, cut="zigzag", of=8)     runs side by side
+[16] -> [2, 8]     S(0, cut="zigzag", of=8)    -> S(1, cut="zigzag")
+[12] -> [3, 4]     S(0, of=4)                  -> S(1)
+[12] -> [3, 4]     S(0, blocks=4)              -> S(0, blocks=1)               items become longer
+[3, 4] -> [12]     S(0, blocks=1)              -> S(0, blocks=4)
+```
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ...spec import Runs, Split
+from ...spec.cut import cut_of, joined
+
+Shape = Sequence[int]
+
+
+def viewed(
+    entry: Split, groups: list[tuple[range, range]], source: Shape, target: Shape, parts: int
+) -> Split | None:
+    """How the view of shape ``target`` is split where a tensor of shape ``source`` is ``entry``;
+    None where no single dim is."""
+    pair = next((g for g in groups if entry.dim in g[0]), None)
+    if pair is None:
+        return None
+    ins, outs = pair
+    n = source[entry.dim]
+    before = math.prod(source[ins.start : entry.dim])
+    after = math.prod(source[entry.dim + 1 : ins.stop])
+    held = [_scaled(entry.runs(n, parts, k), after) for k in range(parts)]
+    for o in outs:
+        repeats = math.prod(target[outs.start : o])
+        span = math.prod(target[o + 1 : outs.stop])
+        for made in _candidates(entry, n, after, span, before, repeats, target[o]):
+            if made.cut is None or made.cut.fault(target[o], parts) is None:
+                found = [_scaled(made.runs(target[o], parts, k), span) for k in range(parts)]
+                if _alike(held, n * after, before, found, target[o] * span, repeats):
+                    return Split(o, made.cut)
+    return None
+
+
+def _candidates(
+    entry: Split, n: int, after: int, span: int, before: int, repeats: int, m: int
+) -> list[Split]:
+    """Cuts of a dim of ``m`` items that may be right; one that is, is found by comparing runs."""
+    cut = entry.cut
+    if cut is None or m == 0:
+        return []
+    blocks, sizes, of = (_times(x, after, span) for x in (cut.blocks, cut.sizes, cut.of))
+    length = _times(n, after, span)
+    ways: list[object] = [None, of]  # the shortest way to say it comes first
+    if isinstance(length, int) and before != repeats:
+        ways.append(length)
+        if isinstance(of, tuple):
+            ways += [of * (before // repeats)] if before % repeats == 0 else []
+            ways += [of[: len(of) * before // repeats]] if repeats % before == 0 else []
+    kind = "zigzag" if cut.zigzag else None
+    made = [cut_of(blocks, kind, sizes, way) for way in dict.fromkeys(ways) if _is_given(way)]
+    lost = (cut.blocks is not None and blocks is None) or (cut.sizes is not None and sizes is None)
+    return [] if lost else [Split(entry.dim, each) for each in made]
+
+
+def _is_given(of: object) -> bool:
+    return of is None or (isinstance(of, int) and of > 0) or (isinstance(of, tuple) and len(of) > 0)
+
+
+def _times(x: int | tuple[int, ...] | None, after: int, span: int) -> object:
+    """``x`` items of ``after`` elements in items of ``span``; None where that is no whole
+    number."""
+    if x is None:
+        return None
+    if isinstance(x, tuple):
+        found = [_times(each, after, span) for each in x]
+        return None if None in found else tuple(found)
+    return x * after // span if x * after % span == 0 else None
+
+
+def _scaled(runs: Runs, by: int) -> Runs:
+    return tuple((start * by, size * by) for start, size in runs)
+
+
+def _alike(
+    have: Sequence[Runs], length: int, times: int, made: Sequence[Runs], other: int, repeats: int
+) -> bool:
+    """Whether runs of ``length`` elements, so many times, are those of ``other`` elements."""
+    common = math.gcd(times, repeats)  # the rest is repeated on both sides
+    return all(
+        _repeated(a, length, times // common) == _repeated(b, other, repeats // common)
+        for a, b in zip(have, made, strict=True)
+    )
+
+
+def _repeated(runs: Runs, length: int, times: int) -> Runs:
+    return joined((start + k * length, size) for k in range(times) for start, size in runs)

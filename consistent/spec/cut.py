@@ -1,0 +1,263 @@
+"""Cut: how a split divides its dim among ranks, where the pieces are not balanced runs of items.
+
+```
+8 items on 2 ranks        rank 0        rank 1
+S(0)                      0 1 2 3       4 5 6 7     balanced: no cut at all
+S(0, blocks=1)            0 2 4 6       1 3 5 7     blocks of that many items are dealt in turn
+S(0, cut="zigzag")        0 1 6 7       2 3 4 5     2k balanced chunks; rank r has the r-th from
+                                                    the front and the r-th from the end
+S(0, sizes=(3, 5))        0 1 2         3 4 5 6 7   pieces of given sizes
+S(0, of=4)                0 1 4 5       2 3 6 7     each run of 4 items is divided by itself
+S(0, of=(2, 6))           0 2 3 4       1 5 6 7     each part of these sizes is divided by itself
+```
+
+``of`` goes with each of the others: ``S(0, cut="zigzag", of=4)``. What a rank holds lies in its
+shard in the order of the logical tensor.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Any
+
+Runs = tuple[tuple[int, int], ...]  # (start, size) of runs of items, in order and apart
+
+ZIGZAG = "zigzag"
+
+
+def piece(n: int, parts: int, index: int) -> tuple[int, int]:
+    """(start, size) of piece ``index`` of ``n`` items that are cut into ``parts`` balanced pieces.
+
+    With n = q * parts + r the first r pieces hold q + 1 items and the others q, so pieces may be
+    empty.
+    """
+    q, r = divmod(n, parts)
+    return index * q + min(index, r), q + (index < r)
+
+
+class Cut:
+    """What stands behind the dim in ``S(dim, ...)``. Instances are interned; make one with
+    ``cut_of``."""
+
+    __slots__ = ("__weakref__", "blocks", "of", "sizes", "zigzag")
+
+    _made: weakref.WeakValueDictionary[tuple, Cut] = weakref.WeakValueDictionary()
+    blocks: int | None
+    zigzag: bool
+    sizes: tuple[int, ...] | None
+    of: int | tuple[int, ...] | None
+
+    def __new__(
+        cls,
+        blocks: int | None,
+        zigzag: bool,
+        sizes: tuple[int, ...] | None,
+        of: int | tuple[int, ...] | None,
+    ) -> Cut:
+        key = (blocks, zigzag, sizes, of)
+        made = cls._made.get(key)
+        if made is None:
+            made = super().__new__(cls)
+            for name, value in zip(("blocks", "zigzag", "sizes", "of"), key, strict=True):
+                object.__setattr__(made, name, value)
+            made = cls._made.setdefault(key, made)
+        return made
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{self} is a value and cannot be changed; write S(dim, ...) anew.")
+
+    def __reduce__(self) -> tuple:
+        return (Cut, (self.blocks, self.zigzag, self.sizes, self.of))
+
+    def __copy__(self) -> Cut:
+        return self
+
+    def __deepcopy__(self, memo: dict) -> Cut:
+        return self
+
+    def __repr__(self) -> str:
+        words = []
+        if self.blocks is not None:
+            words.append(f"blocks={self.blocks}")
+        if self.zigzag:
+            words.append(f'cut="{ZIGZAG}"')
+        if self.sizes is not None:
+            words.append(f"sizes={self.sizes}")
+        if self.of is not None:
+            words.append(f"of={self.of}")
+        return ", ".join(words)
+
+    # -- what each rank holds ----------------------------------------------------------------------
+
+    def runs(self, n: int, parts: int, index: int) -> Runs:
+        """The runs of ``n`` items that rank ``index`` of ``parts`` holds, in ascending order."""
+        return _runs(self, n, parts, index)
+
+    def size(self, n: int, parts: int, index: int) -> int:
+        """How many of ``n`` items rank ``index`` of ``parts`` holds."""
+        return sum(size for _, size in self.runs(n, parts, index))
+
+    def least(self, parts: int) -> int:
+        """How many items there must be for each rank to have one."""
+        if self.sizes is not None:
+            return 1 if all(self.sizes) or parts == 1 else 1 << 62
+        if isinstance(self.of, tuple):
+            n = sum(self.of)
+            return 1 if all(self.size(n, parts, k) for k in range(parts)) else 1 << 62
+        within = parts if self.blocks is None else (parts - 1) * self.blocks + 1
+        # Each run of ``of`` items is divided alike, the first ones to the first ranks.
+        return within if self.of is None or self.of >= within else 1 << 62
+
+    def in_each(self, n: int) -> list[tuple[int, int]]:
+        """(start, size) of the parts that are divided each by itself."""
+        if self.of is None:
+            return [(0, n)]
+        sizes = self.of if isinstance(self.of, tuple) else (self.of,) * (n // self.of)
+        starts, start = [], 0
+        for size in sizes:
+            starts.append((start, size))
+            start += size
+        return starts
+
+    def of_parts(self, n: int, start: int, size: int) -> tuple[Cut, ...] | None:
+        """How the ``size`` items from ``start`` on are cut: what stands behind the dim of a split,
+        nothing where that is balanced; None where they are no whole parts of the ``n`` items."""
+        inside = [m for a, m in self.in_each(n) if start <= a and a + m <= start + size]
+        if self.of is None or sum(inside) != size or not inside:
+            return None
+        of = None if len(inside) == 1 else inside[0] if len(set(inside)) == 1 else tuple(inside)
+        made = cut_of(self.blocks, ZIGZAG if self.zigzag else None, self.sizes, of)
+        return () if made is None else (made,)
+
+    def fault(self, n: int, parts: int) -> str | None:
+        """Why ``n`` items cannot be divided so among ``parts`` ranks; None if they can."""
+        if isinstance(self.of, tuple) and sum(self.of) != n:
+            return f"the parts in of={self.of} have {sum(self.of)} items together, and not {n}"
+        if isinstance(self.of, int) and n % self.of:
+            return f"{n} items are no whole number of parts of {self.of}"
+        if self.sizes is None:
+            return None
+        if len(self.sizes) != parts:
+            return f"there are {len(self.sizes)} sizes, and the axis has {parts} ranks"
+        total = sum(self.sizes)
+        if any(size != total for _, size in self.in_each(n)):
+            whole = f"{n} items" if self.of is None else f"parts of {self.of} items"
+            return f"the sizes {self.sizes} have {total} items together, and the dim has {whole}"
+        return None
+
+
+@lru_cache(maxsize=1 << 12)
+def _runs(cut: Cut, n: int, parts: int, index: int) -> Runs:
+    return joined(
+        (first + start, size)
+        for first, count in cut.in_each(n)
+        for start, size in _within(cut, count, parts, index)
+    )
+
+
+def _within(cut: Cut, n: int, parts: int, index: int) -> Iterator[tuple[int, int]]:
+    """The runs of one part of ``n`` items; some may be empty, or neighbours."""
+    if cut.zigzag:
+        yield piece(n, 2 * parts, index)
+        yield piece(n, 2 * parts, 2 * parts - 1 - index)
+    elif cut.sizes is not None:
+        yield sum(cut.sizes[:index]), cut.sizes[index]
+    elif cut.blocks is not None:
+        for start in range(index * cut.blocks, n, parts * cut.blocks):
+            yield start, min(cut.blocks, n - start)
+    else:
+        yield piece(n, parts, index)
+
+
+def joined(runs: Iterable[tuple[int, int]]) -> Runs:
+    """Ascending ``runs`` without empty ones, and with neighbours as one."""
+    found: list[tuple[int, int]] = []
+    for start, size in runs:
+        if size and found and sum(found[-1]) == start:
+            found[-1] = (found[-1][0], found[-1][1] + size)
+        elif size:
+            found.append((start, size))
+    return tuple(found)
+
+
+def overlapping(a: Runs, b: Runs) -> Runs:
+    """The items that are in both."""
+    found, i, j = [], 0, 0
+    while i < len(a) and j < len(b):
+        (x, m), (y, n) = a[i], b[j]
+        start, stop = max(x, y), min(x + m, y + n)
+        if start < stop:
+            found.append((start, stop - start))
+        if x + m < y + n:
+            i += 1
+        else:
+            j += 1
+    return tuple(found)
+
+
+# -- as it is written ------------------------------------------------------------------------------
+
+_WORD = r"(?:blocks|cut|sizes|of)\s*=\s*(?:\d+|'\w+'|\"\w+\"|\(\s*\d+\s*(?:,\s*\d+\s*)*,?\s*\))"
+WORDS = rf"(?:\s*,\s*{_WORD})*"
+"""A pattern of what may stand behind the dim in a text."""
+
+
+def cut_of(blocks: Any = None, cut: Any = None, sizes: Any = None, of: Any = None) -> Cut | None:
+    """The cut that these words say; None for a balanced split.
+
+    Raises:
+        TypeError: a size is no int.
+        ValueError: a size is negative, two ways are asked for, or a way that is not known.
+    """
+    given = [name for name, x in (("blocks", blocks), ("cut", cut), ("sizes", sizes))
+             if x is not None]  # fmt: skip
+    if len(given) > 1:
+        raise ValueError(
+            f"split: {' and '.join(f'{name}=' for name in given)} are given, and a dim is cut in "
+            "one way. Give one of them; of= goes with each."
+        )
+    if cut is not None and cut != ZIGZAG:
+        raise ValueError(
+            f'split: cut={cut!r} is not known. Write cut="{ZIGZAG}", or blocks=, sizes= or of=.'
+        )
+    blocks = None if blocks is None else _size("blocks", blocks, 1)
+    sizes = None if sizes is None else tuple(_size("sizes", x, 0) for x in _listed(sizes, "sizes"))
+    if of is not None:
+        is_one = isinstance(of, int)
+        of = _size("of", of, 1) if is_one else tuple(_size("of", x, 0) for x in _listed(of, "of"))
+    if (blocks, cut, sizes, of) == (None, None, None, None):
+        return None
+    return Cut(blocks, cut is not None, sizes, of)
+
+
+def _listed(value: Any, name: str) -> Any:
+    if isinstance(value, tuple | list) and value:
+        return value
+    raise TypeError(f"split: {name}={value!r}. Give a tuple of sizes, such as {name}=(3, 5).")
+
+
+def _size(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(
+            f"split: {name} holds {value!r} of type {type(value).__name__}, and a number of items "
+            "is an int."
+        )
+    if value < least:
+        raise ValueError(
+            f"split: {name} holds {value}, and a number of items is {least} or more here."
+        )
+    return value
+
+
+def parse_cut(text: str) -> Cut | None:
+    """The cut whose words are ``text``, as ``WORDS`` matches it."""
+    given: dict[str, Any] = {}
+    for name, value in re.findall(rf"(\w+)\s*=\s*({_WORD.partition('=')[2][3:]})", text):
+        numbers = [int(x) for x in re.findall(r"\d+", value)]
+        given[name] = (
+            value[1:-1] if value[0] in "'\"" else tuple(numbers) if value[0] == "(" else numbers[0]
+        )
+    return cut_of(**given)

@@ -1,0 +1,119 @@
+"""Dims that are cut in other ways, on the examples of all rows: each signature for them is proven
+as every signature is, and each op gives torch's values and gradients for operands that lie so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import consistent
+from consistent import B
+from consistent.forms.random import generator
+from consistent.rules.cuts import as_cut
+from consistent.spec import Placement, Split
+from consistent.spec.cut import Cut, cut_of
+from tests.brute_force import Example
+from tests.brute_force.expected import RANDOM, Expected
+from tests.brute_force.proof import prove
+from tests.consistent.rules.test_rows import EXAMPLES, FAMILIES
+from tests.ranks import ALL, simulate
+from tests.reference import assert_close
+
+RANKS = 3
+WHOLE_RANKS = 2  # of programs: each rank has some of most operands
+
+
+def _sized(n: int, parts: int = RANKS) -> tuple[int, ...]:
+    """Sizes of pieces that are not balanced, of three one empty."""
+    return (max(0, n - 1), *[0] * (parts - 2), min(1, n))
+
+
+def _cuts(n: int) -> list[Cut]:
+    made = [
+        cut_of(cut="zigzag"),
+        cut_of(blocks=1),
+        cut_of(sizes=_sized(n)),
+        cut_of(of=(n - n // 2, n // 2)),
+    ]
+    return [cut for cut in (made if ALL else made[:2]) if cut is not None]
+
+
+def _size(op: Expected, option: object) -> int | None:
+    """The size of the dims that a signature splits."""
+    ins = option.ins  # type: ignore[attr-defined]
+    pairs = zip(op.call.operands, ins, strict=True)
+    return next((x.shape[e.dim] for x, e in pairs if isinstance(e, Split)), None)
+
+
+def check(case: Example) -> int:
+    """Prove every signature that is claimed for cuts; how many there were."""
+    op = Expected(case.func, case.args, case.kwargs, RANKS, case.reference)
+    count = 0
+    for option in op.signatures(0):
+        n = _size(op, option)
+        for cut in () if n is None else _cuts(n):
+            twin = as_cut(option, op.row, op.call, RANKS, cut)
+            if twin is None:
+                continue
+            try:
+                prove(op, (twin,))
+            except Exception as error:
+                raise AssertionError(f"{op}\n  {twin}\n  {error!r}") from error
+            count += 1
+    return count
+
+
+@pytest.mark.parametrize("case", EXAMPLES, ids=repr)
+def test_every_signature_for_a_cut_is_right(case: Example) -> None:
+    check(case)
+
+
+# -- through dispatch ------------------------------------------------------------------------------
+
+
+def _laid(x: torch.Tensor, k: int, placement: Placement) -> Any:
+    """``x`` cut along its first dim or its last one, in one of the ways."""
+    if x.ndim == 0 or x.layout is not torch.strided:
+        return consistent.distribute(x, placement, B)
+    dim = (0, x.ndim - 1)[k % 2]
+    n = x.shape[dim]
+    cuts = [cut_of(cut="zigzag"), cut_of(blocks=1), cut_of(sizes=_sized(n, WHOLE_RANKS))]
+    return consistent.distribute(x, placement, Split(dim, cuts[k // 2 % 3]))
+
+
+def _run_globally(rank: int, case: Example, ways: int) -> None:
+    op = Expected(case.func, case.args, case.kwargs, WHOLE_RANKS, case.reference)
+    for k in range(ways):
+        leaves, plain = [], [t.detach().clone() for t in op.tensors]
+        given = [_laid(x, k, op.placement) for x in plain]
+        for i in op.leaves:
+            leaves.append(given[i].requires_grad_())
+            given[i] = given[i].clone() if i in op.written else given[i]
+        with generator.separate(RANDOM):
+            found = op.results(op.run(given), given)
+        for x, want in zip(found, op.expected, strict=True):
+            x = x.full() if hasattr(x, "full") else x
+            assert_close(x, want, rtol=op.tolerance, atol=op.tolerance)
+        for i in op.written:
+            assert_close(
+                given[i].detach().full(), op.after[i], rtol=op.tolerance, atol=op.tolerance
+            )
+        asked = [i for i in op.differentiable if found[i].requires_grad]
+        if not asked or not leaves:
+            continue
+        seeds = [op.cotangents[op.differentiable.index(i)] for i in asked]
+        seeds = [consistent.distribute(g, op.placement, B) for g in seeds]
+        grads = torch.autograd.grad([found[i] for i in asked], leaves, seeds, allow_unused=True)
+        for g, want in zip(grads, op.gradients, strict=True):
+            have = torch.zeros_like(want) if g is None else g.full()
+            assert_close(have, want, rtol=op.tolerance, atol=op.tolerance)
+
+
+NOT_DRAWN = [case for name, cases in FAMILIES.items() if name != "random" for case in cases]
+
+
+@pytest.mark.parametrize("case", NOT_DRAWN, ids=repr)
+def test_every_op_takes_operands_with_cuts(case: Example) -> None:
+    simulate(_run_globally, WHOLE_RANKS, case, 6 if ALL else 2)
