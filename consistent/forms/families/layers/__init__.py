@@ -1,5 +1,5 @@
 """Forms of ops that are a layer of a network."""
 
-from . import attention, ctc, embedding, embedding_bag, normalization
+from . import attention, ctc, embedding, embedding_bag, normalization, ring_attention
 
-__all__ = ["attention", "ctc", "embedding", "embedding_bag", "normalization"]
+__all__ = ["attention", "ctc", "embedding", "embedding_bag", "normalization", "ring_attention"]

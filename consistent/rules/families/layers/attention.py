@@ -6,6 +6,14 @@ q S(rows), k S, v S    k and v are gathered; q and the result stay           byt
 q B,       k S, v S    each rank attends to its keys, and the results are    two numbers a row, and
                        an addend each, once the ranks' softmaxes are joined  the addends' sum
 ```
+
+Where rows and keys have a cut (``S(d, cut="zigzag")``), the result has it too, by one of two forms;
+with g query heads to a key head on k ranks the second sends less from k = g + 2 on:
+
+```
+ring                   each rank's keys and values go round         (k-1)/k of k and v
+heads                  to whole sequences of some heads, and back    (k-1)/k^2 of q, k, v and out
+```
 """
 
 from __future__ import annotations
@@ -15,10 +23,12 @@ from dataclasses import replace
 
 from ....spec import NdSbp, S, Split
 from ... import notation
+from ...choose import cut_elsewhere
 from ...signature import Call, Operand, Signature
 from ...table import Row, add_rows
 
 FORM = "attention"
+RING, HEADS = "ring_attention", "heads_attention"
 
 
 def attention(call: Call, parts: int) -> list[Signature]:
@@ -35,7 +45,51 @@ def attention(call: Call, parts: int) -> list[Signature]:
     made = notation.of_call(f"{rule} -> ...lv", call, parts)
     if call.get("enable_gqa", False):
         made = [s for s in made if _groups_stay(call, s, (q, k, v))]
-    return [_by_form(call, s, parts) for s in made]
+    of_cut = _of_cut_rows(call, parts)
+    if of_cut:  # the result lies as the query, and what brings it to its heads brings it back
+        made = [s for s in made if not _splits_heads(s, q)]
+    return [*(_by_form(call, s, parts) for s in made), *of_cut]
+
+
+def _splits_heads(made: Signature, query: Operand) -> bool:
+    entry = made.ins[query.index]
+    return isinstance(entry, Split) and entry.dim < query.ndim - 2
+
+
+def _of_cut_rows(call: Call, parts: int) -> list[Signature]:
+    """Rows and keys that are cut alike, in the way that the query is cut now."""
+    now = call.operands[0].spec.sbp[call.axis]
+    if not isinstance(now, Split) or now.cut is None or not _may_go_round(call):
+        return []
+    q, k, v = call.operands
+    if now.dim != q.ndim - 2 or now.cut.fault(k.shape[-2], parts):
+        return []
+    ins = {x.index: Split(x.ndim - 2, now.cut) for x in (q, k, v)}
+    placement = q.spec.placement
+    held = (parts - 1) / parts / cut_elsewhere(placement, q.spec.sbp, call.axis)
+    moved = k.spec.nbytes + v.spec.nbytes
+    made = [call.make(ins, now, RING, int(moved * held))]
+    if all(x.shape[-3] % placement.size == 0 for x in (q, k, v)):
+        out = call.outs[0]
+        moved += q.spec.nbytes + out.shape.numel() * out.dtype.itemsize
+        made.append(call.make(ins, now, HEADS, int(moved * held / parts)))
+    return made
+
+
+def _may_go_round(call: Call) -> bool:
+    """Whether the forms for cut rows serve this call: others run on plain splits."""
+    if len(call.operands) != 3 or call.get("dropout_p", 0.0):
+        return False
+    q, k, v = call.operands
+    if min(q.ndim, k.ndim, v.ndim) < 4 or not q.spec.dtype.is_floating_point:
+        return False
+    causal = call.get("is_causal", False)
+    if causal and q.shape[-2] != k.shape[-2]:
+        return False
+    batch = {tuple(x.shape[:-3]) for x in (q, k, v)}
+    heads = q.shape[-3] if not call.get("enable_gqa", False) else k.shape[-3]
+    alike = q.shape[-3] % max(1, k.shape[-3]) == 0 and k.shape[-3] == v.shape[-3] == heads
+    return len(batch) == 1 and alike
 
 
 def _by_form(call: Call, made: Signature, parts: int) -> Signature:
