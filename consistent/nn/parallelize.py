@@ -22,6 +22,7 @@ from .inputs import install_inputs
 from .installed import hold_plan, install, installed_plan
 from .plan import Plan
 from .planners import plan_for
+from .planners.context import takes_whole
 from .planners.resolve import resolve
 from .planners.searched import searched
 from .rank_values import check_alike, check_values, laid_text, send_values
@@ -52,7 +53,8 @@ def parallelize(
         plan: one of
 
             * a strategy: ``"data"``, ``"zero1"``, ``"zero2"``, ``"zero3"``, ``"tensor"``,
-              ``"tensor+sequence"``, ``"expert"``, ``"hf"`` (the model's own plan);
+              ``"tensor+sequence"``, ``"context"`` (each rank has a part of each sequence),
+              ``"expert"``, ``"hf"`` (the model's own plan);
             * one for each axis: ``{"dp": "zero3", "tp": "tensor"}``, by the names of the
               placement's axes, or in their order where they have none;
             * patterns -> SBP, such as ``{"*.fc1.weight": S(0), "lm_head.*": S(0)}``: a pattern
@@ -72,7 +74,7 @@ def parallelize(
             each, or ``{"dp": S(0)}``, B on the others. ``{"*": S(0), "position_ids": B}`` says it
             by arguments' names. Parts may be uneven; numbers, tensors without dims and what is
             global already stay as they are. Without it plain tensors are taken as B where they
-            meet a global one, and ranks compare them.
+            meet a global one, and ranks compare them; ``"context"`` takes them as B at once.
         sync: take the values of the placement's first rank, those of tensors that are neither
             parameters nor buffers too, which stay plain. ``False``: each rank's own are taken, and
             must be equal.
@@ -108,6 +110,7 @@ def parallelize(
     else:
         plan = searched(module, placement, plan, example, memory)
         decided = plan_for(module, tensors, placement, plan).keeping(keep_bytes)
+        inputs = B if inputs is None and takes_whole(decided) else inputs
     grads = plain_gradients(tensors)
     if my_coordinate(placement) is not None and (sync or check):
         known = {id(places[0].value) for places in tensors}

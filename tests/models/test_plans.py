@@ -34,6 +34,8 @@ PLANS = [("data", 3, True), ("tensor", 3, False), ("tensor+sequence", 2, False)]
 CASES = [(name, *plan) for name in (MODELS if ALL else FEW) for plan in PLANS]
 CASES += [(name, "hf", 2, False) for name in ("Llama", "DeepseekV3")]
 CASES += [("Mixtral", "expert", 3, False)]
+CONTEXT = ("Llama", "GPT2", "Mixtral", "Bert", "T5", "Mamba") if not ALL else MODELS
+CASES += [(name, "context", n, False) for name in CONTEXT for n in ((2, 3, 4) if ALL else (3,))]
 
 
 def _compared(rank: int, name: str, plan: Any, part: bool) -> tuple[Any, list[str]]:
@@ -50,7 +52,7 @@ def test_a_step_is_that_of_one_process(name: str, plan: str, ranks: int, part: b
 
 
 def _two_axes(rank: int, name: str, plan: dict[str, Any]) -> Any:
-    p = Placement("cpu", [[0, 1], [2, 3]], axes=("dp", "tp"))
+    p = Placement("cpu", [[0, 1], [2, 3]], axes=tuple(plan))
     _, found = under(name, plan, p, True)
     return worst(found, alone(name))
 
@@ -58,6 +60,14 @@ def _two_axes(rank: int, name: str, plan: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("name", ["Llama", "Bert"])
 def test_two_axes(name: str) -> None:
     for where, error in pool(4).run(_two_axes, name, {"dp": "data", "tp": "tensor"}):
+        assert error < 1e-5, where
+
+
+@pytest.mark.parametrize(
+    "plan", [{"dp": "zero3", "cp": "context"}, {"tp": "tensor", "cp": "context"}], ids=str
+)
+def test_context_beside_another_plan(plan: dict[str, str]) -> None:
+    for where, error in pool(4).run(_two_axes, "Llama", plan):
         assert error < 1e-5, where
 
 

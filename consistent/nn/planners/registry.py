@@ -14,6 +14,7 @@ from ..plan import Plan
 from ..plan.names import is_pattern
 from ..slots import Slot
 from .asked import Asked
+from .context import plan_context
 from .data import plan_data
 from .experts import plan_expert
 from .hf import plan_hf
@@ -29,6 +30,7 @@ PLANNERS: dict[str, Callable[[Asked], Plan]] = {
     "zero3": plan_zero3,
     "tensor": plan_tensor,
     "tensor+sequence": plan_sequence,
+    "context": plan_context,
     "expert": plan_expert,
     "hf": plan_hf,
 }

@@ -35,8 +35,8 @@ def box_of(spec: TensorSpec) -> Box | None:
         return (0,) * spec.ndim, tuple(spec.shape)
     if spec.layout.is_cut:
         raise RuntimeError(  # torch would hide a ValueError
-            f"checkpoint: a tensor is {spec}, which is no one box on each rank. Save and load it by "
-            f"consistent.checkpoint, or box it first: x.to_global(sbp={spec.plain.sbp})."
+            f"checkpoint: a tensor is {spec}, which is no one box on each rank. Save and load it "
+            f"by consistent.checkpoint, or box it first: x.to_global(sbp={spec.plain.sbp})."
         )
     starts, sizes = spec.region(at)
     return (starts, sizes) if 0 not in sizes else None
