@@ -239,7 +239,7 @@ def _farther(src: TensorSpec, dst: TensorSpec) -> Iterator[TensorSpec]:
 
 
 def _plainly(spec: TensorSpec, found: Iterator[TensorSpec]) -> Iterator[TensorSpec]:
-    """Those of ``found`` that one axis after the other of ``spec`` may become."""
+    """Keep those of ``found`` that one axis after the other of ``spec`` may become."""
     return (each for each in found if each is spec.plain or _is_direct(spec, each))
 
 

@@ -121,8 +121,8 @@ class Recorder(TorchDispatchMode):
             return node
         raise CannotRecord(
             f"{self.name}: at {user_line()}, a tensor of shape {tuple(x.shape)} is used that is "
-            "neither an argument, nor a parameter, buffer or optimizer state that can be found from "
-            "the step, nor the result of an op.\n  A program could not find it again.\n"
+            "neither an argument, nor a parameter, buffer or optimizer state that can be found "
+            "from the step, nor the result of an op.\n  A program could not find it again.\n"
             "  Pass it to the step as an argument, or register it as a buffer."
         )
 

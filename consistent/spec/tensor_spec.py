@@ -199,8 +199,8 @@ class TensorSpec:
         return tuple(sum(size for _, size in runs) for runs in self.runs(coordinate))
 
     def runs(self, coordinate: Coordinate | None) -> tuple[Runs, ...]:
-        """Of each dim the (start, size) of the runs of items that the rank at ``coordinate`` holds,
-        one behind the other. Without a cut there is one run in each dim: ``region``."""
+        """The runs (start, size) of items of each dim that the rank at ``coordinate`` holds, one
+        behind the other. Without a cut there is one run in each dim: ``region``."""
         if not self.layout.is_cut:
             return tuple((run,) for run in zip(*self.region(coordinate)))
         at = (0,) * self.placement.ndim if coordinate is None else coordinate
@@ -214,7 +214,7 @@ class TensorSpec:
 
     @property
     def plain(self) -> TensorSpec:
-        """The same tensor in balanced pieces, where it is cut in another way."""
+        """The tensor in balanced pieces, where it is cut in another way."""
         return self.with_sbp(plain_nd(self.sbp)) if self.layout.is_cut else self
 
     @property

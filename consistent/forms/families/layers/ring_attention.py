@@ -47,7 +47,7 @@ def ring_attention(shard: Shards) -> Tensor:
 
 @form("heads_attention")
 def heads_attention(shard: Shards) -> Tensor:
-    """The same by an all-to-all to whole sequences of some heads, and one back."""
+    """Attention by an all-to-all to whole sequences of some heads, and one back."""
     at = S(shard.specs[0].ndim - 3)
     placed = [_with(spec, shard.axes, at) for spec in (*shard.specs, shard.outs[0])]
     query, key, value = (
