@@ -214,6 +214,11 @@ class Transport(ABC):
         it is not known. No rank waits for another."""
         return None
 
+    def bytes_by_messages(self) -> int:
+        """Bytes that this rank has sent to ranks with which it shares no memory: those on other
+        hosts, as a rule. What they send inside a host is not among them."""
+        return 0
+
     def abandon(self, why: str) -> bool:
         """Make every other rank raise, because this one cannot go on in what they do together.
         False where there is nobody to tell: simulated ranks end with the first that raises."""

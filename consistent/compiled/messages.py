@@ -22,6 +22,11 @@ Note = Callable[[Call, list[Tensor], list[Tensor]], None]
 Reducing = Callable[[Call, Tensor], None]
 
 
+_NOT_IN_A_PROGRAM = frozenset(
+    ("shares", "link", "bytes_by_messages", "gather_objects", "gather_notes", "abandon")
+)
+
+
 class Noting(Wrapper):
     """Passes every call on to ``inner``, and gives those that send tensors to ``note``."""
 
@@ -38,7 +43,7 @@ class Noting(Wrapper):
         self._count, self._refuse = 0, refuse
 
     def pass_on(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        if name in ("shares", "link", "gather_objects", "gather_notes", "abandon"):
+        if name in _NOT_IN_A_PROGRAM:
             with unseen():
                 return super().pass_on(name, *args, **kwargs)
         if name not in _SENDING:

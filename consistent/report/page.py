@@ -36,13 +36,18 @@ _LANES = {
 _MOST_ADVICE = 20
 
 
-def page(lines: Sequence[Line], advice: Sequence[Advice], timeline: Timeline | None) -> str:
+def page(
+    lines: Sequence[Line],
+    advice: Sequence[Advice],
+    timeline: Timeline | None,
+    by_messages: int = 0,
+) -> str:
     """The page."""
     if lines:
         parts = [_numbers(lines), _advice(advice), _bars(lines), _program(lines), _times(timeline)]
     else:
         parts = [f"<p>{_marked(EMPTY)}</p>"]
-    return frame("What ran", summary(lines, timeline), "\n".join(parts))
+    return frame("What ran", summary(lines, timeline, by_messages), "\n".join(parts))
 
 
 def _numbers(lines: Sequence[Line]) -> str:

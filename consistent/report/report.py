@@ -9,6 +9,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from mirrored.transports.default import current
+
 from ..autograd import backward
 from ..boxing.plan import plan_bytes
 from ..boxing.steps import Step
@@ -29,7 +31,8 @@ from .trace import trace_text
 
 class Report:
     """Lines by (op name, call site), in the order first met. Bytes are those that the busiest
-    rank sends; of a compiled step, those that this rank sends.
+    rank sends; of a compiled step, those that this rank sends. ``by_messages`` are those that this
+    rank sent to ranks with which it shares no memory, such as those on other hosts.
 
     ``print(r)`` shows a table, ``r.save("report.html")`` writes a page. ``r.timeline`` has the
     times of ``report(timeline=True)``, and is None without.
@@ -37,6 +40,7 @@ class Report:
 
     def __init__(self, timeline: Timeline | None = None) -> None:
         self.timeline = timeline
+        self.by_messages = 0
         self._lines: dict[tuple[str, str], Line] = {}
         self._advice: dict[tuple[str, str, str], Advice | None] = {}
         self._thread = threading.local()
@@ -149,14 +153,14 @@ class Report:
 
     def summary(self) -> str:
         """What ran and what it sent, in a sentence or two."""
-        return summary(self.lines, self.timeline)
+        return summary(self.lines, self.timeline, self.by_messages)
 
     def __str__(self) -> str:
-        return table(self.lines, self.advice)
+        return table(self.lines, self.advice, self.by_messages)
 
     def html(self) -> str:
         """The report as one page that needs nothing beside it."""
-        return page(self.lines, self.advice, self.timeline)
+        return page(self.lines, self.advice, self.timeline, self.by_messages)
 
     def save(self, path: str | Path) -> Path:
         """Write the page to ``path``; folders are made."""
@@ -212,4 +216,6 @@ def report(timeline: bool = False) -> Iterator[Report]:
         )
         if made.timeline is not None:  # last, so that no time goes into the report itself
             stack.enter_context(made.timeline.recording())
+        before = current().bytes_by_messages()
         yield made
+        made.by_messages = current().bytes_by_messages() - before

@@ -18,10 +18,11 @@ EMPTY = (
     "A report lists what ops on global tensors do inside its block, `with consistent.report():`; "
     "ops on plain tensors are not among them."
 )
+_NO_MEMORY = "to ranks with which it shares no memory"
 _LIMITS = (32, 6, 44, 60, 14, 5)
 
 
-def summary(lines: Sequence[Line], timeline: Timeline | None = None) -> str:
+def summary(lines: Sequence[Line], timeline: Timeline | None = None, by_messages: int = 0) -> str:
     """What ran and what it sent, in a sentence or two."""
     ops = sum(line.count for line in lines if not line.compiled)
     steps = sum(line.count for line in lines if line.compiled)
@@ -40,6 +41,8 @@ def summary(lines: Sequence[Line], timeline: Timeline | None = None) -> str:
         most = max(lines, key=lambda line: line.nbytes)
         at = in_a_line(f"`{most.op}` at {most.where}") if most.site else "backward"
         text += f", {most.nbytes / nbytes:.0%} of it for {at}"
+    if by_messages:
+        text += f". This rank sent {bytes_text(by_messages)} {_NO_MEMORY}"
     whole = sorted({line.op for line in lines if line.whole})
     text += (
         f". Every rank computed all of {in_a_line(', '.join(whole))}."
@@ -55,7 +58,7 @@ def summary(lines: Sequence[Line], timeline: Timeline | None = None) -> str:
     return text
 
 
-def table(lines: Sequence[Line], advice: Sequence[Advice] = ()) -> str:
+def table(lines: Sequence[Line], advice: Sequence[Advice] = (), by_messages: int = 0) -> str:
     """The lines as a table, those that send most first; then the sums, and the advice."""
     if not lines:
         return f"{_NOTHING}\n{EMPTY}"
@@ -69,7 +72,8 @@ def table(lines: Sequence[Line], advice: Sequence[Advice] = ()) -> str:
     text += [f"advice: {in_a_line(str(each))}" for each in advice]
     whole = in_a_line(", ".join(sorted({line.op for line in lines if line.whole}))) or "none"
     total = sum(line.nbytes for line in lines)
-    text.append(f"{total:,} bytes boxed; ran whole on every rank: {whole}")
+    sent = f", {by_messages:,} by this rank {_NO_MEMORY}" if by_messages else ""
+    text.append(f"{total:,} bytes boxed{sent}; ran whole on every rank: {whole}")
     return "\n".join(text)
 
 

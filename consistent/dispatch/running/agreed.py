@@ -168,7 +168,7 @@ class _Guard(Wrapper):
         return total
 
     def pass_on(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        if name not in ("shares", "link", "abandon", "gather_notes"):
+        if name not in ("shares", "link", "bytes_by_messages", "abandon", "gather_notes"):
             self._meet()
         return super().pass_on(name, *args, **kwargs)
 

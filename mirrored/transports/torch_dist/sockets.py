@@ -31,6 +31,7 @@ class Sockets:
         self._timeout_s = timeout_s
         self._reached: set[int] = set()
         self._heard: set[int] = set()
+        self.sent = 0  # bytes
         self.wait = self._native.wait
         atexit.register(self.close)
 
@@ -42,6 +43,7 @@ class Sockets:
         """Start to send `x`, contiguous CPU memory, to rank `to`. It is kept until it has left."""
         if to not in self._reached:
             self._reach(to)
+        self.sent += x.nbytes
         return self._native.send(to, tag, x)
 
     def receive(self, source: int, tag: int, out: Tensor) -> Any:

@@ -85,6 +85,10 @@ class TorchDist(Described):
         world().check_reachable(ranks)
         return False
 
+    def bytes_by_messages(self) -> int:
+        sockets = world().sockets
+        return 0 if sockets is None else sockets.sent
+
     def split(self, ranks: Ranks, names: Sequence[Hashable], inside: Transport) -> None:
         """Be told that `ranks` are on hosts of these names, and that those of one host share memory
         by `inside`. Here they send messages all the same."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
+import pytest
 import torch
 import torch.nn.functional as F
 
 import consistent
-from consistent import B, P, S
+from consistent import B, P, Placement, S
 from mirrored import counting
+from mirrored.transports.default import current
+from tests.mirrored.transports.several_hosts.kinds import on_hosts
 from tests.ranks import on_ranks, pool
 
 
@@ -175,3 +178,24 @@ def test_the_page_is_complete_in_itself_and_takes_no_text_for_html(rank: int) ->
     assert "http" not in page and "src=" not in page and "@import" not in page
     for part in ("prefers-color-scheme:dark", "id=search", "aria-sort", "id=time", "viewport"):
         assert part in page
+
+
+def _sent(rank: int) -> tuple[int, str, str]:
+    placement = Placement("cpu", range(current().size))
+    x = consistent.distribute(torch.ones(4, 256), placement, S(0))
+    x.to_global(sbp=B)  # ranks have met
+    with consistent.report() as found:
+        x.to_global(sbp=B)
+    return found.by_messages, found.summary(), str(found)
+
+
+@pytest.mark.parametrize("hosts, sent", [("xy", [2048] * 2), ("xx", [0] * 2), ("xxy", None)])
+def test_it_says_how_much_goes_to_ranks_that_share_no_memory(
+    hosts: str, sent: list[int] | None
+) -> None:
+    told = on_hosts(hosts, _sent)
+    assert sent is None or [nbytes for nbytes, *_ in told] == sent
+    if sent is None:  # each piece goes once to the other host: rows 2, 1 and 1
+        assert sum(nbytes for nbytes, *_ in told) == 4096
+    for nbytes, summary, table in told:
+        assert ("shares no memory" in summary) == ("shares no memory" in table) == (nbytes > 0)
