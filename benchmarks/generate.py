@@ -5,6 +5,8 @@
     torchrun --nproc_per_node 2 benchmarks/generate.py
         heads and hidden units are split over two ranks; in turn rank 0 runs the plain model alone,
         and then every rank does at once: what it takes more is for the processors to share
+    python benchmarks/generate.py --hosts 2
+        the same on two hosts: network namespaces, made by root
 
 All run the same model and must generate the same tokens. DTensor is laid out by torch's
 `parallelize_module`. On a shared machine only the ratios count.
@@ -14,9 +16,11 @@ from __future__ import annotations
 
 import argparse
 import copy
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing import get_context
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -33,6 +37,8 @@ from torch.distributed.tensor.parallel import (
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import consistent
+from benchmarks.gpt import free_port
+from benchmarks.hosts import add_option, enter, hosts
 from benchmarks.process_group import start
 from consistent import B, S
 
@@ -92,7 +98,30 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
+    add_option(parser)
     options = parser.parse_args(given)
+    with hosts(options):
+        if options.hosts == 1:
+            measure(options)
+            return
+        port, spawn = free_port(), get_context("spawn").Process
+        ranks = [spawn(target=on_host, args=(rank, port, options)) for rank in range(2)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
+
+
+def on_host(rank: int, port: int, options: argparse.Namespace) -> None:
+    """A rank of two, each of which is on a host of its own."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK="0")
+    enter(rank, 2)
+    measure(options)
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Let all ways generate in turn, on the ranks of this job, and print the times."""
     torch.set_num_threads(1)
     start("cpu")
     prompt = torch.randint(0, 256, (1, 5), generator=torch.Generator().manual_seed(0))

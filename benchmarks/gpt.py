@@ -225,6 +225,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--layers", type=int, default=GPT.layers)
+    parser.add_argument("--ways", nargs="*", default=list(WAYS)[1:], choices=list(WAYS)[1:])
     add_option(parser)
     options = parser.parse_args()
     GPT.layers = options.layers
@@ -234,9 +235,9 @@ def main() -> None:
 
 def measure(options: argparse.Namespace) -> None:
     """Start all ways, let them step in turn, and print the table."""
-    context = get_context("spawn")
+    context, ways = get_context("spawn"), [LONE, *options.ways]
     started = {}
-    for way in WAYS:
+    for way in ways:
         world = World(options.ranks, free_port())
         pipes = [context.Pipe() for _ in range(options.ranks)]
         ranks = [
@@ -254,14 +255,14 @@ def measure(options: argparse.Namespace) -> None:
         return [end.recv() for end in ends]
 
     try:
-        first = {way: step(way)[0][1] for way in WAYS}
-        times: dict[str, list[float]] = {way: [] for way in WAYS}
+        first = {way: step(way)[0][1] for way in ways}
+        times: dict[str, list[float]] = {way: [] for way in ways}
         for _ in range(options.rounds):
-            for way in WAYS:
+            for way in ways:
                 answers = step(way)
                 times[way].append(max(seconds for seconds, _, _ in answers))
         peaks, between = {}, {}
-        for way in WAYS:
+        for way in ways:
             before = bytes_between()
             peaks[way] = max(peak for _, _, peak in step(way))
             between[way] = (bytes_between() - before) / 1e6
