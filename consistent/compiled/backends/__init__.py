@@ -12,6 +12,7 @@ inductor     torch's Inductor                      inductor.py
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch.fx import GraphModule
@@ -22,8 +23,20 @@ from .unalias_outputs import Run
 Backend = Callable[[GraphModule, Sequence[torch.Tensor]], Run]
 
 
+# Their kernels leave out what backward reads where grad mode is off, as it is in a program.
+_ASKING_GRAD_MODE = frozenset({torch.ops.aten.mkldnn_rnn_layer.default})
+
+
 def by_ops(graph: GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
+    if any(node.target in _ASKING_GRAD_MODE for node in graph.graph.nodes):
+        return partial(_in_grad_mode, graph.forward)
     return graph.forward
+
+
+def _in_grad_mode(run: Run, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The results of ``run`` in grad mode, without a graph: the inputs ask for no gradient."""
+    with torch.enable_grad():
+        return run(*(x.detach() for x in inputs))
 
 
 BACKENDS: dict[str, Callable[[], Backend]] = {"inductor": Inductor, "ops": lambda: by_ops}
