@@ -62,12 +62,14 @@ void timing() {
 }  // namespace
 }  // namespace consistent
 
-int main(int words, char**) {
+int main(int words, char** given) {
   using namespace consistent;
   int64_t wrong = 0;
   for (Dtype dtype : kFloats) {
     for (const ClassSplit& split : class_splits()) {
-      wrong += compare(dtype, split, 0, 0, false) + compare(dtype, split, 1, 1, false);
+      wrong += compare(dtype, split, 0, 0, false);
+      if (once(words, given)) continue;
+      wrong += compare(dtype, split, 1, 1, false);
       wrong += compare(dtype, split, 0, 1, true) + compare(dtype, split, 3, 2, true);
     }
   }

@@ -43,9 +43,11 @@ def test_every_instance_runs_clean_and_agrees_with_the_cpu(name, tmp_path):
 
 @needs_emulator
 @pytest.mark.parametrize("name", [name for name in KERNELS if ALL or waits(name)])
-def test_no_threads_of_a_block_race(name):
-    status, printed = outcome(build_kernels(name, THREADS), "few")
+def test_no_threads_of_a_block_race(name, tmp_path):
+    program, listed = build_kernels(name, THREADS), tmp_path / "kernels"
+    status, printed = outcome(program, "few" if ALL else "once", EMULATED_KERNELS=listed)
     assert status == 0, printed
+    assert executed(program, listed) == instances(name, kernels_object(name, THREADS))
 
 
 @needs_emulator
