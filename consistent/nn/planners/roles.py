@@ -20,12 +20,14 @@ QUERY = frozenset(
 )
 KEY = frozenset("k_proj key k k_lin key_proj to_k wk linear_k w_k k_linear keys".split())
 VALUE = frozenset("v_proj value v v_lin value_proj to_v wv linear_v w_v v_linear values".split())
-# Columns of q, k and v in one layer, one after the other or by heads. What a rank computes of them
-# is some columns of the whole; the op that takes q, k and v apart exchanges what is of other heads.
+# Columns of q, k and v in one layer, one after the other or by heads.
 FUSED = frozenset(
     """c_attn qkv qkv_proj Wqkv in_proj_qkv att_proj to_qkv qkv_linear query_key_value
     kv_b_proj""".split()
 )
+# Of these, the names of layers that have them one after the other: each rank gets a piece of each.
+# Of a layer that has them otherwise, what takes q, k and v apart exchanges what is of other heads.
+STACKED = frozenset("c_attn qkv qkv_proj Wqkv".split())
 # The same of an MLP's gate and what it multiplies.
 FUSED_GATE = frozenset("gate_up_proj up_gate_proj gate_up Wi w12 fc12".split())
 OUT = frozenset(
@@ -43,6 +45,7 @@ class Linear:
     ins: int
     outs: int
     out_dim: int  # the dim of the weight that is as long as the output
+    parts: tuple[int, ...] = ()  # sizes of what stands one after the other in the output
 
     @property
     def in_dim(self) -> int:
@@ -147,10 +150,23 @@ def _checked(module: nn.Module, part: nn.Module, pair: Pair, ranks: int) -> Pair
     elif any(layer.outs % ranks or layer.ins % ranks for layer in (*pair.columns, *pair.rows)):
         why = f"its widths do not divide by {ranks} ranks"
     else:
+        for layer in pair.columns:
+            layer.parts = _stacked(part, layer, heads)
         return pair
     pair.note = f"{pair.name}: attention is whole on every rank: {why}"
     pair.whole, pair.columns, pair.rows = [*pair.columns, *pair.rows], [], []
     return pair
+
+
+def _stacked(part: nn.Module, layer: Linear, heads: Sequence[int]) -> tuple[int, ...]:
+    """Sizes of q, k and v in the output of a layer that has one after the other."""
+    count, keys = heads
+    if layer.leaf not in STACKED or layer.outs % (count + 2 * keys):
+        return ()
+    if type(part).__name__.startswith("CodeGen"):  # has them so in each of four groups of heads
+        return ()
+    width = layer.outs // (count + 2 * keys)
+    return count * width, keys * width, keys * width
 
 
 _HEADS = "num_heads num_attention_heads n_heads n_head num_q_heads n_local_heads heads".split()
@@ -206,6 +222,8 @@ def _pairs_in(name: str, layers: Sequence[Linear]) -> Iterator[Pair]:
         ups = [up for up in before if _feeds(up, down)]
         ups = [up for up in ups if _reaches(name, up, ups, down, layers)]
         if ups and down.ins > 1 and not (down.ins == down.outs and len(ups) > 2):
+            for up in ups:
+                up.parts = (down.ins, down.ins) if up.outs == 2 * down.ins else ()
             yield Pair(name, "mlp", ups, [down])
             left = [layer for layer in left if layer is not down and layer not in ups]
 

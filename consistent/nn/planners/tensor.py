@@ -4,6 +4,8 @@
 x: B -> columns S(0) -> features split -> rows S(1) -> addends -> one all-reduce -> B
 ```
 
+Of queries, keys and values in one layer, one after the other, each rank has columns of each
+(``S(0, of=...)``), and so of an MLP's gate and what it multiplies: taking them apart sends nothing.
 Biases of columns are split as their outputs; those of rows are whole, and added once. Embeddings
 and heads are split over the vocabulary. Everything else is B.
 """
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from ...spec import B, Split
+from ...spec import B, S
 from ..plan import Border, Layouts, Plan
 from ..plan.names import grouped
 from .asked import Asked
@@ -63,15 +65,18 @@ def add_pair(plan: Plan, asked: Asked, pair: Pair) -> None:
 
 
 def _split(plan: Plan, asked: Asked, layer: Linear, dim: int, bias: bool) -> None:
-    _set(plan, asked, f"{layer.name}.weight", dim)
+    parts = layer.parts if dim == layer.out_dim else ()
+    _set(plan, asked, f"{layer.name}.weight", dim, parts)
     if bias and layer.module._parameters.get("bias") is not None:
-        _set(plan, asked, f"{layer.name}.bias", 0)
+        _set(plan, asked, f"{layer.name}.bias", 0, parts)
 
 
-def _set(plan: Plan, asked: Asked, name: str, dim: int) -> None:
+def _set(plan: Plan, asked: Asked, name: str, dim: int, parts: tuple[int, ...] = ()) -> None:
     first = asked.first_name(name)
     if first in asked.tensors and asked.tensors[first].shape[dim] >= asked.ranks:
-        plan.tensors.setdefault(first, Layouts((Split(dim),)))
+        alike = len(set(parts)) == 1
+        entry = S(dim, of=parts[0] if alike else parts) if parts else S(dim)
+        plan.tensors.setdefault(first, Layouts((entry,)))
 
 
 def _add_vocabulary(plan: Plan, asked: Asked, layers: dict[str, Linear]) -> None:
