@@ -26,6 +26,7 @@ from typing import Any
 from benchmarks.link import MTU, NAME, enter_namespace, speed
 
 _NAMES = "BENCHMARK_HOSTS"  # of the namespaces, for the processes of the ranks
+_LINK = "BENCHMARK_LINK"  # between them: what it costs is kept by the hosts' names
 
 
 def _run(*command: str) -> str:
@@ -57,11 +58,11 @@ def hosts(options: argparse.Namespace) -> Iterator[None]:
         yield
         return
     with _ends_by_signal(), _two_hosts(options.link) as names:
-        os.environ[_NAMES] = " ".join(names)
+        os.environ.update({_NAMES: " ".join(names), _LINK: options.link})
         try:
             yield
         finally:
-            del os.environ[_NAMES]
+            del os.environ[_NAMES], os.environ[_LINK]
 
 
 @contextmanager
@@ -155,7 +156,9 @@ def enter(rank: int, ranks: int) -> None:
     if _NAMES not in os.environ:
         return
     host, names = rank * 2 // ranks, os.environ[_NAMES].split()
-    os.environ.update(CONSISTENT_HOST=str(host), LOCAL_WORLD_SIZE=str(ranks // 2))
+    os.environ.update(
+        CONSISTENT_HOST=f"{host} {os.environ[_LINK]}", LOCAL_WORLD_SIZE=str(ranks // 2)
+    )
     if names:
         enter_namespace(f"/var/run/netns/{names[host]}")
         os.environ.update(MASTER_ADDR="10.211.77.1", GLOO_SOCKET_IFNAME=NAME)

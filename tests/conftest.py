@@ -18,12 +18,16 @@ from tests.ranks import close_pools
 _CACHE = "XDG_CACHE_HOME"
 
 
+MESSAGES = table.Table(latency_s=30e-6, bytes_per_s=1.5e9)  # between any hosts
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Make all ranks use the built-in table. One measured now, beside other load on the machine,
+    """Make all ranks use the built-in tables. One measured now, beside other load on the machine,
     could send moves another way, so that tests would test other code."""
     config.stash[_FOLDER] = os.environ[_CACHE] = tempfile.mkdtemp(prefix="consistent-tests-")
     for ranks in range(2, 9):
         table.save(table.Table(), ranks, table.processors())
+        table.save(MESSAGES, ranks, table.MESSAGES)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from mirrored.transports.default import current
 
+from ..boxing.cost import start_bytes
 from ..boxing.plan import plan as plan_boxing
 from ..dispatch import _C
 from ..dispatch.plans.gradients import summed_axes
@@ -28,17 +29,15 @@ from .shown import forget_shown, hidden_again
 _ON_BOXING_BEGIN = callbacks("on_boxing_begin")
 
 # Buckets are sent as they fill. 25 MB is DistributedDataParallel's default, and the most; the first
-# is small so that sending starts early. In between, G bytes of gradients in buckets of b bytes cost
-# G / b starts of c seconds each, and the last bucket travels when backward has ended, b / W seconds
-# on a link of W bytes a second: together the least for b = sqrt(G c W).
+# is small so that sending starts early. In between, G bytes of gradients in k buckets cost k
+# starts, in each of which the link could send s bytes, and the last bucket travels when backward
+# has ended: k s + G / k is the least for the k that is nearest to sqrt(G / s).
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
 LEAST_BUCKET_BYTES = 256 << 10
 # A gradient of at least so many bytes on the CPU is in no bucket: the two copies would take longer
 # than another message (0.7 ms on two cores that also compute).
 ALONE_BYTES = 4 << 20
-# c and W of gloo on one host; under the root it matters little if a link is another one.
-_START_S, _BYTES_PER_S = 3e-4, 1.5e9
 # Where ranks share memory there is no link to keep busy, and at each sum a rank waits for others: a
 # bucket is sent when it has so many bytes. A gradient of at least AT_ONCE_BYTES is summed in place,
 # at once: a bucket would copy it twice.
@@ -72,7 +71,8 @@ def at_once() -> int:
 
 def limit(number: int, launched: bool) -> int:
     """Bytes that fill the next bucket of ``number``, of which one was ``launched`` in this backward
-    or none. All ranks of its sum find the same: it follows from the last backward's gradients."""
+    or none. All ranks of its sum find the same: it follows from the last backward's gradients, and
+    from what all ranks take messages to cost."""
     placement, axes, _ = list(_numbers)[number]
     if _share_memory(placement, axes):
         return SHARED_BUCKET_BYTES
@@ -80,7 +80,8 @@ def limit(number: int, launched: bool) -> int:
     total = _state.before.get(number)
     if total is None:
         return most
-    return min(most, max(LEAST_BUCKET_BYTES, math.isqrt(int(total * _START_S * _BYTES_PER_S))))
+    count = max(1, round(math.sqrt(total / max(1, start_bytes(placement.type)))))
+    return min(most, max(LEAST_BUCKET_BYTES, -(-total // count)))
 
 
 def bytes_of(spec: TensorSpec) -> int:

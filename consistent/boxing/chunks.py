@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ..spec import Coordinate, Split, TensorSpec, piece
-from .cost import latency_seconds, wire_seconds
+from .cost import start_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +33,16 @@ class Chunk:
     dst_rows: tuple[slice, ...]
 
 
-# Handing a chunk over, and making two smaller calls of one, takes about as long as a communication
-# takes to begin (docs/benchmarks.md); sending a chunk must take several times as long.
+# Handing a chunk over, and making two smaller calls of one, takes about as long as one more
+# communication (docs/benchmarks.md); sending a chunk must take several times as long.
 _WORTH = 4
 
 
 def worth(src: TensorSpec, dst: TensorSpec, most: int) -> int:
     """The largest number of chunks, up to ``most``, each of which takes a few times as long to send
-    as a communication takes to begin. It depends on the specs alone, so every rank gets the same
-    number."""
-    kind = src.placement.type
+    as one more communication keeps a rank busy; the same number on every rank."""
     nbytes = max(math.prod(s.local_shape(None)) for s in (src, dst)) * src.dtype.itemsize
-    least = _WORTH * latency_seconds(kind)
-    return max(1, min(most, int(wire_seconds(nbytes, kind) / least)))
+    return max(1, min(most, nbytes // (_WORTH * start_bytes(src.placement.type))))
 
 
 @lru_cache(maxsize=1 << 12)

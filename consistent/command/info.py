@@ -98,8 +98,9 @@ def ranks_report() -> list[str]:
     lines.append(f"CPU tensors: {way}")
     link = transport.link("cpu")
     if link is not None:
-        kept = table.path(len(world), table.processors())
-        by = f"table in {kept}" if kept.exists() else "built-in table: none was measured yet"
+        shares = transport.shares(world, "cpu")
+        kept = table.path(len(world), table.processors() if shares else table.MESSAGES)
+        by = f"table in {kept}" if kept.exists() else _no_table(shares)
         lines.append(
             f"plans count {link.latency_s * 1e6:.3g} us a message and "
             f"{bytes_text(link.bytes_per_s)} a second, by the {by}"
@@ -107,6 +108,12 @@ def ranks_report() -> list[str]:
     if torch.cuda.is_available():
         lines.append(f"CUDA tensors: {_way_of_gpus(transport, world, all(wanted), hosts)}")
     return lines
+
+
+def _no_table(shares: bool) -> str:
+    if shares:
+        return "built-in table: none was measured yet"
+    return "figures of this start: other programs ran meanwhile, so they are not kept"
 
 
 def _way_of_gpus(

@@ -28,6 +28,7 @@ from mirrored.background import has_spare_cores
 from mirrored.transports.default import current, put_around
 from mirrored.transports.ordered import Ordered
 
+from ..boxing.cost import start_bytes
 from ..movement import check_mode
 from ..movement.run import begin
 from ..movement.several import run_several, start_several
@@ -38,9 +39,9 @@ Key = Any
 Wanted = tuple[Tensor, TensorSpec, TensorSpec]  # a shard, its spec, the wanted spec
 _off = False
 
-# Messages bring at least so many bytes of parameters at a time, where as many follow: gloo moves
-# them in about four times its latency.
-GROUP_BYTES = 2 << 20
+# Parameters are sent for at least for so many times as long at a time as one more communication
+# keeps a rank busy, where as many follow.
+_WORTH = 4
 
 
 @contextmanager
@@ -221,7 +222,7 @@ def orders_on(placement: Placement) -> Orders | None:
 
 def by_messages() -> Sending:
     """How parameters are sent for where messages travel while this rank computes."""
-    return Sending(_by_messages, GROUP_BYTES)
+    return Sending(_by_messages, _WORTH * start_bytes("cpu"))
 
 
 def travel(placement: Placement) -> bool:

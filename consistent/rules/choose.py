@@ -150,13 +150,18 @@ def _cheapest(
     # At equal cost the first operands stay where they are: views are taken of the first one.
     costs = [
         (
-            seconds(call, specs, option, axis, cuts),
+            _rounded(seconds(call, specs, option, axis, cuts)),
             [w is not h for w, h in zip(option.ins, have, strict=True)],
             i,
         )
         for i, option in enumerate(options)
     ]
     return options[min(costs)[2]]
+
+
+def _rounded(cost: float) -> float:
+    """Equal costs are sums of the same terms in another order, whose last digits may differ."""
+    return float(f"{cost:.9g}")
 
 
 def seconds(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ...boxing.cost import DEVICES, latency_seconds, wire_seconds
+from ...boxing.cost import DEVICES, latency_seconds, python_seconds, wire_seconds
 from ...boxing.plan import boxing_bytes, boxing_seconds
 from ...rules.signature import Call
 from ...spec import NdSbp, TensorSpec
@@ -14,9 +14,6 @@ from ...spec import NdSbp, TensorSpec
 # Operations a second of one rank in a product of matrices, where nobody says better: one core of
 # a CPU, and a data centre's GPU at half its peak in two-byte floats.
 _FLOPS = {"cpu": 5e10, "cuda": 3e14}
-# The Python of a message beside the message, as machines/machine.py counts it (20 ops of 8 us). On
-# a GPU it runs ahead.
-_MESSAGE_HOST = {"cpu": 160e-6, "cuda": 0.0}
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class Figures:
 def figures_of(device_type: str) -> Figures:
     """The figures of layouts that are chosen at run time, with what Python takes for a message,
     and a guess of ``flops``."""
-    memory, host = DEVICES[device_type].memory, _MESSAGE_HOST[device_type]
+    memory, host = DEVICES[device_type].memory, python_seconds(device_type)
     latency = latency_seconds(device_type) + host
 
     def boxing(src: TensorSpec, dst: TensorSpec) -> float:

@@ -90,6 +90,8 @@ class SharedMemory(Wrapper):
                 if made.hosts is not None:
                     self.inner.split(ranks, made.hosts, self)
                 self._groups[ranks] = made.group
+                if made.group is None and ranks == tuple(range(self.size)):
+                    self.inner.meet(ranks, segments.host())
                 if made.group is not None:
                     self.inner.watch.waiters.add(self)
                     self._use(kept_or_measured(self._ways(ranks)), ranks)
@@ -119,10 +121,10 @@ class SharedMemory(Wrapper):
         return not self.shares(ranks, kind) and self.inner.overlaps(ranks, kind)
 
     def link(self, kind: str) -> Link | None:
-        """The cost in the kept table for the whole world, if all of its ranks are on one host."""
-        if kind != "cpu":
-            return self.inner.link(kind)
-        return agreed_link(self.inner, kind, self._own_link)
+        """The cost in the kept table for the whole world, if all of its ranks share memory, and
+        what messages cost elsewhere."""
+        found = self.inner.link(kind)
+        return found or (agreed_link(self.inner, kind, self._own_link) if kind == "cpu" else None)
 
     def _own_link(self) -> Link | None:
         return kept_link(self.size, processors(), segments.is_wanted(range(self.size)))
@@ -131,10 +133,10 @@ class SharedMemory(Wrapper):
         one_shot = self._groups[ranks].set_one_shot
         return TwoWays(self, self.inner, ranks, torch.device("cpu"), processors(), one_shot)
 
-    def tune(self, ranks: Ranks) -> Table | None:
+    def tune(self, ranks: Ranks) -> Table:
         """Measure the table for so many ranks, keep it and use it. A collective."""
         if self.group(ranks) is None:
-            return None
+            return self.inner.tune(ranks, segments.host())
         self._messages.pop(ranks, None)
         found = measured_by_hand(self._ways(ranks))
         self._use(found, ranks)

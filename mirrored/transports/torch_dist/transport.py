@@ -21,22 +21,26 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
-from ...comm import Done, Handle, Later, Ranks, Transport, Waitable, check_op
+from ...comm import Done, Handle, Later, Link, Ranks, Transport, Waitable, check_op
 from ...reduction import WIDER, ordered_reduce
 from ..base.unseen import unseen
 from ..faults.watch import Watch
+from ..tuning import between
+from ..tuning.table import Table
 from . import messages, several, short
 from .described import Described, call_under_way, cut, part_of, resumed
-from .groups import timeout, world
+from .groups import World, timeout, world
 from .messages import flat
 
-# In an all-reduce by messages every rank sends all of x to all others if it then sends at most this
-# many bytes: one round of messages, where a reduce-scatter and a gather take two. Between two ranks
-# both send the same bytes, and one round is always taken. Gloo's own all-reduce is not used: it
-# takes longer at every size (two ranks in two network namespaces, µs, gloo's and ours: 80 B 334 34,
-# 64 KiB 478 65, 256 KiB 498 82, 1.3 MB 1377 612, 4 MiB 4313 3491), adds up in the order
-# of its ring, so that bits depend on the number of ranks, and compares no calls.
-SMALL_ALL_REDUCE = 256 * 1024
+# Gloo's own all-reduce is not used: it takes longer at every size (two ranks in two network
+# namespaces, µs, gloo's and ours: 80 B 334 34, 64 KiB 478 65, 256 KiB 498 82, 1.3 MB 1377 612,
+# 4 MiB 4313 3491), adds up in the order of its ring, so that bits depend on the number of ranks,
+# and compares no calls.
+
+# In an all-reduce by messages every rank sends all of x to all others, in one round, where it sends
+# at most so many bytes more than in two, a reduce-scatter and a gather: if the link was not
+# measured, as many as it sends in 30 us at 1.5 GB/s.
+_A_ROUND = Link(30e-6, 1.5e9)
 
 
 class TorchDist(Described):
@@ -44,6 +48,7 @@ class TorchDist(Described):
 
     def __init__(self) -> None:
         self._last_fold: Callable[[], _Fold | None] = lambda: None  # weak
+        self._links: weakref.WeakKeyDictionary[World, Link] = weakref.WeakKeyDictionary()
 
     @property
     def rank(self) -> int:
@@ -96,6 +101,22 @@ class TorchDist(Described):
     def forget_hosts(self) -> None:
         """Forget what `split` has told: ranks are those of another world now."""
 
+    def meet(self, ranks: Ranks, host: str) -> None:
+        """Be told that all ranks of the world are here and share no memory, this one on a host of
+        this name: they agree on what their messages cost. A collective."""
+        self._links[world()] = between.kept_or_measured(self, ranks, host)
+
+    def tune(self, ranks: Ranks, host: str) -> Table:
+        """Measure anew what messages between `ranks` cost. A collective."""
+        found = between.measured_by_hand(self, ranks, host)
+        self._links[world()] = found.link
+        return found
+
+    def link(self, kind: str) -> Link | None:
+        """What all ranks agreed on when they first met, and None before. They meet at the same
+        place of the program, so each plan is made by one figure on all ranks."""
+        return self._links.get(world()) if kind == "cpu" else None
+
     def abandon(self, why: str) -> bool:
         watch = world().watch
         if watch is not None:
@@ -120,7 +141,7 @@ class TorchDist(Described):
         if _by_nccl(x.device) and (op == "sum" or not x.dtype.is_floating_point):
             return self._by_collective(name, x, ranks, op)
         x = x.contiguous()
-        if len(ranks) == 2 or x.nbytes * (len(ranks) - 1) <= SMALL_ALL_REDUCE:
+        if self._in_one_round(x.nbytes, len(ranks)):
             pieces = [x if rank == self.rank else torch.empty_like(x) for rank in ranks]
             arriving = self._gather(name, x, pieces, ranks)
             into = next(piece for piece in pieces if piece is not x)  # it is one of the first two
@@ -130,6 +151,12 @@ class TorchDist(Described):
         if before is not None:
             before.advance()
         return fold
+
+    def _in_one_round(self, nbytes: int, n: int) -> bool:
+        """Whether each of `n` ranks sends all it has to all others, and not a part to each."""
+        link = self.link("cpu") or _A_ROUND
+        more = nbytes * (n - 1) * (n - 2) / n  # none between two
+        return more <= link.latency_s * link.bytes_per_s
 
     def _by_collective(self, name: str, x: Tensor, ranks: Ranks, op: str) -> Handle:
         """Reduce by NCCL's own all-reduce."""

@@ -1,4 +1,5 @@
-"""`torchrun --nproc_per_node 4 -m mirrored.transports.tuning`: measure this machine's tables."""
+"""`torchrun --nproc_per_node 4 -m mirrored.transports.tuning`: measure this machine's tables,
+or what messages cost where these ranks share no memory."""
 
 from __future__ import annotations
 

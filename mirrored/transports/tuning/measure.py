@@ -66,13 +66,18 @@ def measured_by_hand(ways: TwoWays) -> Table:
     """A new table, which is kept even if other programs disturbed it. A collective."""
     found, is_disturbed = measured(ways)
     if is_disturbed and ways.is_first:
-        warnings.warn(
-            "other programs keep this host busy, so the table of transports that was measured and "
-            "kept now may choose the slower way; measure it again once they have ended",
-            stacklevel=2,
-        )
+        warn_of_others("table of transports", "choose the slower way")
     _keep(found, ways)
     return found
+
+
+def warn_of_others(name: str, effect: str) -> None:
+    """Warn that other programs ran while the table of that name was measured."""
+    warnings.warn(
+        f"other programs keep this host busy, so the {name} that was measured and kept now may "
+        f"{effect}; measure it again once they have ended",
+        stacklevel=3,
+    )
 
 
 def _keep(found: Table, ways: TwoWays) -> None:
@@ -93,8 +98,7 @@ def measured(ways: TwoWays) -> tuple[Table, bool]:
             if limit is not None:
                 above[table.row(name, dtype)] = limit
     limits = _one_shot(ways, torch.float32), _one_shot(ways, torch.bfloat16)
-    copies = _copy_start_s(ways), _copy_bytes_per_s(ways)
-    mine = Table(*limits, above, _latency_s(ways), _bytes_per_s(ways), *copies)
+    mine = Table(*limits, above, *prices(ways.shared, ways.ranks, ways.device))
     found = ways.shared.gather_objects((mine, usage() - before), ways.ranks)
     return found[0][0], others_disturb(found[0][1], [spent.process for _, spent in found])
 
@@ -146,35 +150,38 @@ def _messages_above(ways: TwoWays, move: Move, dtype: torch.dtype) -> int | None
     return limit
 
 
-def _latency_s(ways: TwoWays) -> float:
-    x = torch.ones(1, device=ways.device)
-    return _fastest(partial(ways.shared.all_reduce, x, ways.ranks), ways.device, 10)
+def prices(way: Transport, ranks: Ranks, device: torch.device, tries: int = 3) -> tuple[float, ...]:
+    """What messages that go this way, and copies, cost this rank: the table's `latency_s`,
+    `bytes_per_s`, `copy_start_s` and `copy_bytes_per_s`. A collective.
+
+    Args:
+        tries: the best of so many counts, of 30 small messages and 6 large ones in all.
+    """
+    one, copied = torch.ones(1, device=device), _many(COPIED, device)
+    latency = _fastest(partial(way.all_reduce, one, ranks), device, 30 // tries, tries)
+    rate = _bytes_per_s(way, ranks, device, min(tries, 6))
+    start = _fastest(one.clone, device, 100)
+    copy = _fastest(partial(torch.empty_like(copied).copy_, copied), device, 2)
+    return latency, rate, start, copied.nbytes / copy
 
 
-def _bytes_per_s(ways: TwoWays) -> float:
+def _bytes_per_s(way: Transport, ranks: Ranks, device: torch.device, tries: int) -> float:
     """The bytes that a rank sends in a second when all join their parts, each of which is sent to
     every other rank."""
-    n, rows = len(ways.ranks), SIZES[-1] // torch.float32.itemsize // len(ways.ranks)
-    x = torch.ones(rows, device=ways.device)
-    join = partial(ways.shared.join, x, 0, [rows] * n, ways.ranks)
-    return x.nbytes * (n - 1) / _fastest(join, ways.device, 2)
+    n = len(ranks)
+    x = _many(SIZES[-1] // n, device)
+    join = partial(way.join, x, 0, [len(x)] * n, ranks)
+    return x.nbytes * (n - 1) / _fastest(join, device, 6 // tries, tries)
 
 
-def _copy_start_s(ways: TwoWays) -> float:
-    return _fastest(torch.ones(1, device=ways.device).clone, ways.device, 100)
+def _many(nbytes: int, device: torch.device) -> Tensor:
+    return torch.ones(nbytes // torch.float32.itemsize, device=device)
 
 
-def _copy_bytes_per_s(ways: TwoWays) -> float:
-    """The bytes that a rank copies in a second, more than its caches hold."""
-    x = torch.ones(COPIED // torch.float32.itemsize, device=ways.device)
-    y = torch.empty_like(x)
-    return x.nbytes / _fastest(partial(y.copy_, x), ways.device, 2)
-
-
-def _fastest(call: Callable[[], object], device: torch.device, count: int) -> float:
-    """Seconds for each call, the best of three tries of `count` calls; the same on every rank."""
+def _fastest(call: Callable[[], object], device: torch.device, count: int, tries: int = 3) -> float:
+    """Seconds for each call, the best of some tries of `count` calls; as many on every rank."""
     best = float("inf")
-    for _ in range(3):
+    for _ in range(tries):
         start = _now_s(device)
         for _ in range(count):
             call()

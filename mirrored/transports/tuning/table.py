@@ -1,6 +1,7 @@
 """The table that decides, by size and dtype, which way a move goes. It is measured once and kept.
 
-There is one file for each device, number of ranks and version of torch, in the user's cache folder.
+There is one file for each device, number of ranks and version of torch, in the user's cache folder;
+one more for each number of ranks that share no memory, which only prices messages (`between.py`).
 The ways differ in time, and in the order in which gloo and NCCL add up floats.
 """
 
@@ -19,6 +20,7 @@ import torch
 from ...comm import Link
 from . import own_files
 
+MESSAGES = "messages"  # the name, in tables, of ranks that share no memory
 NARROW = frozenset((torch.float16, torch.bfloat16))  # adding them costs more than moving them
 
 
@@ -36,6 +38,7 @@ class Table:
         bytes_per_s: bytes that a rank sends in a second when large tensors are joined.
         copy_start_s: seconds that the smallest copy on one rank takes; None if it was not measured.
         copy_bytes_per_s: bytes that a rank copies in a second while all ranks copy large tensors.
+        hosts: what tells those apart between which messages were measured; "" for any.
     """
 
     one_shot: int = 64 * 1024
@@ -45,6 +48,7 @@ class Table:
     bytes_per_s: float = 4e9
     copy_start_s: float | None = None
     copy_bytes_per_s: float | None = None
+    hosts: str = ""
 
     @property
     def link(self) -> Link:
@@ -73,12 +77,16 @@ def path(ranks: int, device: str) -> Path:
     return own_files.folder() / "-".join(name.replace("/", " ").split())
 
 
+def kept(ranks: int, device: str) -> Table | None:
+    """The kept table, if there is one."""
+    return _read(own_files.read(path(ranks, device)))
+
+
 def load(ranks: int, device: str) -> Table | None:
     """The kept table; the built-in one if none can be kept; None if it has yet to be measured."""
-    file = path(ranks, device)
-    kept = _read(own_files.read(file))
-    if kept is not None:
-        return kept
+    found, file = kept(ranks, device), path(ranks, device)
+    if found is not None:
+        return found
     # Another user's file in its place cannot be replaced, and measuring it at each start is slow.
     may_measure = own_files.may_keep(file) and (not os.path.lexists(file) or _is_mine(file))
     return None if may_measure else Table()
@@ -103,8 +111,10 @@ def _fits(kept: dict[str, Any]) -> bool:
     sizes = [kept["one_shot"], kept["one_shot_narrow"], *kept["messages_above"].values()]
     seconds = [kept["latency_s"], kept["bytes_per_s"]]
     seconds += [x for x in (kept["copy_start_s"], kept["copy_bytes_per_s"]) if x is not None]
-    return all(type(n) is int and n >= 0 for n in sizes) and all(
-        type(x) in (int, float) and 0 < x < math.inf for x in seconds
+    return (
+        all(type(n) is int and n >= 0 for n in sizes)
+        and all(type(x) in (int, float) and 0 < x < math.inf for x in seconds)
+        and isinstance(kept["hosts"], str)
     )
 
 
