@@ -2,6 +2,8 @@
 
     python benchmarks/simulated.py
     python benchmarks/simulated.py --models mlp llama --rounds 30
+    python benchmarks/simulated.py --hosts 2       ranks on two hosts: network namespaces
+    CONSISTENT_SHARED_MEMORY=0 python benchmarks/simulated.py       ranks that send messages
 
 Two ranks, one thread each, AdamW. Of each model the four plans are simulated; then all of them run
 for real, a few steps of each in turn, round after round, so that what disturbs the host for a while
@@ -27,7 +29,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from multiprocessing import get_context
 from pathlib import Path
@@ -43,6 +45,7 @@ from torch import nn
 import consistent
 from benchmarks.gpt import VOCAB
 from benchmarks.graph import TOKENS, LeNet, SmallGpt
+from benchmarks.hosts import add_option, enter, hosts
 from consistent import B, S
 from consistent.auto.machines.host_speed import NOW_S, fixed_seconds
 from consistent.auto.machines.this_machine import ThisMachine
@@ -148,6 +151,7 @@ def be_rank(rank: int, path: str, asked: Any, rounds: int, answers: Any) -> None
     """Runs all pairs of a model and a plan, in turn."""
     warnings.filterwarnings("ignore")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    enter(rank, RANKS)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=RANKS)
     current().shares(tuple(range(RANKS)), "cpu")  # what messages cost is measured
@@ -219,9 +223,11 @@ def slowest(ranks: Sequence[Real]) -> Real:
     return Real(times, fixed, ranks[0].sent, ranks[0].held)
 
 
-def simulated(name: str, plan: str) -> SimulatedStep:
-    """The step as it is simulated for this machine."""
-    with consistent.simulate(ranks=RANKS, machine="this") as sim:
+def simulated(name: str, plan: str, count: int) -> SimulatedStep:
+    """The step as it is simulated for so many hosts like this machine."""
+    this = consistent.machine("this")
+    assert isinstance(this, ThisMachine)
+    with consistent.simulate(ranks=RANKS, machine=replace(this, hosts=count)) as sim:
         step = begin(name, plan)
         for _ in range(3):
             step()
@@ -233,16 +239,19 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--fresh", action="store_true", help="measure all figures again")
+    add_option(parser)
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         if args.fresh:
             os.environ["XDG_CACHE_HOME"] = folder
-        compare([(name, plan) for name in args.models for plan in PLANS], folder, args.rounds)
+        pairs = [(name, plan) for name in args.models for plan in PLANS]
+        with hosts(args):
+            compare(pairs, folder, args.rounds, args.hosts)
 
 
-def compare(pairs: list[tuple[str, str]], folder: str, rounds: int) -> None:
+def compare(pairs: list[tuple[str, str]], folder: str, rounds: int, hosts: int) -> None:
     """Simulate all pairs, run them, and print both."""
     context = get_context("spawn")
     answers, asked = context.Queue(), [context.Queue() for _ in range(RANKS)]
@@ -254,7 +263,7 @@ def compare(pairs: list[tuple[str, str]], folder: str, rounds: int) -> None:
         rank.start()
     for _ in ranks:
         answers.get(timeout=600)
-    steps = [simulated(name, plan) for name, plan in pairs]
+    steps = [simulated(name, plan, hosts) for name, plan in pairs]
     for queue in asked:
         queue.put(pairs)
     found = answers.get(timeout=1200)

@@ -99,6 +99,11 @@ class Machine:
         return self
 
     @property
+    def shares_memory(self) -> bool:
+        """Whether ranks of one host read each other's memory."""
+        return self.device_type == "cpu"
+
+    @property
     def message_host_seconds(self) -> float:
         """Seconds of Python for a message, where they add up to those of the device."""
         return 0.0 if self.host_overlaps else MESSAGE_OPS * self.host_seconds

@@ -4,7 +4,8 @@ An op costs what the same call took here, on real tensors of its sizes, strides 
 and calls are measured once and kept in the user's cache folder, in a file for each model of CPU,
 version of torch and number of threads (`measurement_cache.py`), so that all processes of the host
 use the same. Messages cost what the table of this host says (`mirrored/transports/tuning/`), by
-which boxing is priced too.
+which boxing is priced too: that of ranks that share memory, or that of messages, which ranks on
+several hosts have measured when they ran the last time.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from torch import nn
 
 from mirrored.comm import Link
 from mirrored.transports.default import current
+from mirrored.transports.shared_memory.segments import is_switched_on
 from mirrored.transports.tuning import table
 from mirrored.transports.tuning.link import kept_link
 
+from ...boxing.cost import DEVICES
 from ...dispatch.planning.without_modes import without_modes
 from . import replay
 from .background_load import BackgroundLoad
@@ -40,13 +43,15 @@ from .work import Work
 
 HOST_LOOKS = 5  # of which the median counts
 _FLAT = ((1e-9, 1.0),)  # the rate measured is the one that is reached
-# Gloo between hosts, which no process alone can measure: orders of magnitude, as in boxing/cost.py.
-_BETWEEN = Wire(300e-6, 1e9)
 
 
 @dataclass(frozen=True)
 class ThisMachine(Machine):
-    """A machine whose ops are timed by making the call again."""
+    """A machine whose ops are timed by making the call again.
+
+    ``dataclasses.replace(machine("this"), hosts=2)`` is two hosts like this one: ranks are shared
+    out among them, and send messages from one to another.
+    """
 
     kept: MeasurementCache = field(
         default_factory=lambda: MeasurementCache(kept_path()), compare=False, repr=False
@@ -56,14 +61,21 @@ class ThisMachine(Machine):
     )
     pace: HostSpeed | None = field(default=None, compare=False, repr=False)
     sharing: float = 1.0  # ranks to a core
+    hosts: int = 1
+
+    @property
+    def shares_memory(self) -> bool:
+        """Not if CONSISTENT_SHARED_MEMORY=0 says that ranks here send messages."""
+        return is_switched_on()
 
     def of(self, ranks: int) -> ThisMachine:
-        """All ranks are here, however many cores there are, and take turns on them."""
-        if ranks <= self.ranks_per_host:
+        """All ranks of a host are there, however many cores it has, and take turns on them."""
+        here = -(-ranks // self.hosts)
+        if here <= self.ranks_per_host and self.hosts == 1:
             return self
-        times = ranks / self.ranks_per_host
+        times = max(1.0, here / self.ranks_per_host)
         seconds = self.host_seconds * times
-        return replace(self, ranks_per_host=ranks, host_seconds=seconds, sharing=times)
+        return replace(self, ranks_per_host=here, host_seconds=seconds, sharing=times)
 
     @property
     def message_host_seconds(self) -> float:
@@ -137,21 +149,33 @@ class ThisMachine(Machine):
 
     def link(self, ranks: int) -> Link:
         """The link of the ranks' own transport, with what it knows of local copies."""
-        return _link(ranks) if ranks > 1 else super().link(ranks)
+        return self._link(tuple(range(ranks))) if ranks > 1 else super().link(ranks)
+
+    def _link(self, ranks: Ranks) -> Link:
+        one_host = len({rank // self.ranks_per_host for rank in ranks}) == 1
+        return (_link if one_host and self.shares_memory else _between)(len(ranks))
 
     def message_seconds(self, name: str, nbytes: int, ranks: Ranks) -> float:
-        """Seconds of one communication between so many ranks of this host, however many cores it
-        has; the figures are those by which eager boxing is planned."""
+        """Seconds of one communication between so many ranks, however many cores there are; the
+        figures are those by which eager boxing is planned."""
         if len(ranks) < 2:
             return 0.0
         super().message_seconds(name, 0, ranks)  # refuses names that are none
-        link = _link(len(ranks))
+        link = self._link(ranks)
         return link.latency_s + nbytes / link.bytes_per_s
 
 
 @lru_cache
 def _link(ranks: int) -> Link:
     return kept_link(ranks, table.processors(), True) or table.Table().link
+
+
+@lru_cache
+def _between(ranks: int) -> Link:
+    """What messages cost: as the last so many ranks that shared no memory have measured it."""
+    cpu = DEVICES["cpu"]
+    found = table.kept(ranks, table.MESSAGES)
+    return Link(cpu.latency, cpu.bandwidth) if found is None else found.link
 
 
 @lru_cache(1 << 14)
@@ -187,7 +211,7 @@ def this_machine() -> ThisMachine:
         assert found is not None
         return found
 
-    link = _link(max(ranks, 2))
+    link, between = _link(max(ranks, 2)), _between(max(ranks, 2))
     dtypes = (torch.float32, torch.float64, torch.bfloat16)
     with without_modes():
         company = BackgroundLoad(_cores() - 1)
@@ -211,7 +235,7 @@ def this_machine() -> ThisMachine:
             memory_bytes_per_s=2 * copies if copies else figure("memory bytes/s", _bytes_per_s),
             memory_fraction=1.0,
             inside=Wire(0.0, link.bytes_per_s),
-            between=_BETWEEN,
+            between=Wire(between.latency_s, between.bytes_per_s),
             message_start_s=link.latency_s,
             launch_seconds=figure("launch s", _launch_s),
             host_seconds=figure("host s of a global op or view", host_s),

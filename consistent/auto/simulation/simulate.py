@@ -172,9 +172,7 @@ def _checked(ranks: Any, name: Any, rank: Any, bound: Any) -> Machine:
 
 
 def _same_host(group: Ranks, found: Machine) -> bool:
-    if found.device_type != "cpu":
-        return False
-    return len({r // found.ranks_per_host for r in group}) == 1
+    return found.shares_memory and len({r // found.ranks_per_host for r in group}) == 1
 
 
 def _note(

@@ -188,3 +188,17 @@ def priced(rank: int) -> bool:
 def test_messages_cost_what_eager_boxing_takes_them_to_cost() -> None:
     assert pool(2).run(priced) == [True, True]
     assert device_speeds("cpu") == DEVICES["cpu"]  # of this process, which is alone
+
+
+def test_ranks_of_several_hosts_send_messages(this: ThisMachine) -> None:
+    two = replace(this, hosts=2).of(4)
+    assert two.ranks_per_host == 2 and two.links((0, 2)) == ("between",)
+    took = [two.message_seconds("all_reduce", 0, ranks) for ranks in ((0, 1), (0, 2))]
+    assert took == [4e-6, 30e-6]  # by the tables that conftest.py keeps
+    assert two.link(4).latency_s == 30e-6 and this.of(4).link(4).latency_s == 4e-6
+
+
+def test_ranks_that_may_not_share_memory_send_messages(this: ThisMachine, monkeypatch: Any) -> None:
+    monkeypatch.setenv("CONSISTENT_SHARED_MEMORY", "0")
+    assert not this.shares_memory
+    assert this.message_seconds("all_reduce", 0, (0, 1)) == 30e-6
