@@ -1,5 +1,5 @@
-"""Training steps as compiled programs: plain torch, ours and DTensor, each eager and compiled, in
-turn in one run.
+"""Training steps as compiled programs: plain torch, DistributedDataParallel, ours and DTensor, each
+eager and compiled, in turn in one run.
 
     python benchmarks/graph.py                         1 rank and 2 ranks, all models
     python benchmarks/graph.py --ranks 2 --models mlp gpt --rounds 30
@@ -7,7 +7,8 @@ turn in one run.
 
 The batch is split over ranks, parameters are whole on each; the optimizer is AdamW. "plain" does
 this rank's part of the batch and sends nothing. "plain, compiled" is torch.compile of model and
-loss, and of the optimizer's step. Ratios are medians of the times of one round each.
+loss, and of the optimizer's step; "DDP, compiled" is that of a DistributedDataParallel. Ratios are
+medians of the times of one round each.
 """
 
 from __future__ import annotations
@@ -122,7 +123,17 @@ def _loss(model: nn.Module, x: Any, y: Any) -> Any:
 
 
 def _plain(name: str, rank: int, world: int, compiled: bool) -> Step:
-    model, (x, y) = MODELS[name](), _batch(name)
+    return _torchs(MODELS[name](), name, rank, world, compiled)
+
+
+def _ddp(name: str, rank: int, world: int, compiled: bool) -> Step:
+    model = nn.parallel.DistributedDataParallel(MODELS[name]())
+    return _torchs(model, name, rank, world, compiled)
+
+
+def _torchs(model: nn.Module, name: str, rank: int, world: int, compiled: bool) -> Step:
+    """A step of torch's own on this rank's part of the batch."""
+    x, y = _batch(name)
     x, y = (t.chunk(world)[rank] for t in (x, y))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     loss_of = torch.compile(lambda x, y: _loss(model, x, y)) if compiled else None
@@ -178,6 +189,8 @@ def _dtensor(name: str, rank: int, world: int, compiled: bool) -> Step:
 WAYS: dict[str, tuple[Callable[..., Step], bool]] = {
     "plain": (_plain, False),
     "plain, compiled": (_plain, True),
+    "DDP": (_ddp, False),
+    "DDP, compiled": (_ddp, True),
     "ours": (_ours, False),
     "ours, compiled": (_ours, True),
     "DTensor": (_dtensor, False),
@@ -185,7 +198,9 @@ WAYS: dict[str, tuple[Callable[..., Step], bool]] = {
 }
 
 
-def _worker(rank: int, world: int, file: str, models: list[str], rounds: int) -> None:
+def _worker(
+    rank: int, world: int, file: str, models: list[str], ways: list[str], rounds: int
+) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
     enter(rank, world)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world)
@@ -194,7 +209,7 @@ def _worker(rank: int, world: int, file: str, models: list[str], rounds: int) ->
     for name in models:
         steps: dict[str, Step] = {}
         made: dict[str, float] = {}
-        for way, (make, compiled) in WAYS.items():
+        for way, (make, compiled) in ((way, WAYS[way]) for way in ways):
             torch.manual_seed(0)
             dist.barrier()
             begin = time.perf_counter()
@@ -245,6 +260,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--models", nargs="*", default=list(MODELS))
+    parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=list(WAYS))
     parser.add_argument("--rounds", type=int, default=20)
     add_option(parser)
     args = parser.parse_args()
@@ -259,7 +275,7 @@ def main() -> None:
 def _run(args: argparse.Namespace) -> None:
     for world in args.ranks:
         with tempfile.TemporaryDirectory() as folder:
-            given = (world, f"{folder}/store", args.models, args.rounds)
+            given = (world, f"{folder}/store", args.models, args.ways, args.rounds)
             context = get_context("spawn")
             ranks = [context.Process(target=_worker, args=(r, *given)) for r in range(world)]
             for process in ranks:
