@@ -115,6 +115,8 @@ def _carry(old: Any, new: Any) -> None:
     for key, value in old.__dict__.items():
         if key not in OWN:
             new.__dict__[key] = value
+    if old._data_given:  # a shallow copy is of the same memory
+        new._data_given = True
     if old.requires_grad:
         new.requires_grad_()
 

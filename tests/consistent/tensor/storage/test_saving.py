@@ -18,7 +18,8 @@ from safetensors.torch import load_file, save, save_file, save_model
 from torch import nn
 
 import consistent
-from consistent import B, P, Placement, S
+from consistent import B, GlobalTensor, P, Placement, S
+from consistent.tensor.storage.restored import OWN
 from tests.ranks import RankError, on_ranks, pool
 from tests.twins import GRIDS, Laid, assert_same, compare, randn
 
@@ -159,3 +160,19 @@ def test_a_path_for_each_rank_and_whole_tensors_are_not_warned_of(rank: int) -> 
             torch.save(place(randn(5, 2), S(0)), nameless)
         with tempfile.NamedTemporaryFile() as named:
             torch.save(place(randn(5, 2), S(0)), named)  # type: ignore[arg-type]
+
+
+@on_ranks(2)
+def test_a_tensor_whose_data_was_asked_for_is_saved(rank: int) -> None:
+    x = consistent.ones(4, placement=Placement("cpu", [0, 1]), sbp=S(0), requires_grad=True)
+    x.data.add_(1)  # as programs update parameters by hand
+    file = io.BytesIO()
+    torch.save(x, file)
+    file.seek(0)
+    assert torch.load(file, weights_only=False).tolist() == [2.0] * 4
+    assert copy.copy(x)._data_given
+
+
+def test_what_describes_one_object_is_not_saved() -> None:
+    flags = {name for name, value in vars(GlobalTensor).items() if value is False}
+    assert {"_moved_view", "_data_given"} <= flags <= set(OWN)
