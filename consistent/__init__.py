@@ -50,7 +50,7 @@ from .torch_patches.install import install_with_first_tensor
 from .visualize import visualize
 
 if TYPE_CHECKING:
-    from . import auto, checkpoint
+    from . import auto, checkpoint, elastic
     from .auto import search, simulate
     from .verification import verify
 
@@ -68,6 +68,7 @@ nn.Graph, nn.graph, nn.pipeline = step.Graph, step, pipelines.pipeline
 _LATER = {
     "auto": ("auto", None),
     "checkpoint": ("checkpoint", None),
+    "elastic": ("elastic", None),
     "search": ("auto", "search"),
     "simulate": ("auto", "simulate"),
     "verify": ("verification", "verify"),
@@ -93,6 +94,7 @@ __all__ = [
     "compile",
     "data",
     "distribute",
+    "elastic",
     "empty",
     "explain",
     "eye",

@@ -37,6 +37,7 @@ AREAS = {
     "consistent/nn": "Parallelizing a module",
     "consistent/data": "Data",
     "consistent/checkpoint": "Checkpoints",
+    "consistent/elastic": "Ranks that are lost",
     "consistent/drawing": "Pages and pictures",
     "consistent/graph": "Steps that are recorded, and stages",
     "consistent/compiled": "Compiled steps",

@@ -19,6 +19,7 @@ from .transports.base.wrapper import Wrapper
 from .transports.default import current, use
 from .transports.faults.turns import help_out
 from .transports.side_stream import callers_stream
+from .transports.torch_dist import groups
 
 T = TypeVar("T")
 
@@ -96,6 +97,10 @@ def _cores() -> frozenset[int]:
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
+
+
+# A rank that enters another process group, where others know the answer from one before, asks.
+groups.when_new.append(_answers.clear)
 
 
 def _are_enough(uses: list[tuple[str, frozenset[int], int]]) -> bool:

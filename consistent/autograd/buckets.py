@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from mirrored.transports.default import current
+from mirrored.transports.torch_dist import groups
 
 from ..boxing.cost import start_bytes
 from ..boxing.plan import plan as plan_boxing
@@ -62,6 +63,15 @@ _numbers: dict[tuple, int] = {}
 def number_of(placement: Placement, axes: tuple[int, ...], dtype: torch.dtype) -> int:
     """The number of the buckets whose leaves are summed over ``axes`` of ``placement``."""
     return _numbers.setdefault((placement, axes, dtype), len(_numbers))
+
+
+def forget_sizes() -> None:
+    """Cut the next backward's buckets as the first one's: a rank of another process group has had
+    no backward yet, or another one."""
+    _state.before.clear()
+
+
+groups.when_new.append(forget_sizes)
 
 
 def at_once() -> int:

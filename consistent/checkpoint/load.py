@@ -7,7 +7,6 @@ import socket
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 from mirrored.transports.default import current
 
@@ -17,7 +16,7 @@ from .contents.random_state import RandomState
 from .contents.stored import Stored
 from .files.index import stamp_of
 from .files.opened import opened
-from .files.reader import Reader
+from .files.reader import Reader, planned
 from .save import wait_for_last
 from .saving import folders
 
@@ -121,6 +120,4 @@ def _check_same(what: str, stamps: list[int]) -> None:
 
 def _read(reader: Reader, targets: dict[str, torch.Tensor]) -> None:
     """Read tensors, by their names in the checkpoint, into ``targets``."""
-    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    planner.set_up_planner(targets, reader.index.tensors)  # type: ignore[arg-type]
-    reader.read_data(planner.create_local_plan(), planner)
+    reader.read_data(*planned(reader, targets))

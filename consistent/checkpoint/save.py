@@ -129,6 +129,15 @@ def wait_for_last() -> None:
         raise
 
 
+def give_up_running() -> None:
+    """Let go a save that runs in the background, since not all of its ranks are there any more.
+    Nothing is sent; it waits until this rank writes no longer."""
+    global _running
+    running, _running = _running, None
+    if running is not None:
+        running.give_up()
+
+
 def _agree(
     what: str, options: tuple[Any, ...], objects: dict[str, Any]
 ) -> tuple[Contents, Begun, list[Note]]:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from ..doctor import main as doctor
+from ..elastic.launch import run
 from . import bench, info, script, verify
 
 USAGE = """\
@@ -23,6 +24,9 @@ usage: python -m consistent COMMAND
   verify [OPTIONS] FILE      run a file's step on one process and under plans, and name the first
                              tensor that differs
     --plan PLAN              a plan, may be repeated; --ranks N; --html PATH
+  run [OPTIONS] FILE [ARGUMENTS]
+                             start ranks of a program that goes on when one of them dies
+    --nproc-per-node N       ranks of this host; --nnodes MIN:MAX; --max-restarts N
 
 info and bench tell more under torchrun, and explain runs scripts of several ranks there:
 
@@ -35,6 +39,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "bench": bench.main,
     "explain": script.main,
     "verify": verify.main,
+    "run": run.main,
 }
 
 

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, BinaryIO
 
 import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -89,6 +90,14 @@ class Reader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
         """Whether it is a path."""
         return os.path.exists(checkpoint_id)
+
+
+def planned(reader: Reader, targets: dict[str, torch.Tensor]) -> tuple[Any, Any]:
+    """What this rank reads of a checkpoint to fill ``targets``, which are named as in it: a plan
+    and its planner."""
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner(targets, reader.index.tensors)  # type: ignore[arg-type]
+    return planner.create_local_plan(), planner
 
 
 class FromPieces(Reader):

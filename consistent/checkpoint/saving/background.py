@@ -35,6 +35,7 @@ class Notes:
     def __init__(self, job: Job) -> None:
         self._ranks = job.ranks
         self._store: Any = None
+        self.is_given_up = False
         if job.ranks > 1:
             name = f"consistent/checkpoint/{readable(job.begun.path)}/{job.begun.serial}"
             self._store = c10d.PrefixStore(name, c10d._get_default_store())
@@ -49,6 +50,8 @@ class Notes:
         names = [str(rank) for rank in range(1, self._ranks)]
         ending: float | None = None
         while names and not self._store.check(names):
+            if self.is_given_up:
+                raise RuntimeError("a rank that was to write a part of it is gone")
             if ending is None and not threading.main_thread().is_alive():
                 ending = time.monotonic()
             if ending is not None and time.monotonic() - ending > _LAST_WAIT_S:
@@ -118,3 +121,8 @@ class Background:
     def join(self) -> None:
         """Wait until this rank has nothing more to do."""
         self._thread.join()
+
+    def give_up(self) -> None:
+        """Do not wait for other ranks, and let the checkpoint go if they have not written all."""
+        self._notes.is_given_up = True
+        self.join()

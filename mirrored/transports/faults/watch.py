@@ -130,6 +130,12 @@ class Watch:
         if self.alarm.words is not None:
             raise RuntimeError(self.alarm.words)
 
+    def stop(self, words: str) -> None:
+        """Make this rank raise ``words``, at once where it waits."""
+        with self._changed:
+            self.alarm.set_off(words)
+            self._changed.notify_all()
+
     def carry_out(self, call: Call, messages: Callable[[], T]) -> T:
         """The result of `messages()`, which sends and waits. If it fails, all ranks give up."""
         thread, since = threading.get_ident(), time.monotonic()
@@ -242,9 +248,7 @@ class Watch:
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         if request["asks"] == "stop":
-            with self._changed:
-                self.alarm.set_off(request["words"])
-                self._changed.notify_all()
+            self.stop(request["words"])
             return {}
         if request["asks"] == "keep":
             self._notes[request["rank"]] = request["note"]

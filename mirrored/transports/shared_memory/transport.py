@@ -94,8 +94,13 @@ class SharedMemory(Wrapper):
                     self.inner.meet(ranks, segments.host())
                 if made.group is not None:
                     self.inner.watch.waiters.add(self)
-                    self._use(kept_or_measured(self._ways(ranks)), ranks)
+                    self._use(kept_or_measured(self._ways(ranks), self.may_measure), ranks)
         return self._groups[ranks]
+
+    @property
+    def may_measure(self) -> bool:
+        """Whether ranks measure which way is faster where it is not known."""
+        return self.inner.may_measure
 
     def _meet(self, ranks: Ranks) -> Any:
         """The meeting place, for a call in it. Raises RuntimeError if this thread may make none."""

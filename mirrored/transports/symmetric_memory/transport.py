@@ -116,7 +116,8 @@ class SymmetricMemory(Wrapper):
                     known = meeting, self._make(meeting, device, ranks)
                     self._groups[ranks, device] = known
                     if known[1] is not None:
-                        self._use(known[1], kept_or_measured(self._ways(known[1], device, ranks)))
+                        ways = self._ways(known[1], device, ranks)
+                        self._use(known[1], kept_or_measured(ways, self.inner.may_measure))
         return known[1]
 
     def _meet(self, device: torch.device, ranks: Ranks) -> DeviceMoves | None:

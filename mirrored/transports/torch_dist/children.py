@@ -38,6 +38,21 @@ def is_child_of_rank() -> bool:
     return launch == _launch() and pid != str(os.getpid())
 
 
+def mark(rank: int, size: int) -> None:
+    """Say in the environment which rank this process is, so that processes that it starts know that
+    they are none."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size))
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "0")
+    os.environ[_MARK] = f"{os.getpid()} {_launch()}"
+
+
+def unmark() -> None:
+    """This process is no rank from now on."""
+    for name in (_MARK, "RANK", "WORLD_SIZE"):
+        os.environ.pop(name, None)
+
+
 def _launch() -> str:
     """The launch that this process belongs to: the same for a rank and its children, another one
     for ranks that a launcher starts inside a child."""

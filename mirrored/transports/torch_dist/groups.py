@@ -47,11 +47,13 @@ class World:
     rank: int = 0
     size: int = 1
     nccl: bool = False
+    measures: bool = True  # which way is faster, where that is not known
     is_childs: bool = False  # this process is not the rank but a child of it
     watch: Watch | None = None  # None in a world of one rank, and in a child
     sockets: Sockets | None = None  # as `watch`
     groups: dict[Ranks, Any] = field(default_factory=dict)
     known: dict[str, str] = field(default_factory=dict)  # what ranks agreed on, by name
+    endings: list[Callable[[], Any]] = field(default_factory=list)  # each has an effect once
 
     def check_reachable(self, ranks: Ranks) -> None:
         """Raise RuntimeError if this process cannot communicate with the ranks."""
@@ -198,8 +200,35 @@ def _world_of(group: dist.ProcessGroup) -> World:
         made.watch = _watch_of(made, alarm, made.sockets)
         interrupts.begin()
         for ends in (made.watch.close, made.sockets.close):
-            weakref.finalize(group, ends).atexit = False  # they have their own
+            ending = weakref.finalize(group, ends)
+            ending.atexit = False  # they have their own
+            made.endings.append(ending)
     return made
+
+
+def end_world() -> None:
+    """Destroy the default process group, and end what belongs to it now, not only when the last
+    reference to the group goes: an error that is being handled may hold one."""
+    found = c10d.GroupMember.WORLD
+    if found is None:
+        return
+    made = _worlds.pop(found, None)
+    for ending in made.endings if made is not None else ():
+        ending()
+    dist.destroy_process_group()
+
+
+def watch_now() -> Watch | None:
+    """The watch of the world that this process has made, if it has; any thread may ask."""
+    found = c10d.GroupMember.WORLD
+    made = None if found is None else _worlds.get(found)
+    return None if made is None else made.watch
+
+
+def forget_names() -> None:
+    """Name groups anew. Only for a process group over a part of the store that none had before:
+    its ranks may have made other groups, or none, in worlds before."""
+    _made.clear()
 
 
 def _after_fork() -> None:

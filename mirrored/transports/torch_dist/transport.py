@@ -67,6 +67,11 @@ class TorchDist(Described):
         """Whether tensors on GPUs are sent by NCCL, and not through main memory."""
         return world().nccl
 
+    @property
+    def may_measure(self) -> bool:
+        """Whether ranks measure which way is faster where it is not known."""
+        return world().measures
+
     def timeout_s(self) -> float:
         """How many seconds a rank waits for others."""
         return timeout("cpu").total_seconds()

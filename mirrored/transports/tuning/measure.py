@@ -49,12 +49,13 @@ class TwoWays:
         return self.ranks[0] == self.shared.rank
 
 
-def kept_or_measured(ways: TwoWays) -> Table:
-    """The first member's table, or a new one measured by all if it has none. A collective."""
+def kept_or_measured(ways: TwoWays, may_measure: bool) -> Table:
+    """The first member's table, or a new one measured by all if it has none and they may; else the
+    built-in one. A collective."""
     found = table.load(len(ways.ranks), ways.name) if ways.is_first else None
     found = ways.shared.gather_objects(found, ways.ranks)[0]
-    if found is not None:
-        return found
+    if found is not None or not may_measure:
+        return found or Table()
     found, is_disturbed = measured(ways)
     if is_disturbed:
         return Table()

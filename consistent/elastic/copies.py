@@ -1,0 +1,138 @@
+"""What this rank keeps of the last step that all ranks have finished.
+
+```
+            step 7            meeting      step 8              meeting      step 9
+rank 0   ... forward, ...  prepare | take    ... forward, ...  prepare | take
+rank 1   ... forward, ...  prepare | take    ... forward, ...  prepare | (gives up)
+```
+
+``prepare`` notes what there is to copy, and may raise. The ranks meet. ``take`` copies, and does
+not communicate. A rank that has taken knows that all have prepared; so if the step is given up in
+between, as by rank 1, either nobody has taken, and all go back to the copies of step 7, or those
+that have not take now (``settle``), and all go on from step 8.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from mirrored.every_rank import gathered
+from mirrored.transports.default import current
+
+from ..checkpoint.contents.collect import Contents, collect
+from ..checkpoint.contents.random_state import RandomState
+from ..checkpoint.saving.copies import Copies as Memory
+from ..dispatch.plans.shards import is_global, plain
+from ..dispatch.running.moved_views import fresh
+from ..spec import TensorSpec
+from ..tensor.storage.in_checkpoints import Box, box_of
+
+Version = tuple[int, int]  # the step, and the world in which it was kept
+
+
+class Piece(NamedTuple):
+    """A part of a tensor. Without a box it is a plain tensor, of which each rank has its own."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    box: Box | None
+
+
+@dataclass
+class Copy:
+    """What a rank keeps, or is about to keep."""
+
+    version: Version
+    contents: Contents
+    pieces: dict[str, tuple[Piece, torch.Tensor]]
+    of_peers: list[tuple[Piece, torch.Tensor]] = field(default_factory=list)  # of another rank
+
+
+class Copies:
+    """The copies of this rank.
+
+    Attributes:
+        kept: the last; None before the first.
+        prepared: what is kept once all ranks have met.
+    """
+
+    def __init__(self, peers: bool) -> None:
+        self.kept: Copy | None = None
+        self.prepared: Copy | None = None
+        self._peers = peers
+        self._boxes: dict[TensorSpec, Box | None] = {}  # of this rank, in this world
+        self._memory = Memory()
+
+    def prepare(self, version: Version, objects: dict[str, Any]) -> None:
+        """Note what there is of ``objects``, and get what this rank is to keep of the one before
+        it: with ``peers`` a collective.
+
+        Raises:
+            TypeError, ValueError: an object cannot be kept.
+        """
+        contents = collect({**objects, "random": RandomState()})
+        pieces = {}
+        for name, x in contents.tensors.items():
+            found = self._piece(name, x)
+            if found is not None:
+                pieces[name] = found
+        self.prepared = Copy(version, contents, pieces)
+        if self._peers and current().size > 1:
+            self.prepared.of_peers = _of_rank_before(list(pieces.values()))
+
+    def take(self) -> None:
+        """Keep what was prepared. Nothing is sent."""
+        found, self.prepared = self.prepared, None
+        assert found is not None
+        held = self._memory.of([x for _, x in found.pieces.values()])
+        found.pieces = {
+            name: (piece, copy)
+            for (name, (piece, _)), copy in zip(found.pieces.items(), held, strict=True)
+        }
+        found.contents.tensors.clear()
+        self.kept = found
+
+    def settle(self, kept_by_others: list[Version | None]) -> None:
+        """After a step was given up: take what another rank has taken, let go what nobody has."""
+        self._boxes = {}
+        if self.prepared is not None and self.prepared.version in kept_by_others:
+            self.take()
+        self.prepared = None
+
+    def _piece(self, name: str, x: Any) -> tuple[Piece, torch.Tensor] | None:
+        """This rank's part of a tensor; None if it has none."""
+        if not is_global(x):
+            return Piece(name, tuple(x.shape), x.dtype, None), x.detach()
+        spec: TensorSpec = x._spec
+        if spec.settled is not spec:
+            raise ValueError(
+                f"elastic: {name} is {spec}, of which each rank holds an addend. Keep its sum, "
+                "x.to_global(sbp=B)."
+            )
+        if spec not in self._boxes:
+            self._boxes[spec] = box_of(spec)
+        box = self._boxes[spec]
+        if box is None:
+            return None
+        shard = plain(fresh(x)).detach()
+        shard = shard if spec.numel else shard.new_empty(spec.shape)
+        return Piece(name, tuple(spec.shape), spec.dtype, box), shard
+
+
+def _of_rank_before(own: list[tuple[Piece, torch.Tensor]]) -> list[tuple[Piece, torch.Tensor]]:
+    """What the rank before this one holds and nobody else does; the first is after the last. A
+    collective."""
+    size, me = current().size, current().rank
+    told = gathered([piece for piece, _ in own if piece.box is not None])
+    count = Counter((piece.name, piece.box) for pieces in told for piece in pieces)
+    before, after = (me - 1) % size, (me + 1) % size
+    coming = [piece for piece in told[before] if count[piece.name, piece.box] == 1]
+    sends = [(after, x.contiguous()) for piece, x in own if count[piece.name, piece.box] == 1]
+    receives = [(before, piece.box[1], piece.dtype) for piece in coming if piece.box is not None]
+    got = current().exchange(sends, receives, tuple(range(size)))
+    return list(zip(coming, got, strict=True))

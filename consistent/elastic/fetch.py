@@ -1,0 +1,220 @@
+"""Objects get what the ranks keep, in any layout and on any number of ranks: what a rank needs and
+does not hold comes from one that does, once, and nothing else is sent.
+
+What all ranks keep together is a checkpoint in their memories: it is loaded as one from files is.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from mirrored.every_rank import gathered
+from mirrored.transports.default import current
+
+from ..checkpoint.contents.put_back import Loading
+from ..checkpoint.contents.random_state import RandomState
+from ..checkpoint.contents.stored import Stored, on_rank
+from ..checkpoint.files.index import Index
+from ..checkpoint.files.pieces import bytes_of
+from ..checkpoint.files.reader import Box, Reader, narrowed, planned
+from .copies import Copy, Piece, Version
+
+Key = tuple[str, tuple[int, ...]]  # name and offset of a piece
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a rank keeps, as it tells the others."""
+
+    version: Version
+    values: dict[str, str]
+    kinds: dict[str, str]
+    aliases: dict[str, str]
+    pieces: list[Piece]
+    of_peers: list[Piece]
+    digests: dict[str, int]  # of plain tensors
+
+
+def note_of(kept: Copy | None) -> Note | None:
+    """What this rank tells; None if it keeps nothing."""
+    if kept is None:
+        return None
+    found = kept.contents
+    pieces = [piece for piece, _ in kept.pieces.values()]
+    digests = {
+        piece.name: crc32(bytes_of(x)) for piece, x in kept.pieces.values() if piece.box is None
+    }
+    of_peers = [piece for piece, _ in kept.of_peers]
+    return Note(kept.version, found.values, found.kinds, found.aliases, pieces, of_peers, digests)
+
+
+class Kept(Reader):
+    """What all ranks keep, as a checkpoint that is open for reading.
+
+    Attributes:
+        missing: names of tensors of which some part is kept by no rank.
+        received: bytes that this rank got from others.
+    """
+
+    def __init__(self, notes: list[Note | None], own: Copy | None) -> None:
+        first = next(i for i, note in enumerate(notes) if note is not None)
+        self._first, self._own = first, own
+        self._holders: dict[Key, list[int]] = {}
+        self._here: dict[Key, torch.Tensor] = {}
+        self._came: dict[tuple[Key, Box], torch.Tensor] = {}
+        self.received = 0
+        super().__init__(self._index(notes))
+        self.missing = sorted(_uncovered(self.index.tensors))
+
+    def _index(self, notes: list[Note | None]) -> Index:
+        told: Any = notes[self._first]
+        metadata = Metadata(state_dict_metadata={}, storage_data={})
+        differing = _differing(notes, told)
+        for rank, note in enumerate(notes):
+            for piece in () if note is None else (*note.pieces, *note.of_peers):
+                self._enter(metadata, piece, rank, f"tensor {piece.name}" in differing)
+        for name in [k.removeprefix("tensor ") for k in differing if k.startswith("tensor ")]:
+            for rank, note in enumerate(notes):  # who keeps none goes on with another rank's
+                if note is None:
+                    self._lend(metadata, name, rank)
+        for alias, name in told.aliases.items():
+            metadata.state_dict_metadata[alias] = metadata.state_dict_metadata[name]
+        values = {name: json.loads(text) for name, text in told.values.items()}
+        for name in [k.removeprefix("value ") for k in differing if k.startswith("value ")]:
+            texts = [(note or told).values[name] for note in notes]
+            values[name] = [json.loads(text) for text in texts]
+        return Index(
+            metadata,
+            values=values,
+            kinds=told.kinds,
+            differing=[key.partition(" ")[2] for key in differing],
+            aliases=told.aliases,
+            ranks=len(notes),
+        )
+
+    def _enter(self, metadata: Metadata, piece: Piece, rank: int, differs: bool) -> None:
+        name = on_rank(piece.name, rank) if differs else piece.name
+        start, size = piece.box or ((0,) * len(piece.shape), piece.shape)
+        key = name, tuple(start)
+        if rank == current().rank:
+            self._here[key] = self._held(piece)
+        if key in self._holders:
+            self._holders[key].append(rank)
+            return
+        self._holders[key] = [rank]
+        found: Any = metadata.state_dict_metadata.setdefault(
+            name,
+            TensorStorageMetadata(TensorProperties(dtype=piece.dtype), torch.Size(piece.shape), []),
+        )
+        found.chunks.append(ChunkStorageMetadata(torch.Size(start), torch.Size(size)))
+
+    def _held(self, piece: Piece) -> torch.Tensor:
+        """What this rank keeps as this piece."""
+        assert self._own is not None
+        own, x = self._own.pieces.get(piece.name, (None, None))
+        if own == piece and x is not None:
+            return x
+        return next(x for each, x in self._own.of_peers if each == piece)
+
+    def _lend(self, metadata: Metadata, name: str, rank: int) -> None:
+        """A rank that keeps nothing reads what the first that does keeps."""
+        source, target = on_rank(name, self._first), on_rank(name, rank)
+        metadata.state_dict_metadata[target] = metadata.state_dict_metadata[source]
+        for key, holders in list(self._holders.items()):
+            if key[0] == source:
+                self._holders[target, key[1]] = holders
+                if key in self._here:
+                    self._here[target, key[1]] = self._here[key]
+
+    # ---- reading --------------------------------------------------------------------------------
+
+    def fetch(self, plan: Any) -> None:
+        """Get what the plan of this rank reads and what is not here. A collective."""
+        wanted = [
+            (key, box) for item in plan.items for key, box in [self._read(item)]
+            if key not in self._here
+        ]  # fmt: skip
+        wanted = list(dict.fromkeys(wanted))
+        everyone = tuple(range(current().size))
+        sends, receives, mine = [], [], []
+        load = dict.fromkeys(everyone, 0)
+        for rank, each in enumerate(gathered(wanted)):
+            for key, box in each:
+                holder = min(self._holders[key], key=lambda r: (load[r], r))
+                dtype = self._dtype(key[0])
+                shape = box[1]
+                load[holder] += torch.Size(shape).numel() * dtype.itemsize
+                if holder == current().rank:
+                    sends.append((rank, narrowed(self._here[key], box).contiguous()))
+                if rank == current().rank:
+                    receives.append((holder, shape, dtype))
+                    mine.append((key, box))
+        if not any(load.values()):
+            return
+        got = current().exchange(sends, receives, everyone)
+        self._came = dict(zip(mine, got, strict=True))
+        self.received = sum(x.nbytes for x in got)
+
+    def piece(self, stored: MetadataIndex, chunk: ChunkStorageMetadata, box: Box) -> torch.Tensor:
+        key = self._key(stored)
+        if key in self._here:
+            return narrowed(self._here[key], box)
+        return self._came[key, box]
+
+    def _read(self, item: Any) -> tuple[Key, Box]:
+        box = tuple(item.storage_offsets), tuple(item.lengths)
+        return self._key(item.storage_index), box
+
+    def _key(self, stored: MetadataIndex) -> Key:
+        name = self.index.aliases.get(stored.fqn, stored.fqn)
+        return name, tuple(stored.offset or ())
+
+    def _dtype(self, name: str) -> torch.dtype:
+        found: Any = self.index.tensors.state_dict_metadata[name]
+        return found.properties.dtype
+
+
+def _differing(notes: list[Note | None], told: Note) -> list[str]:
+    """What ranks keep by themselves and differently, as "value NAME" and "tensor NAME"."""
+    kept = [note for note in notes if note is not None]
+    found = [
+        f"value {k}" for k, text in told.values.items() if any(n.values[k] != text for n in kept)
+    ]
+    plain = [k for k, number in told.digests.items() if any(n.digests[k] != number for n in kept)]
+    return found + [f"tensor {k}" for k in plain]
+
+
+def _uncovered(metadata: Metadata) -> set[str]:
+    """Tensors of which some elements are kept nowhere. Pieces of one layout do not overlap."""
+    found = set()
+    for name, each in metadata.state_dict_metadata.items():
+        covered = sum(chunk.sizes.numel() for chunk in each.chunks)  # type: ignore[union-attr]
+        if covered != each.size.numel():  # type: ignore[union-attr]
+            found.add(name)
+    return found
+
+
+def load(kept: Kept, objects: dict[str, Any]) -> dict[str, Any]:
+    """Give the objects what the ranks keep. A collective.
+
+    Returns:
+        The values that were kept and for which no object is given.
+    """
+    stored = Stored(kept.index, current().rank, current().size)
+    loading = Loading(stored, {**objects, "random": RandomState()}, strict=True, cast=False)
+    plan, planner = planned(kept, loading.targets)
+    kept.fetch(plan)
+    kept.read_data(plan, planner)
+    return loading.put_back()

@@ -1,0 +1,230 @@
+"""Job: what a training loop that goes on needs: a placement for the ranks that there are, the state
+of the last step that all have finished, and the end of each step."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mirrored.every_rank import agree, gathered
+from mirrored.transports.default import current
+
+from .. import checkpoint
+from ..spec import Placement
+from .copies import Copies, Copy, Version
+from .fetch import Kept, load, note_of
+from .member import World
+
+
+class WorldChanges(BaseException):
+    """The ranks come out of the training function between two steps, since others wait to come in.
+    Not an ``Exception``, so that a program that catches those lets it pass."""
+
+
+class Job:
+    """What ``run`` gives to the training function.
+
+    Attributes:
+        step: how many steps are finished: the next one is ``step + 1``.
+        size: how many ranks there are now.
+        received: bytes that this rank got from others in ``keep``.
+    """
+
+    def __init__(self, every: int, peers: bool) -> None:
+        self.step = 0
+        self.size = 1
+        self.received = 0
+        self._every = every
+        self._copies = Copies(peers)
+        self._objects: dict[str, Any] = {}
+        self._begins = True  # no rank keeps anything yet
+        self._world: World | None = None
+        self._changes = lambda: False  # whether the ranks are to come out
+
+    # ---- for the training function --------------------------------------------------------------
+
+    def placement(
+        self, axes: Mapping[str, int] | Sequence[str] = ("dp",), *, type: str = "cpu",
+        copies: int = 2,
+    ) -> Placement:  # fmt: skip
+        """A placement of all ranks that there are now.
+
+        ```
+        job.placement({"dp": -1, "fsdp": 2})      4 ranks: 2 x 2    3: 3 x 1    2: 2 x 1
+        ```
+
+        Args:
+            axes: their names, and how many ranks each is to have; -1 for one of them: what is left.
+                Names alone: the first has all.
+            type: of the devices.
+            copies: how many ranks the axis with -1 has at least, if there are as many; where the
+                others would leave it fewer, they get fewer.
+        """
+        given = dict(axes) if isinstance(axes, Mapping) else _first_has_all(axes)
+        free = [name for name, count in given.items() if count == -1]
+        if len(free) != 1:
+            raise ValueError(
+                f"elastic: axes={given} has {len(free)} axes of -1 ranks. Give it to one: its "
+                "number of ranks is what is left when a rank is lost."
+            )
+        sizes, left = {}, self.size
+        for name, count in given.items():
+            if name not in free:
+                sizes[name] = _fitting(left, count, copies)
+                left //= sizes[name]
+        sizes[free[0]] = left
+        shape = [sizes[name] for name in given]
+        return Placement(type, np.arange(self.size).reshape(shape), axes=tuple(given))
+
+    def keep(self, *, folder: str | os.PathLike | None = None, **objects: Any) -> dict[str, Any]:
+        """Say what makes up the training, and go on from the last step that all ranks finished. A
+        collective, called once in the training function, before its loop.
+
+        The objects get the state that ranks keep of that step, in whatever layout they are now;
+        at the very start, that of the last checkpoint in ``folder``, or their own.
+
+        Args:
+            folder: where the program saves checkpoints, named by ``step=job.step``. They are read
+                where no rank keeps what is needed.
+            objects: modules, optimizers, and what has a ``state_dict`` (loaders, schedulers,
+                scalers), as ``checkpoint.save`` takes them.
+
+        Returns:
+            The values that were given to ``commit`` at that step.
+
+        Raises:
+            ValueError: at the start: a tensor lies on one rank only, and there is no ``folder``.
+            RuntimeError: the ranks that kept some tensor are lost, and there is no checkpoint.
+        """
+        agree(sorted(objects), _other_names)
+        self._objects = objects
+        values = self._restore(folder)
+        self._copies.prepare((self.step, self._epoch), {**objects, **values})
+        if self.size > 1 and folder is None and self._begins:
+            self._check_twice(self._copies.prepared)
+        gathered(None)
+        self._copies.take()
+        return values
+
+    def commit(self, **values: Any) -> None:
+        """A step is finished. A collective: all ranks meet, and keep copies of their shards, so
+        that no later one can be lost without the others going on from here.
+
+        Args:
+            values: what ``keep`` is to return if the training goes on from here, such as a list of
+                losses: numbers, texts, tensors, and lists and dictionaries of them.
+        """
+        self.step += 1
+        if self.step % self._every:
+            return
+        self._copies.prepare((self.step, self._epoch), {**self._objects, **values})
+        note = b"change" if self._changes() else b""
+        notes = current().gather_notes(note, tuple(range(self.size)))
+        self._copies.take()
+        if any(notes):
+            checkpoint.wait()  # who comes in knows nothing of a save that runs
+            raise WorldChanges
+
+    # ---- for run --------------------------------------------------------------------------------
+
+    def begin(self, world: World | None, changes: Any) -> None:
+        """The ranks are those of another world now. A collective of them."""
+        self._world, self._changes = world, changes
+        self.size = current().size
+        self._objects = {}
+        kept = self._copies.kept
+        versions: list[Version | None] = gathered(None if kept is None else kept.version)
+        self._copies.settle(versions)
+
+    @property
+    def _epoch(self) -> int:
+        return 0 if self._world is None else self._world.epoch
+
+    def _restore(self, folder: str | os.PathLike | None) -> dict[str, Any]:
+        """Give the objects the last state that there is; returns the values kept with it."""
+        notes = gathered(note_of(self._copies.kept))
+        kept_steps = {note.version for note in notes if note is not None}
+        assert len(kept_steps) < 2, f"ranks keep different steps: {kept_steps}"  # see ``settle``
+        step = next((step for step, _ in kept_steps), None)
+        self._begins = step is None
+        if step is not None:
+            kept = Kept(notes, self._copies.kept)
+            if not kept.missing:
+                values = load(kept, self._objects)
+                self.step = step
+                self.received = kept.received
+                self._say(f"goes on after step {step}", kept.received)
+                return values
+        else:
+            kept = None
+        found = None if folder is None else checkpoint.latest(folder)
+        if found is None:
+            if kept is None:
+                if self._epoch > 1:
+                    self._say("no rank that kept a step is left; begins with step 1")
+                self.step = 0
+                return {}
+            why = (
+                "no folder of checkpoints was given" if folder is None else "there is no checkpoint"
+            )
+            raise RuntimeError(
+                f"elastic: the ranks that kept {_list(kept.missing)} are lost together, and {why}. "
+                "Let each tensor lie on more ranks, or save checkpoints and give keep(folder=...)."
+            )
+        values = checkpoint.load(found, **self._objects)
+        self.step = int(values.pop("step", 0))
+        if kept is not None:
+            again = f"steps {self.step + 1} to {step} run again" if step != self.step else "goes on"
+            self._say(f"ranks that kept {_list(kept.missing)} are lost; {again}, from {found}")
+        return values
+
+    def _check_twice(self, prepared: Copy | None) -> None:
+        """Raise unless two ranks hold, or keep, each part of each tensor. A collective."""
+        note = note_of(prepared)
+        assert note is not None
+        notes = gathered([*note.pieces, *note.of_peers])
+        count = Counter((piece.name, piece.box) for pieces in notes for piece in pieces)
+        once = sorted({name for (name, _), n in count.items() if n < 2})
+        if once:
+            raise ValueError(
+                f"elastic: {_list(once)} would be lost with one rank, since no other one holds the "
+                "same part, and there is no checkpoint to go back to.\n"
+                '  Lay them twice, by another axis with plan "data": job.placement({"dp": -1, '
+                '"fsdp": 2}) with plan={"dp": "data", "fsdp": "zero3"};\n'
+                "  or let ranks keep each other's parts: elastic.run(train, peers=True);\n"
+                "  or save checkpoints, and give their folder: job.keep(folder=...)."
+            )
+
+    def _say(self, text: str, received: int = 0) -> None:
+        received = sum(gathered(received))
+        if current().rank == 0:
+            sent = f"; {received:,} bytes came from other ranks" if received else ""
+            print(f"elastic: {text}, on {self.size} ranks{sent}.", file=sys.stderr, flush=True)
+
+
+def _first_has_all(names: Sequence[str]) -> dict[str, int]:
+    return {name: 1 if k else -1 for k, name in enumerate(names)}
+
+
+def _fitting(ranks: int, wanted: int, copies: int) -> int:
+    """The largest number up to ``wanted`` that divides ``ranks`` and leaves ``copies``."""
+    fits = [n for n in range(1, min(wanted, ranks) + 1) if ranks % n == 0 and ranks // n >= copies]
+    return max(fits, default=1)
+
+
+def _list(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def _other_names(notes: list[list[str]]) -> Exception:
+    return ValueError(
+        "elastic: ranks keep other objects: "
+        + "; ".join(f"rank {r}: {', '.join(names)}" for r, names in enumerate(notes))
+        + ". Call job.keep alike on every rank."
+    )

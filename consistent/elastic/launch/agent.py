@@ -1,0 +1,162 @@
+"""The processes of one host: starts them, and says when one ends. It ends none because of another.
+
+Each process has a context of ``torch.distributed.elastic.multiprocessing`` of its own, since a
+context of several ends all of them when one fails.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, start_processes
+
+from . import mail
+from .membership import SILENT_S
+
+VARIABLE = "CONSISTENT_ELASTIC"  # in the environment of a process that may be a rank
+_TURN_S = 0.02
+_BEAT_S = 0.5
+_END_S = 5  # seconds that processes get to end by themselves
+
+
+class Agent:
+    """Starts processes of ``command`` and looks after them.
+
+    Args:
+        number: of this launcher among all.
+        host, port: of the store.
+        command: the program and its arguments.
+        environment: what its processes find there beside this one's environment.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        host: str,
+        port: int,
+        command: Sequence[str],
+        environment: dict[str, str],
+    ) -> None:
+        self._number, self._host, self._port = number, host, port
+        self._command, self._environment = list(command), environment
+        self._logs = tempfile.mkdtemp(prefix="consistent-run-")
+        self._running: dict[str, PContext] = {}
+        self._places: dict[str, int] = {}  # name -> LOCAL_RANK
+        self._told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._looks = mail.client(host, port, timedelta(seconds=SILENT_S))
+        gone = {"is": "finish", "code": 1, "why": self._out_of_reach()}
+        self._mail = mail.Mailbox(
+            host, port, mail.agent(number), self._told.put, lambda: self._told.put(gone)
+        )
+        self._beat_at = 0.0
+
+    def run(self, processes: int) -> int:
+        """Start so many, and return the exit status once the leader says that all is over."""
+        try:
+            for _ in range(processes):
+                self._start()
+            while True:
+                code = self._turn()
+                if code is not None:
+                    return code
+                time.sleep(_TURN_S)
+        except RuntimeError:
+            print(self._out_of_reach(), file=sys.stderr, flush=True)
+            return 1
+        finally:
+            for context in self._running.values():
+                context.close(signal.SIGTERM, timeout=_END_S)
+            self._mail.close()
+            shutil.rmtree(self._logs, ignore_errors=True)
+
+    def _out_of_reach(self) -> str:
+        return (
+            f"elastic: the store at {self._host}:{self._port} cannot be reached. Only the side "
+            "that holds the store goes on, so the processes of this host end."
+        )
+
+    def _turn(self) -> int | None:
+        while not self._told.empty():
+            message = self._told.get()
+            if message["is"] == "finish":
+                if message["why"]:
+                    print(message["why"], file=sys.stderr, flush=True)
+                return message["code"]
+            self._obey(message)
+        for name, context in list(self._running.items()):
+            self._look(name, context)
+        if time.monotonic() > self._beat_at:
+            self._beat_at = time.monotonic() + _BEAT_S
+            self._looks.check(["elastic/alive"])  # an answer, or an error after SILENT_S
+            self._say("beat")
+        return None
+
+    def _say(self, kind: str, **more: Any) -> None:
+        self._mail.send(mail.LEADER, {"is": kind, "agent": self._number, **more})
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        if message["is"] == "start":
+            self._start()
+        context = self._running.get(message.get("name", ""))
+        if context is None:
+            return
+        pid = context.pids()[0]
+        if message["is"] == "kill" or _is_stopped(pid):
+            os.killpg(pid, signal.SIGKILL)
+
+    def _start(self) -> None:
+        name = f"{self._number}-{uuid.uuid4().hex[:8]}"
+        taken = set(self._places.values())
+        place = next(k for k in range(len(taken) + 1) if k not in taken)
+        address = {"host": self._host, "port": self._port, "name": name}
+        environment = {
+            **self._environment,
+            "LOCAL_RANK": str(place),
+            VARIABLE: json.dumps(address),
+        }
+        context = start_processes(
+            name="rank",
+            entrypoint=self._command[0],
+            args={0: tuple(self._command[1:])},
+            envs={0: environment},
+            logs_specs=DefaultLogsSpecs(log_dir=os.path.join(self._logs, name)),
+        )
+        self._running[name], self._places[name] = context, place
+        self._say("began", name=name, pid=context.pids()[0])
+
+    def _look(self, name: str, context: PContext) -> None:
+        """Say it if a process has ended."""
+        ended = context.wait(0)
+        if ended is None:
+            return
+        code = ended.failures[0].exitcode if ended.failures else 0
+        del self._running[name], self._places[name]
+        self._say("ended", name=name, how=_said_of(code))
+
+
+def _said_of(code: int) -> str:
+    if code >= 0:
+        return f"has ended with status {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in ("T", "t")
+    except OSError:
+        return False

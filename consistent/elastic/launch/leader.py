@@ -1,0 +1,40 @@
+"""The one place where it is decided who is in the world: a thread beside the store."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import Any
+
+import torch.distributed as dist
+
+from . import mail
+from .membership import Membership
+
+
+class Leader:
+    """Hosts the store and applies the rules to what it is told, until all is over.
+
+    Args:
+        host, port: where the store listens; port 0 takes a free one.
+        membership: the rules.
+    """
+
+    def __init__(self, host: str, port: int, membership: Membership) -> None:
+        self.store: Any = dist.TCPStore(host, port, is_master=True, wait_for_workers=False)
+        self.port: int = self.store.port
+        self._rules = membership
+        self._reads = mail.client(host, self.port)
+        self._writes = mail.client(host, self.port)
+        self._thread = threading.Thread(target=self._run, name="consistent-leader", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while self._rules.code is None or self._rules.workers:
+            said = mail.receive(self._reads, mail.LEADER)
+            for to, message in self._rules.hear(said, time.monotonic()):
+                mail.send(self._writes, to, message)
+            for line in self._rules.log:
+                print(line, file=sys.stderr, flush=True)
+            self._rules.log.clear()

@@ -1,0 +1,260 @@
+"""Who is in the world: decided in one place, of what processes and their launchers say there.
+
+```
+rank      "here"    it waits for a world                    --->  "world"  its rank in the next one
+          "done"    its program is over                           "lost"   a member is gone: give up
+agent     "began", "ended"   a process of its host                "change" come out after this step
+          "beat"    it lives                                      "over"   the program is over
+                                                                  "stop"   end, and say why
+                                                            --->  agent: "kill", "start", "finish"
+```
+
+A world is followed by the next one when a member waits for it, that is when it has given up the
+step or has come out between two. All members that live must be waiting by then: one that is stopped
+or does not come in time is killed first, so that nobody who believes to be in the world before is
+left. Whoever cannot reach this place is in no world that is made from then on.
+
+Nothing here communicates or reads a clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import mail
+
+Message = tuple[str, dict[str, Any]]  # the queue, and what is said
+
+SILENT_S = 5.0  # seconds without a beat after which a host is gone
+GATHERING_S = 5.0  # seconds for which more than the least are waited for at the start
+
+
+@dataclass
+class Worker:
+    """A process that may be a rank."""
+
+    agent: int
+    pid: int = 0
+    facts: dict[str, str] | None = None  # what must be equal for all
+    here_since: float | None = None  # it waits for a world since then
+    order: int = 0  # in which processes came
+    done: bool = False
+
+
+@dataclass
+class Membership:
+    """The state, and the rules.
+
+    Args:
+        least, most: numbers of ranks; fewer than ``least`` do not go on.
+        patience_s: how long a member may take until it waits, once another one does.
+        restarts: how many processes are started in place of those that are lost.
+    """
+
+    least: int
+    most: int
+    patience_s: float
+    restarts: int = 0
+    epoch: int = 0
+    members: list[str] = field(default_factory=list)  # of the world, in order of rank
+    workers: dict[str, Worker] = field(default_factory=dict)  # that live
+    beats: dict[int, float] = field(default_factory=dict)
+    log: list[str] = field(default_factory=list)  # what is to be printed
+    code: int | None = None  # the exit status, once all is over
+    _gone: list[str] = field(default_factory=list)  # of the last world, as text
+    _asked: set[str] = field(default_factory=set)  # members that were asked to come out
+    _looked: bool = False  # whether stopped members were looked for
+    _over: bool = False  # whether a member is done
+    _finished: bool = False  # whether the agents have been told that all is over
+    _came: int = 0
+    _heard: float | None = None  # when something was said last
+
+    def hear(self, said: dict[str, Any], now: float) -> list[Message]:
+        """What is to be sent, now that this has been said."""
+        out: list[Message] = []
+        self._excuse(now)
+        if "agent" in said:
+            if self.beats.get(said["agent"], now) < 0:
+                return [(mail.agent(said["agent"]), {"is": "finish", "code": 1, "why": _CUT_OFF})]
+            self.beats[said["agent"]] = now
+        kind, name = said["is"], said.get("name", "")
+        if kind == "began":
+            self._came += 1
+            self.workers[name] = Worker(said["agent"], said["pid"], order=self._came)
+        elif kind == "ended" and name in self.workers:
+            out += self._end(name, said["how"])
+        elif kind == "here":
+            out += self._is_here(name, said["facts"], now)
+        elif kind == "done" and name in self.workers:
+            self.workers[name].done = self._over = True
+        return out + self._silent(now) + self._next(now)
+
+    def _excuse(self, now: float) -> None:
+        """Agents beat twice a second. If nobody was heard for longer, it is this process that was
+        stopped, and nobody else is to blame."""
+        gap = 0.0 if self._heard is None else now - self._heard
+        self._heard = now
+        if gap > SILENT_S / 2:
+            self.beats = {k: beat if beat < 0 else beat + gap for k, beat in self.beats.items()}
+
+    # ---- processes ------------------------------------------------------------------------------
+
+    def _is_here(self, name: str, facts: dict[str, str], now: float) -> list[Message]:
+        if name not in self.workers:
+            return [(mail.worker(name), {"is": "stop", "words": _CUT_OFF})]
+        known = next((w.facts for w in self.workers.values() if w.facts is not None), facts)
+        if facts != known:
+            differ = [key for key in known if facts.get(key) != known[key]]
+            told = "; ".join(f"{key} {facts.get(key)!r} and not {known[key]!r}" for key in differ)
+            words = (
+                f"elastic: a process that came later has {told}. All ranks must run the same code "
+                "and releases. Start it with those of the ranks that run."
+            )
+            return [(mail.worker(name), {"is": "stop", "words": words})]
+        self.workers[name].facts, self.workers[name].here_since = facts, now
+        return []
+
+    def _end(self, name: str, how: str) -> list[Message]:
+        gone = self.workers.pop(name)
+        if gone.done or self.code is not None:
+            return []
+        out: list[Message] = []
+        if name in self.members:
+            rank = self.members.index(name)
+            self._gone.append(f"rank {rank} (process {gone.pid}) {how}")
+            self.log.append(f"elastic: {self._gone[-1]}.")
+            lost = {"is": "lost", "epoch": self.epoch, "words": _LOST.format(self._gone[-1])}
+            out += [(mail.worker(each), lost) for each in self._left() if not self._waits(each)]
+        if self.restarts > 0:
+            self.restarts -= 1
+            out.append((mail.agent(gone.agent), {"is": "start"}))
+        return out
+
+    def _silent(self, now: float) -> list[Message]:
+        """Processes of hosts that have not been heard of are gone."""
+        out: list[Message] = []
+        for number, beat in list(self.beats.items()):
+            if 0 <= beat < now - SILENT_S:
+                self.beats[number] = -1.0
+                for name in [n for n, w in self.workers.items() if w.agent == number]:
+                    out += self._end(name, f"is on a host that has been silent for {SILENT_S} s")
+        return out
+
+    def _left(self) -> list[str]:
+        """Members that live and have not finished."""
+        return [n for n in self.members if n in self.workers and not self.workers[n].done]
+
+    def _waits(self, name: str) -> bool:
+        return self.workers[name].here_since is not None
+
+    # ---- worlds ---------------------------------------------------------------------------------
+
+    def _next(self, now: float) -> list[Message]:
+        if not self.workers:
+            return self._finish()
+        if self.code is not None:
+            return []
+        waiting = [name for name in self.workers if self._waits(name)]
+        if not waiting:
+            return []
+        if self._over:
+            return self._tell_over(waiting)
+        left = self._left()
+        absent = [name for name in left if not self._waits(name)]
+        if not left:
+            return self._first(waiting, now)
+        if len(absent) == len(left):
+            return self._ask_out(left)
+        if absent:
+            return self._hurry(absent, min(self._since(n) for n in left if self._waits(n)), now)
+        return self._form(waiting)
+
+    def _tell_over(self, waiting: list[str]) -> list[Message]:
+        """A member is done, which it says only after all have come to the end: what waits has its
+        result, or is a newcomer."""
+        for name in waiting:
+            self.workers[name].here_since, self.workers[name].done = None, True
+        return [(mail.worker(name), {"is": "over"}) for name in waiting]
+
+    def _since(self, name: str) -> float:
+        since = self.workers[name].here_since
+        assert since is not None
+        return since
+
+    def _first(self, waiting: list[str], now: float) -> list[Message]:
+        """The first world, or one of which no member of the last is left."""
+        late = now - max(map(self._since, waiting)) > GATHERING_S
+        whole = len(waiting) == self.most if not self.epoch else len(waiting) == len(self.workers)
+        enough = len(waiting) >= self.least and late
+        return self._form(waiting) if whole or enough else []
+
+    def _ask_out(self, left: list[str]) -> list[Message]:
+        """Newcomers wait, and all members work: they come out when their step is done."""
+        new = [name for name in left if name not in self._asked]
+        self._asked.update(new)
+        return [(mail.worker(name), {"is": "change", "epoch": self.epoch}) for name in new]
+
+    def _hurry(self, absent: list[str], since: float, now: float) -> list[Message]:
+        """Members that do not come: those that are stopped are killed at once, and all when their
+        time is up."""
+        if now - since > self.patience_s:
+            return [self._to_agent(name, {"is": "kill", "name": name}) for name in absent]
+        if self._looked:
+            return []
+        self._looked = True
+        told = [self._to_agent(name, {"is": "kill if stopped", "name": name}) for name in absent]
+        lost = {"is": "lost", "epoch": self.epoch, "words": _LOST.format("a rank has given up")}
+        return told + [(mail.worker(name), lost) for name in absent]
+
+    def _to_agent(self, name: str, message: dict[str, Any]) -> Message:
+        return mail.agent(self.workers[name].agent), message
+
+    def _form(self, waiting: list[str]) -> list[Message]:
+        if len(waiting) < self.least:
+            words = (
+                f"elastic: {len(waiting)} ranks are left, and at least {self.least} are to go on. "
+                "Start more, or give a smaller --least."
+            )
+            self.code = 1
+            self.log.append(words)
+            return [(mail.worker(name), {"is": "stop", "words": words}) for name in waiting]
+        before = {name: rank for rank, name in enumerate(self.members)}
+        far = len(before)
+        waiting.sort(key=lambda n: (before.get(n, far), self.workers[n].order))
+        came = [rank for rank, name in enumerate(waiting) if name not in before]
+        if self.epoch:
+            changes = [f"{len(came)} came"] * bool(came)
+            self.log.append("elastic: " + ", ".join([f"{len(waiting)} ranks go on", *changes]))
+        gone, self._gone = self._gone, []
+        self.epoch += 1
+        self.members, self._asked, self._looked = list(waiting), set(), False
+        for name in waiting:
+            self.workers[name].here_since = None
+        world = {"is": "world", "epoch": self.epoch, "size": len(waiting), "gone": gone}
+        world["came"] = came
+        return [(mail.worker(name), {**world, "rank": rank}) for rank, name in enumerate(waiting)]
+
+    def _finish(self) -> list[Message]:
+        """All processes have ended."""
+        if not self._came or self._finished:
+            return []
+        self._finished = True
+        if self.code is None:
+            self.code = 0 if self._over and not self._gone else 1
+        return [
+            (mail.agent(number), {"is": "finish", "code": self.code, "why": ""})
+            for number, beat in self.beats.items()
+            if beat >= 0
+        ]
+
+
+_LOST = (
+    "{}, so every rank gives up this step.\n"
+    "  Under consistent.elastic.run the ranks that are left go on by themselves, if the program "
+    "lets this error out of the function that it gave there."
+)
+_CUT_OFF = (
+    "elastic: this host was out of reach of the one that holds the store, where the others go on "
+    "without it. Only the store's side goes on, so this one ends."
+)

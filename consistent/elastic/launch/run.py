@@ -1,0 +1,92 @@
+"""``python -m consistent run``: start ranks that may come and go."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing import SignalException
+
+from .agent import Agent
+from .leader import Leader
+from .membership import Membership
+
+
+def main(words: list[str]) -> int:
+    """Run the command; gives its exit status."""
+    given = _parser().parse_args(words)
+    first, most_hosts = _hosts(given.nnodes)
+    membership = Membership(
+        least=given.least or 1,
+        most=most_hosts * given.nproc_per_node,
+        patience_s=given.patience,
+        restarts=given.max_restarts,
+    )
+    if given.nnodes != "1" and given.least is None:
+        membership.least = first * given.nproc_per_node
+    host, _, port = (given.endpoint or "127.0.0.1:0").rpartition(":")
+    leader = Leader(host, int(port), membership) if given.node_rank == 0 else None
+    at = leader.port if leader is not None else int(port)
+    if leader is None:
+        _wait_for(host, at)
+    script = [given.script] if given.no_python else [sys.executable, "-u", given.script]
+    if given.module:
+        script = [sys.executable, "-u", "-m", given.script]
+    agent = Agent(given.node_rank, host, at, [*script, *given.arguments], _environment(given))
+    try:
+        return agent.run(given.nproc_per_node)
+    except SignalException as error:
+        return 128 + error.sigval
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _environment(given: Any) -> dict[str, str]:
+    return {"LOCAL_WORLD_SIZE": str(given.nproc_per_node)}
+
+
+def _hosts(text: str) -> tuple[int, int]:
+    first, _, last = text.partition(":")
+    return int(first), int(last or first)
+
+
+def _wait_for(host: str, port: int) -> None:
+    """Wait until the first launcher has its store."""
+    dist.TCPStore(
+        host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=300)
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m consistent run",
+        description="Start ranks of a program that gives consistent.elastic.run its training. A "
+        "rank that dies does not end the others.",
+    )
+    parser.add_argument("--nproc-per-node", type=int, default=1, metavar="N", help="ranks here")
+    parser.add_argument("--nnodes", default="1", metavar="N or MIN:MAX", help="hosts")
+    parser.add_argument(
+        "--node-rank", type=int, default=0, metavar="K",
+        help="number of this host; 0 has the store, and is the side that goes on",
+    )  # fmt: skip
+    parser.add_argument(
+        "--endpoint", metavar="HOST:PORT", help="of the store, the same on each host"
+    )
+    parser.add_argument("--least", type=int, metavar="N", help="ranks that go on; 1 by default")
+    parser.add_argument(
+        "--max-restarts", type=int, default=0, metavar="N",
+        help="how many processes are started in place of those that are lost",
+    )  # fmt: skip
+    parser.add_argument(
+        "--patience", type=float, default=30.0, metavar="S",
+        help="seconds in which a rank must come out of a step that others have given up",
+    )  # fmt: skip
+    parser.add_argument("-m", "--module", action="store_true", help="the script is a module")
+    parser.add_argument("--no-python", action="store_true", help="the script is a program")
+    parser.add_argument("script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    return parser

@@ -1,0 +1,150 @@
+"""This process, as the launcher knows it: it waits for a world, and hears when that is to end."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import platform
+import queue
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+
+from mirrored.transports.torch_dist import rejoin
+
+from .launch import mail
+from .launch.agent import VARIABLE
+
+
+@dataclass(frozen=True)
+class World:
+    """A number of ranks that work together, until one is lost or comes.
+
+    Attributes:
+        epoch: counts worlds.
+        gone: what is said of each rank that was lost from the world before.
+        came: ranks that were not in the world before.
+    """
+
+    epoch: int
+    rank: int
+    size: int
+    gone: list[str]
+    came: list[int]
+
+
+class Stopped(RuntimeError):
+    """The launcher lets this process not go on."""
+
+
+class Member:
+    """The connection to the launcher.
+
+    Attributes:
+        change: whether the ranks are to come out of their world after this step.
+    """
+
+    def __init__(self, host: str, port: int, name: str) -> None:
+        self._host, self._port, self._name = host, port, name
+        self._worlds: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._epoch = 0
+        self._words: str | None = None  # why the world of that epoch is over
+        self.change = False
+        self._mail = mail.Mailbox(host, port, mail.worker(name), self._take, self._out_of_reach)
+
+    @staticmethod
+    def of_this_process() -> Member | None:
+        """None if another launcher has started it."""
+        told = os.environ.get(VARIABLE)
+        if told is None:
+            return None
+        address = json.loads(told)
+        return Member(address["host"], address["port"], address["name"])
+
+    def next_world(self, timeout_s: float) -> World | None:
+        """Wait for the next world, and enter it; None if the program is over elsewhere.
+
+        Raises:
+            Stopped: this process is not to go on.
+        """
+        with contextlib.suppress(RuntimeError):  # the store is gone, which is said below
+            self._mail.send(mail.LEADER, {"is": "here", "name": self._name, "facts": facts()})
+        said = self._worlds.get()
+        if said["is"] == "stop":
+            raise Stopped(said["words"])
+        if said["is"] == "over":
+            return None
+        world = World(said["epoch"], said["rank"], said["size"], said["gone"], said["came"])
+        store = dist.PrefixStore(f"elastic/{world.epoch}", mail.client(self._host, self._port))
+        rejoin.enter(store, world.rank, world.size, timeout_s, world.epoch == 1)
+        if self._words is not None:  # said while it was made
+            rejoin.stop(self._words)
+        return world
+
+    def lost(self) -> str | None:
+        """Why the world is over; None if it is not."""
+        return self._words or rejoin.broken()
+
+    def done(self) -> None:
+        """The program is over on this rank, and all have come to its end."""
+        self._mail.send(mail.LEADER, {"is": "done", "name": self._name})
+
+    def close(self) -> None:
+        """Hear nothing more."""
+        self._mail.close()
+
+    # ---- in the thread that reads the mail ------------------------------------------------------
+
+    def _take(self, said: dict[str, Any]) -> None:
+        if said["is"] == "change":
+            self.change = self.change or said["epoch"] == self._epoch
+        elif said["is"] == "lost":
+            if said["epoch"] == self._epoch:
+                self._give_up(said["words"])
+        else:
+            if said["is"] == "world":  # here, as what is said of it may be the next message
+                self._epoch, self._words, self.change = said["epoch"], None, False
+            self._worlds.put(said)
+
+    def _out_of_reach(self) -> None:
+        words = (
+            f"elastic: the store at {self._host}:{self._port} cannot be reached, so its launcher "
+            "has ended or the network is cut. Only the store's side goes on, so this rank ends."
+        )
+        self._worlds.put({"is": "stop", "words": words})
+        self._give_up(words)
+
+    def _give_up(self, words: str) -> None:
+        self._words = words
+        rejoin.stop(words)
+
+
+@functools.cache
+def facts() -> dict[str, str]:
+    """What must be equal for all ranks of a world."""
+    main = getattr(sys.modules["__main__"], "__file__", None)
+    try:
+        program = f"{crc32(Path(main).read_bytes()):08x}" if main else "none"
+    except OSError:
+        program = "unknown"
+    return {
+        "torch": torch.__version__,
+        "Python": platform.python_version(),
+        "consistent": f"{_sources():08x}",
+        "the program": program,
+    }
+
+
+def _sources() -> int:
+    """A number for the library's sources."""
+    found = 0
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        found = crc32(path.read_bytes(), found)
+    return found

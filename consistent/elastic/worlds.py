@@ -1,0 +1,160 @@
+"""run: call a training function in one world of ranks after another, in the same process.
+
+```
+rank 0   train: build, keep, step 1, 2, 3 ...x                 train: build, keep, step 3, 4 ...
+rank 1   train: build, keep, step 1, 2, 3 .. killed
+rank 2   train: build, keep, step 1, 2, 3 ...x  next world     train: build, keep, step 3, 4 ...
+```
+
+A rank that cannot go on because another one is gone gets an error out of whatever call of the
+library it is in, or makes next: forward, backward, an optimizer's step, a save. ``run`` lets all
+go that the step held, and calls the function again once the ranks that are left have their new
+world. Objects are made anew, since an error in the midst of a step leaves them in any state; what
+they hold comes from copies.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from mirrored.every_rank import gathered
+from mirrored.transports.torch_dist import rejoin
+
+from ..checkpoint.save import give_up_running
+from .job import Job, WorldChanges
+from .member import Member, Stopped, World
+
+T = TypeVar("T")
+
+_NOTICE_S = 0.5  # an error may come shortly before the launcher's word that a rank is gone
+
+
+def run(
+    train: Callable[[Job], T], *, every: int = 1, peers: bool = False, timeout: float = 30.0
+) -> T:
+    """Call ``train(job)``, and again each time that ranks are lost or come, until it returns.
+
+    ```
+    def train(job):
+        placement = job.placement({"dp": -1, "fsdp": 2})
+        model = consistent.parallelize(GPT(), placement, {"dp": "data", "fsdp": "zero3"})
+        optimizer = torch.optim.AdamW(model.parameters())
+        batches = consistent.data.loader(data, placement, batch_size=64, shuffle=True)
+        job.keep(model=model, optimizer=optimizer, batches=batches)
+        for ids, wanted in batches:
+            ...
+            job.commit()
+
+    consistent.elastic.run(train)       # started by: python -m consistent run --nproc-per-node 4
+    ```
+
+    When a rank dies, is stopped for longer than ``timeout``, or its host is gone, the step is given
+    up on all ranks, and the function is called again on those that are left: ``keep`` gives its
+    objects the state that they had when the last step was finished, random numbers and the position
+    of the data included. So losses are those of a run that nothing disturbs. The processes stay.
+
+    Under torchrun the function is called once; there the launcher ends all ranks when one dies, and
+    ``keep(folder=...)`` goes on from the last checkpoint when it starts them again.
+
+    Args:
+        train: builds the job, calls ``job.keep`` before its loop and ``job.commit`` after each
+            step.
+        every: after how many steps ranks keep copies. A death costs at most as many steps.
+        peers: let each rank keep the parts of the rank before it, too, that lie on no other one.
+            They are sent when copies are made.
+        timeout: seconds for which a rank waits for others before it gives up.
+
+    Returns:
+        What ``train`` returns, on every rank that has come to its end.
+
+    Raises:
+        RuntimeError: this process is not to go on; the message says why.
+        Exception: what ``train`` raises by itself.
+    """
+    if every < 1:
+        raise ValueError(f"elastic.run: every={every}. Give 1 or more steps.")
+    job, member = Job(every, peers), Member.of_this_process()
+    if member is None:
+        job.begin(None, lambda: False)
+        return train(job)
+    return _Runs(train, job, member, timeout).run()
+
+
+class _Runs:
+    def __init__(self, train: Any, job: Job, member: Member, timeout: float) -> None:
+        self._train, self._job, self._member, self._timeout = train, job, member, timeout
+        self._results: list[Any] = []  # of a call that has come to its end
+        self._failed_at: int | None = None  # a step that was given up though nobody was lost
+
+    def run(self) -> Any:
+        gc.freeze()  # what imports have made is not looked through each time that ranks change
+        try:
+            return self._through_worlds()
+        finally:
+            self._member.close()
+
+    def _through_worlds(self) -> Any:
+        while True:
+            world = self._member.next_world(self._timeout)
+            if world is None:
+                return self._results[0] if self._results else self._came_too_late()
+            try:
+                if self._call(world):
+                    self._member.done()
+                    return self._results[0]
+            finally:
+                rejoin.leave()
+                gc.collect()
+
+    def _call(self, world: World) -> bool:
+        """Whether the training came to its end in this world."""
+        try:
+            self._job.begin(world, lambda: self._member.change)
+            result = self._train(self._job)
+            self._results[:] = [result]
+            gathered(None)  # who passes it knows that all are here
+            return True
+        except WorldChanges as error:
+            _let_go(error)
+        except Exception as error:
+            words = self._lost()
+            if words is None or self._is_the_programs(world):
+                raise
+            if world.rank == 0:
+                first = str(error).partition("\n")[0]
+                print(f"elastic: {first}", file=sys.stderr, flush=True)
+            give_up_running()
+            _let_go(error)
+        return False
+
+    def _lost(self) -> str | None:
+        """Why the world is over; None if it is not, and so the error is the program's own."""
+        end = time.monotonic() + _NOTICE_S
+        while (words := self._member.lost()) is None and time.monotonic() < end:
+            time.sleep(0.01)
+        return words
+
+    def _is_the_programs(self, world: World) -> bool:
+        """Whether this step was given up in the world before, too, and nobody was lost since: then
+        it would be given up in the next one."""
+        again = self._failed_at == self._job.step and not world.gone and not world.came
+        self._failed_at = self._job.step
+        return again
+
+    def _came_too_late(self) -> Any:
+        raise Stopped("elastic: the program was over on the other ranks before this one came.")
+
+
+def _let_go(error: BaseException) -> None:
+    """Let go what the frames of an error hold: the model, and the graph of a step."""
+    seen: BaseException | None = error
+    while seen is not None:
+        traceback.clear_frames(seen.__traceback__)
+        before = seen.__context__ or seen.__cause__
+        seen.__traceback__, seen.__context__, seen.__cause__ = None, None, None
+        seen = before

@@ -1,0 +1,104 @@
+"""Runs ``program.py`` under the launcher, arms places, and reads what came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+PROGRAM = Path(__file__).with_name("program.py")
+
+
+class Run:
+    """One launch."""
+
+    def __init__(self, folder: Path, ranks: int, *options: str, launcher: tuple[str, ...] = ()):
+        self.folder, self.text = folder, ""
+        folder.mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "consistent", "run", "--nproc-per-node", str(ranks)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        self.process = subprocess.Popen(
+            [*command, *launcher, str(PROGRAM), str(folder), *options], env=environment,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.text += f"{time.time():.3f} {line}"
+
+    @property
+    def ranks(self) -> list[int]:
+        """Process ids of the ranks that run."""
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return [int(each) for each in path.read_text().split()] if path.exists() else []
+
+    @property
+    def progress(self) -> list[tuple[int, int, float, float]]:
+        """(step, ranks, time, loss) of each step that was finished."""
+        path = self.folder / "progress"
+        if not path.exists():
+            return []
+        rows = [
+            line.split() for line in path.read_text().splitlines(keepends=True) if line[-1] == "\n"
+        ]
+        return [(int(a), int(b), float(c), float(d)) for a, b, c, d in rows]
+
+    def arm(self, place: str, by: str = "SIGKILL") -> None:
+        """The next rank that comes to the place gets the signal."""
+        before = self.folder / f".{place}"
+        before.write_text(by)
+        before.rename(self.folder / place)
+
+    def wait_until(self, ready, limit: float = 120.0) -> None:
+        """Raises AssertionError, with what was printed, if it does not come true."""
+        end = time.monotonic() + limit
+        while not ready():
+            assert self.process.poll() is None and time.monotonic() < end, self.text
+            time.sleep(0.01)
+
+    def is_taken(self, place: str) -> bool:
+        """Whether a rank has come there."""
+        return not (self.folder / place).exists()
+
+    def stop(self) -> None:
+        """The training comes to its end after this step."""
+        (self.folder / "stop").touch()
+
+    def end(self, limit: float = 120.0) -> int:
+        """The exit status, once it has ended."""
+        try:
+            return self.process.wait(limit)
+        finally:
+            self.kill()
+            self._reading.join(5.0)
+
+    def kill(self) -> None:
+        """End whatever still runs."""
+        for pid in self.ranks if self.process.poll() is None else []:
+            os.kill(pid, signal.SIGKILL)
+        self.process.kill()
+
+    def losses(self) -> list[list[float]]:
+        """Of each process that came to the end."""
+        return [json.loads(path.read_text()) for path in sorted(self.folder.glob("losses.*"))]
+
+
+def undisturbed(folder: Path, *options: str) -> list[float]:
+    """The losses of one process."""
+    folder.mkdir(exist_ok=True)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), str(folder), "--pause", "0", *options], env=environment,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(next(folder.glob("losses.*")).read_text())

@@ -1,0 +1,161 @@
+"""A training whose ranks end themselves at places that a test arms.
+
+    python -m consistent run --nproc-per-node 4 tests/consistent/elastic/program.py FOLDER OPTIONS
+
+In FOLDER a file named like a place, which holds the name of a signal, arms it: the first rank that
+comes there takes the file away and sends itself the signal. ``progress`` gets a line for each step
+that is finished, a file ``stop`` ends it after a step, and ``losses.PID`` has the losses of a
+process that has come to the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+import consistent
+from consistent import checkpoint
+from consistent.checkpoint.files import pieces
+from consistent.elastic.copies import Copies
+from mirrored.every_rank import gathered
+from mirrored.transports.default import current
+from mirrored.transports.shared_memory import SharedMemory
+
+PLACES = ("loader", "forward", "backward", "boxing", "optimizer", "meeting", "taken", "save")
+
+given: argparse.Namespace
+
+
+def at(place: str) -> None:
+    """End here, if the place is armed."""
+    armed, taken = given.folder / place, given.folder / f"{place} {os.getpid()}"
+    try:
+        os.rename(armed, taken)
+    except FileNotFoundError:
+        return
+    os.kill(os.getpid(), getattr(signal, taken.read_text()))
+
+
+def watched(owner: type | object, name: str, before: str = "", after: str = "") -> None:
+    """Come to places before and after each call of a function."""
+    function = getattr(owner, name)
+
+    def call(*args: object, **options: object) -> object:
+        if before:
+            at(before)
+        result = function(*args, **options)
+        if after:
+            at(after)
+        return result
+
+    setattr(owner, name, call)
+
+
+class Rows(Dataset):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        at("loader")
+        drawn = torch.Generator().manual_seed(index)
+        return torch.randn(6, generator=drawn, dtype=torch.float64), torch.tensor(index % 3)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.drop, self.down = nn.Linear(6, 10), nn.Dropout(0.1), nn.Linear(10, 3)
+        self.norm = nn.BatchNorm1d(10)  # buffers change in forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        at("forward")
+        hidden = self.drop(self.norm(self.up(x)).relu())
+        if hidden.requires_grad and not given.compile:
+            hidden.register_hook(lambda _: at("backward"))
+        return self.down(hidden)
+
+
+def train(job: consistent.elastic.Job) -> list[float]:
+    torch.manual_seed(0)
+    plan = (
+        {"dp": "data", "fsdp": "zero3"} if given.shards > 1 else "zero3" if given.alone else "data"
+    )
+    axes = {"dp": -1, "fsdp": given.shards} if given.shards > 1 else ("dp",)
+    placement = job.placement(axes)
+    model = Model().double()
+    consistent.parallelize(model, placement, plan)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+    batches = consistent.data.loader(Rows(), placement, batch_size=12, shuffle=True)
+    saves = given.folder / "checkpoints"
+    kept = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "batches": batches}
+    at("recovery")
+    values = job.keep(folder=saves if given.save_every else None, **kept)
+    losses: list[float] = list(values.get("losses", []))
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    run = consistent.compile(step, backend="eager") if given.compile else step
+    while job.step < given.steps:
+        for x, y in batches:
+            loss = run(x, y).item()
+            at("optimizer")
+            scheduler.step()
+            time.sleep(given.pause)
+            losses = [*losses, loss]
+            job.commit(losses=losses)
+            log(job, loss)
+            if given.save_every and job.step % given.save_every == 0:
+                checkpoint.save(saves, step=job.step, losses=losses, **kept)
+            if job.step == given.steps or gathered((given.folder / "stop").exists())[0]:
+                return losses
+    return losses
+
+
+def log(job: consistent.elastic.Job, loss: float) -> None:
+    if current().rank == 0:
+        with open(given.folder / "progress", "a") as file:
+            print(job.step, job.size, time.time(), loss, file=file)
+
+
+def main() -> None:
+    global given
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--shards", type=int, default=2, help="ranks of the axis with zero3")
+    parser.add_argument("--alone", action="store_true", help="zero3 on the only axis")
+    parser.add_argument("--save-every", type=int, default=0)
+    parser.add_argument("--peers", action="store_true", help="ranks keep each other's parts")
+    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--pause", type=float, default=0.03)
+    parser.add_argument("--timeout", type=float, default=30.0)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in ("join_several", "reduce_scatter_several", "all_reduce"):
+        watched(SharedMemory, name, after="boxing")
+    watched(Copies, "take", before="meeting", after="taken")
+    watched(pieces, "write", before="save")
+    losses = consistent.elastic.run(
+        train, every=given.every, peers=given.peers, timeout=given.timeout
+    )
+    (given.folder / f"losses.{os.getpid()}").write_text(json.dumps(losses))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""What ranks keep of a step, and what others get of it, without processes that die."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import consistent
+from consistent.elastic import Job
+from tests.ranks import on_ranks
+
+PLAN = {"dp": "data", "fsdp": "zero3"}
+
+
+def begun(*, every: int = 1, peers: bool = False) -> Job:
+    """A job of all ranks, which no launcher has started."""
+    job = Job(every, peers)
+    job.begin(None, lambda: False)
+    return job
+
+
+def training(placement, plan) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Dropout(0.5), nn.BatchNorm1d(7), nn.Linear(7, 3))
+    consistent.parallelize(model.double(), placement, plan, verbose=False)
+    return model, torch.optim.Adam(model.parameters(), lr=0.1)
+
+
+def step(model, optimizer, placement) -> float:
+    x = torch.arange(60, dtype=torch.float64).reshape(12, 5).sin()
+    optimizer.zero_grad()
+    loss = model(consistent.distribute(x, placement, (0, "B"))).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+@on_ranks(4)
+def test_a_step_that_was_given_up_is_done_again_with_the_same_loss(rank):
+    job = begun()
+    placement = job.placement({"dp": -1, "fsdp": 2})
+    model, optimizer = training(placement, PLAN)
+    job.keep(model=model, optimizer=optimizer)
+    for _ in range(3):
+        step(model, optimizer, placement)
+        job.commit(note=[job.step])
+    wanted = [step(model, optimizer, placement) for _ in range(2)]  # not committed
+    other = consistent.placement("cpu", [[3], [2], [1], [0]], axes=("dp", "fsdp"))
+    for again in (placement, other):
+        job.begin(None, lambda: False)
+        model, optimizer = training(again, PLAN)
+        assert job.keep(model=model, optimizer=optimizer) == {"note": [2]}
+        assert job.step == 3
+        found = [step(model, optimizer, again) for _ in range(2)]
+        assert found == pytest.approx(wanted, abs=1e-12)
+
+
+@on_ranks(4)
+def test_a_rank_that_keeps_nothing_gets_its_shards_and_nothing_else(rank):
+    job = begun()
+    placement = job.placement({"dp": -1, "fsdp": 2})
+    model, optimizer = training(placement, PLAN)
+    job.keep(model=model, optimizer=optimizer)
+    step(model, optimizer, placement)
+    job.commit()
+    wanted = step(model, optimizer, placement)
+    kept = job._copies.kept
+    assert kept is not None
+    size = sum(x.nbytes for _, x in kept.pieces.values())
+    if rank == 1:
+        job = Job(1, False)
+    job.begin(None, lambda: False)
+    model, optimizer = training(placement, PLAN)
+    job.keep(model=model, optimizer=optimizer)
+    assert job.received == (size if rank == 1 else 0)
+    assert step(model, optimizer, placement) == pytest.approx(wanted, abs=1e-12)
+
+
+@on_ranks(3)
+def test_peers_keep_what_lies_once(rank):
+    job = begun(peers=True)
+    placement = job.placement()
+    model, optimizer = training_on_one_axis(placement)
+    job.keep(model=model, optimizer=optimizer)
+    wanted = {name: x.full() for name, x in model.state_dict().items()}
+    if rank == 2:
+        job = Job(1, True)
+    job.begin(None, lambda: False)
+    model, optimizer = training_on_one_axis(placement)
+    with torch.no_grad():
+        for x in model.parameters():
+            x.zero_()
+    job.keep(model=model, optimizer=optimizer)
+    for name, x in model.state_dict().items():
+        assert torch.equal(x.full(), wanted[name])
+
+
+def training_on_one_axis(placement):
+    torch.manual_seed(0)
+    model = nn.Linear(5, 7).double()
+    consistent.parallelize(model, placement, "zero3", verbose=False)
+    return model, torch.optim.Adam(model.parameters(), lr=0.1)
+
+
+@on_ranks(3)
+def test_what_lies_once_is_refused_with_three_remedies(rank):
+    job = begun()
+    model, optimizer = training_on_one_axis(job.placement())
+    with pytest.raises(
+        ValueError, match="model.bias, model.weight would be lost with one rank"
+    ) as e:
+        job.keep(model=model, optimizer=optimizer)
+    for remedy in ('plan={"dp": "data", "fsdp": "zero3"}', "peers=True", "job.keep(folder=...)"):
+        assert remedy in str(e.value)
+
+
+@on_ranks(3)
+def test_the_ranks_that_kept_something_are_lost_together(rank):
+    job = begun(peers=True)
+    placement = job.placement()
+    model, optimizer = training_on_one_axis(placement)
+    job.keep(model=model, optimizer=optimizer)
+    if rank > 0:
+        job = Job(1, True)
+    job.begin(None, lambda: False)
+    model, optimizer = training_on_one_axis(placement)
+    with pytest.raises(
+        RuntimeError, match="the ranks that kept model.bias, model.weight are lost together"
+    ):
+        job.keep(model=model, optimizer=optimizer)
+
+
+@on_ranks(3)
+def test_what_one_rank_has_taken_all_take(rank):
+    job = begun()
+    placement = job.placement()
+    model = nn.Linear(3, 3).double()
+    consistent.parallelize(model, placement, "data", verbose=False)
+    job.keep(model=model)
+    with torch.no_grad():
+        model.weight.fill_(7.0)
+    copies = job._copies
+    copies.prepare((1, 0), {"model": model})
+    if rank == 1:
+        copies.take()  # the others were broken off before
+    job.begin(None, lambda: False)
+    job.keep(model=model)
+    assert job.step == 1 and torch.equal(model.weight.full(), torch.full((3, 3), 7.0).double())
+
+
+@on_ranks(3)
+def test_what_no_rank_has_taken_none_takes(rank):
+    job = begun()
+    placement = job.placement()
+    model = nn.Linear(3, 3).double()
+    consistent.parallelize(model, placement, "data", verbose=False)
+    before = model.weight.full()
+    job.keep(model=model)
+    with torch.no_grad():
+        model.weight.fill_(7.0)
+    job._copies.prepare((1, 0), {"model": model})
+    job.begin(None, lambda: False)
+    job.keep(model=model)
+    assert job.step == 0 and torch.equal(model.weight.full(), before)
+
+
+@pytest.mark.parametrize(
+    ("size", "copies", "shape"),
+    [
+        (4, 2, (2, 2)),
+        (3, 2, (3, 1)),
+        (2, 2, (2, 1)),
+        (2, 1, (1, 2)),
+        (1, 2, (1, 1)),
+        (6, 2, (3, 2)),
+    ],
+)
+def test_the_placement_of_the_ranks_that_there_are(size, copies, shape):
+    job = Job(1, False)
+    job.size = size
+    assert job.placement({"dp": -1, "fsdp": 2}, copies=copies).shape == shape
+
+
+def test_axes_without_one_that_takes_what_is_left():
+    with pytest.raises(ValueError, match="has 0 axes of -1 ranks"):
+        Job(1, False).placement({"dp": 2, "fsdp": 2})
