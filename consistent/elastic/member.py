@@ -61,7 +61,7 @@ class Member:
 
     @staticmethod
     def of_this_process() -> Member | None:
-        """None if another launcher has started it."""
+        """This process as a member; None if another launcher has started it."""
         told = os.environ.get(VARIABLE)
         if told is None:
             return None

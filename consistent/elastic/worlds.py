@@ -9,7 +9,7 @@ rank 2   train: build, keep, step 1, 2, 3 ...x  next world     train: build, kee
 A rank that cannot go on because another one is gone gets an error out of whatever call of the
 library it is in, or makes next: forward, backward, an optimizer's step, a save. ``run`` lets all
 go that the step held, and calls the function again once the ranks that are left have their new
-world. Objects are made anew, since an error in the midst of a step leaves them in any state; what
+world. Objects are made again, since an error in the midst of a step leaves them in any state; what
 they hold comes from copies.
 """
 

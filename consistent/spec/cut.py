@@ -67,7 +67,7 @@ class Cut:
         return made
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"{self} is a value and cannot be changed; write S(dim, ...) anew.")
+        raise AttributeError(f"{self} is a value and cannot be changed; write S(dim, ...) again.")
 
     def __reduce__(self) -> tuple:
         return (Cut, (self.blocks, self.zigzag, self.sizes, self.of))

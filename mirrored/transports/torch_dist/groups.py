@@ -226,7 +226,7 @@ def watch_now() -> Watch | None:
 
 
 def forget_names() -> None:
-    """Name groups anew. Only for a process group over a part of the store that none had before:
+    """Name groups again. Only for a process group over a part of the store that none had before:
     its ranks may have made other groups, or none, in worlds before."""
     _made.clear()
 

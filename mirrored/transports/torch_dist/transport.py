@@ -112,7 +112,7 @@ class TorchDist(Described):
         self._links[world()] = between.kept_or_measured(self, ranks, host)
 
     def tune(self, ranks: Ranks, host: str) -> Table:
-        """Measure anew what messages between `ranks` cost. A collective."""
+        """Measure what messages between `ranks` cost. A collective."""
         found = between.measured_by_hand(self, ranks, host)
         self._links[world()] = found.link
         return found

@@ -2,7 +2,7 @@
 
 The ranks of a world measure it when they first meet, in a tenth of a second, and all take the
 slowest rank's figures. Each host keeps them, and the names of the hosts between which they were
-measured; between others they are measured anew. What is measured while other programs keep a host
+measured; between others they are measured again. What is measured while other programs keep a host
 busy serves these ranks, and is not kept: links between hosts differ too much for a built-in figure.
 """
 
