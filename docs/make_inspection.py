@@ -135,7 +135,7 @@ f"{{loss:.3f}}"     2.302                       this rank has it
                   (no value on rank 2)
 ```
 
-One exception: of a view that boxing had to move (`design.md`, section 8), `x.data` and `x.to_local()` take the view again where its base was written since, and communicate then as an op does.
+One exception: of a view that boxing had to move ([decisions](design/decisions.md)), `x.data` and `x.to_local()` take the view again where its base was written since, and communicate then as an op does.
 
 `x.stride()` and `x.is_contiguous()` are those of a dense tensor of the logical shape, whose dims lie in the order in which the shard's do. So `x.t()` is not contiguous, as on one device; a view of a split tensor may be a copy, and then counts as contiguous where one device has gaps: `x[:, 1:]` under `S(1)`. For the same reason `x.view(sizes)` gives what `x.reshape(sizes)` gives, where strides of one device would forbid it and those of the shards do not. A program that asks whether to call `contiguous()` is answered rightly, for the shard; one that computes addresses from strides is to ask `x.to_local()`.
 

@@ -145,7 +145,7 @@ CASES = {"views": _views, "ops": _ops}
 
 def test_every_view_that_is_moved_is_tried() -> None:
     tried = {name.partition(" ")[0] for name in VIEWS}
-    # Those to which nothing is written: design.md, section 8; those that are views of numbers.
+    # Those to which nothing is written: docs/design/decisions.md; those that are views of numbers.
     assert moved_views.VIEWS - tried <= {"expand", "expand_as", "unfold", "real", "imag"}
 
 
