@@ -4,6 +4,7 @@ piece of each, and taking them apart sends nothing."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -87,7 +88,8 @@ def _compared(rank: int, way: str, keys: int) -> tuple[list[str], list[str]]:
     y.square().sum().backward()
     torch.testing.assert_close(y.full(), plain(x))
     for p, wanted in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(p.grad.full(), wanted.grad)
+        grad: Any = p.grad
+        torch.testing.assert_close(grad.full(), wanted.grad)
     laid = [model.attention.qkv_proj.weight, model.attention.qkv_proj.bias]
     laid.append(model.mlp.gate_up_proj.weight)
     moved = [line for line in str(report).splitlines() if "all_to_all" in line or "gather" in line]

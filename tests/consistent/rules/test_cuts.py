@@ -94,8 +94,9 @@ def _run_globally(rank: int, case: Example, ways: int) -> None:
         with generator.separate(RANDOM):
             found = op.results(op.run(given), given)
         for x, want in zip(found, op.expected, strict=True):
-            x = x.full() if hasattr(x, "full") else x
-            assert_close(x, want, rtol=op.tolerance, atol=op.tolerance)
+            made: Any = x
+            whole = made.full() if hasattr(made, "full") else made
+            assert_close(whole, want, rtol=op.tolerance, atol=op.tolerance)
         for i in op.written:
             assert_close(
                 given[i].detach().full(), op.after[i], rtol=op.tolerance, atol=op.tolerance
@@ -107,7 +108,8 @@ def _run_globally(rank: int, case: Example, ways: int) -> None:
         seeds = [consistent.distribute(g, op.placement, B) for g in seeds]
         grads = torch.autograd.grad([found[i] for i in asked], leaves, seeds, allow_unused=True)
         for g, want in zip(grads, op.gradients, strict=True):
-            have = torch.zeros_like(want) if g is None else g.full()
+            made: Any = g
+            have = torch.zeros_like(want) if g is None else made.full()
             assert_close(have, want, rtol=op.tolerance, atol=op.tolerance)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from consistent.spec.sbp import dual, parse
 from tests.reference import cut as shards_of
 from tests.strategies import cuts
 
+said: Any = S  # of any type
 TWO = Placement("cpu", [0, 1])
 GRID = Placement("cpu", [[0, 1], [2, 3]])
 WRITTEN = [
@@ -114,11 +116,11 @@ def test_specs_are_one_object_and_pickle():
     [
         (lambda: S(0, blocks=0), ValueError, "blocks holds 0"),
         (lambda: S(0, sizes=(3, -1)), ValueError, "sizes holds -1"),
-        (lambda: S(0, sizes=(3, 1.5)), TypeError, "1.5 of type float"),
-        (lambda: S(0, sizes=3), TypeError, "Give a tuple"),
+        (lambda: said(0, sizes=(3, 1.5)), TypeError, "1.5 of type float"),
+        (lambda: said(0, sizes=3), TypeError, "Give a tuple"),
         (lambda: S(0, blocks=2, cut="zigzag"), ValueError, "blocks= and cut= are given"),
         (lambda: S(0, cut="zag"), ValueError, "cut='zag' is not known"),
-        (lambda: S("0", blocks=2), TypeError, "a dim is an int"),
+        (lambda: said("0", blocks=2), TypeError, "a dim is an int"),
     ],
 )
 def test_what_cannot_be_written(make, error, words):

@@ -88,7 +88,7 @@ def test_random_numbers_are_those_of_the_logical_tensor(rank: int) -> None:
     def drawn(way: Any) -> list[torch.Tensor]:
         torch.manual_seed(5)
         x = consistent.randn(8, 5, placement=line(), sbp=way)
-        made = [x, F.dropout(x, 0.4), torch.rand_like(x), torch.bernoulli(x.sigmoid())]
+        made: list[Any] = [x, F.dropout(x, 0.4), torch.rand_like(x), torch.bernoulli(x.sigmoid())]
         made += [x.clone().uniform_(), F.dropout(x.unsqueeze(0), 0.3), F.feature_alpha_dropout(x)]
         return [y.full() for y in made]
 

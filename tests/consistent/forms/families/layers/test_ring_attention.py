@@ -25,8 +25,9 @@ def compare(given: list[Any], placement: Any, sbp: Any, seed: Any, **kwargs: Any
     leaves = [x.clone().requires_grad_() for x in given]
     want = F.scaled_dot_product_attention(*leaves, **kwargs)
     want.backward(seed)
-    laid = [consistent.distribute(x, placement, sbp).requires_grad_() for x in given]
-    found = F.scaled_dot_product_attention(*laid, **kwargs)
+    laid: list[Any] = [consistent.distribute(x, placement, sbp).requires_grad_() for x in given]
+    attention: Any = F.scaled_dot_product_attention
+    found = attention(*laid, **kwargs)
     found.backward(consistent.distribute(seed, placement, sbp))
     torch.testing.assert_close(found.full(), want)
     for x, leaf in zip(laid, leaves, strict=True):
