@@ -15,7 +15,7 @@ from typing import Any
 from zlib import crc32
 
 import torch
-import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 
 from mirrored.transports.torch_dist import rejoin
 
@@ -82,7 +82,7 @@ class Member:
         if said["is"] == "over":
             return None
         world = World(said["epoch"], said["rank"], said["size"], said["gone"], said["came"])
-        store = dist.PrefixStore(f"elastic/{world.epoch}", mail.client(self._host, self._port))
+        store = c10d.PrefixStore(f"elastic/{world.epoch}", mail.client(self._host, self._port))
         rejoin.enter(store, world.rank, world.size, timeout_s, world.epoch == 1)
         if self._words is not None:  # said while it was made
             rejoin.stop(self._words)

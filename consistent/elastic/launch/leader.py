@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Any
 
-import torch.distributed as dist
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from . import mail
 from .membership import Membership
@@ -22,7 +22,7 @@ class Leader:
     """
 
     def __init__(self, host: str, port: int, membership: Membership) -> None:
-        self.store: Any = dist.TCPStore(host, port, is_master=True, wait_for_workers=False)
+        self.store: Any = TCPStore(host, port, is_master=True, wait_for_workers=False)
         self.port: int = self.store.port
         self._rules = membership
         self._reads = mail.client(host, self.port)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 LEADER = "leader"
 _FOREVER = timedelta(days=30)
@@ -20,7 +20,7 @@ _FOREVER = timedelta(days=30)
 
 def client(host: str, port: int, timeout: timedelta = _FOREVER) -> Any:
     """A connection to the store, which waits as long for an answer."""
-    return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+    return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
 
 
 def agent(number: int) -> str:

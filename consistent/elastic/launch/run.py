@@ -8,7 +8,7 @@ import sys
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from .agent import Agent
@@ -56,9 +56,7 @@ def _hosts(text: str) -> tuple[int, int]:
 
 def _wait_for(host: str, port: int) -> None:
     """Wait until the first launcher has its store."""
-    dist.TCPStore(
-        host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=300)
-    )
+    TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=300))
 
 
 def _parser() -> argparse.ArgumentParser:
