@@ -113,17 +113,29 @@ In anomaly mode a NaN in one rank's gradient raises torch's message on all ranks
 which it does: gradients have been added to `.grad`. Anything else that one rank raises in backward,
 as a hook may, it raises alone. If the program ends by that, all ranks end,
 with its error. If the program catches it, ranks are at different steps from then on, so no
-message of that rank fits one of a rank that has not raised, however alike the two look: on one
-host both raise when they communicate next, between hosts when the time is up, and so does every
-later call. No number of another batch is taken. Start the job again from its last checkpoint.
+message of that rank fits one of a rank that has not raised, however alike the two look: both raise
+when they communicate next (between hosts, where only the rank that has raised waits for the other,
+when the time is up), and so does every later call. No number of another batch is taken. Start the
+job again from its last checkpoint.
+
+**Memory that runs out** is often met by one rank alone, and programs catch it (leave the batch out,
+take a smaller one). Where ranks share memory, a rank that gets none for its part of an exchange
+says so in that exchange: nothing is moved, every rank raises `rank 1 got no memory for ...`, and
+the program may go on, as all ranks are at the same step. Anywhere else, in an op on its shard, in a
+copy between two exchanges, in backward, in a compiled step, between hosts, it raises alone, with
+torch's error. It is counted as an error in backward is: if the program goes on, no message of that
+rank fits one of a rank that has not met it, and both raise when they communicate next. If all
+ranks meet it at the same place, as they do where all shards are too large, they are still in step
+and go on. In a pipeline every rank raises at once. A shared segment that cannot grow, as with
+`/dev/shm` full, is done without: there is a warning, and messages go by sockets.
 
 **Ctrl-C** interrupts a rank anywhere. Not caught, it ends all ranks. A program that catches
 `KeyboardInterrupt` and goes on, as a prompt does, gets no number of another step: nobody knows
 where the others were then, so from then on the messages of that rank fit those of no other one,
-be it interrupted, too, and both raise: on one host when they communicate next, between hosts when
-the time is up. So does every later call. Start the job again from its last checkpoint, since some
-ranks may have taken a step that others have not; another process group, over a store or a port of
-its own, is whole again, too. At a prompt that waits for a line nothing is under way, and Ctrl-C
+be it interrupted, too, and both raise when they communicate next, or between hosts at the latest
+when the time is up. So does every later call. Start the job again from its last checkpoint, since
+some ranks may have taken a step that others have not; another process group, over a store or a port
+of its own, is whole again, too. At a prompt that waits for a line nothing is under way, and Ctrl-C
 changes nothing. The library notices it by a handler of its own, which it sets with the first
 message and only in place of Python's; a program whose own handler raises is in the case of the next
 paragraph.

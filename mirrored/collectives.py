@@ -14,8 +14,10 @@ from torch import Tensor
 
 from .comm import Ranks
 from .transports.default import current
+from .transports.failures import counts_lacks
 
 
+@counts_lacks
 def all_reduce(x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
     """Every rank gets the elementwise sum (or max, min) of all ranks' `x`, which have one shape: a
     new tensor. Raises ValueError on another `op`. `x: P -> B`
@@ -29,6 +31,7 @@ def all_reduce(x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
     return current().all_reduce(x, ranks, op)
 
 
+@counts_lacks
 def all_gather(x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tensor:
     """All ranks' `x`, joined along `dim`; `x` on `ranks[k]` has size `sizes[k]` there. `S -> B`
 
@@ -47,6 +50,7 @@ def all_gather(x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tenso
     return current().join(x, dim, sizes, ranks)
 
 
+@counts_lacks
 def reduce_scatter(
     x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks, op: str = "sum"
 ) -> Tensor:
@@ -67,6 +71,7 @@ def reduce_scatter(
     return current().reduce_scatter(x, dim, sizes, ranks, op)
 
 
+@counts_lacks
 def all_to_all(
     x: Tensor,
     split_dim: int,
@@ -95,6 +100,7 @@ def all_to_all(
     return current().turn(x, split_dim, split_sizes, concat_dim, concat_sizes, ranks)
 
 
+@counts_lacks
 def broadcast(
     x: Tensor | None,
     shape: Sequence[int],

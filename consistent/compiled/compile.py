@@ -13,6 +13,7 @@ from typing import Any, Unpack
 import torch
 
 from mirrored.every_rank import gathered
+from mirrored.transports.failures import counts_lacks
 
 from ..spec.nested import tensors_in
 from .agree import fit_together, no_program, number_of_each, sent
@@ -72,6 +73,7 @@ class CompiledStep:
     def _bound(self, owner: Any) -> CompiledStep:
         return CompiledStep(types.MethodType(self._step, owner), self.options, most=self._most)
 
+    @counts_lacks
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch._C._current_graph_task_id() != -1:
             return self._step(*args, **kwargs)

@@ -118,6 +118,7 @@ def set_up(
     wrote: Callable[[Any], None],
     forward_ad: Any,
     check_mode: Any,
+    count_lack: Callable[[BaseException], None],
     /,
 ) -> None:
     """What the hook calls when the hot path is not enough."""

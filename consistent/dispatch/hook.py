@@ -22,6 +22,7 @@ import torch
 from torch.autograd import forward_ad
 
 from mirrored.mirrored_tensor import MirroredTensor
+from mirrored.transports.failures import count_lack
 from mirrored.transports.faults.place import enter_description
 
 from ..movement import check_mode
@@ -66,7 +67,7 @@ def set_class(cls: Any) -> None:
     shards.set_class(cls)
     _C.set_up(
         cls, MirroredTensor, TensorSpec, Layout, resolve, make_plan, moved_view_error, op_tracers,
-        alive, freshened, wrote, forward_ad, check_mode,
+        alive, freshened, wrote, forward_ad, check_mode, count_lack,
     )  # fmt: skip
     _C.use(plans)
     enter_description(current_op)

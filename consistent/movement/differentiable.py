@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from mirrored.transports.default import current
+from mirrored.transports.failures import counts_lacks
 
 from ..spec import B, NdSbp, Placement, TensorSpec
 from .grad_mode import tracks
@@ -67,6 +68,7 @@ def _is_forward_only(local: Tensor, src: TensorSpec, dst: TensorSpec) -> bool:
     return True
 
 
+@counts_lacks
 def spread(whole: Tensor, dst: TensorSpec, alias: bool = False) -> Tensor:
     """This rank's shard under ``dst`` of a plain tensor that every rank has whole; differentiable.
 

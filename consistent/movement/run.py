@@ -17,6 +17,7 @@ from torch import Tensor
 from mirrored import collectives
 from mirrored.reduction import identity
 from mirrored.transports.default import current
+from mirrored.transports.failures import counts_lacks
 
 from ..boxing.plan import _path, plan
 from ..boxing.steps import Exchange, Move, Step
@@ -36,6 +37,7 @@ _is_alias_of = torch._C._is_alias_of  # pyright: ignore[reportAttributeAccessIss
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc)  # of blocks the parts of a split may cut some
 
 
+@counts_lacks
 def run(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
     """This rank's shard under ``dst``, from its shard ``local`` under ``src``.
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from mirrored.transports.default import current
+from mirrored.transports.failures import counts_lacks
 
 from ..boxing.exchange import exchange
 from ..boxing.steps import Transfer
@@ -32,6 +33,7 @@ from .run_exchange import Orders, cut, orders_of, wire_of
 BUCKET = 64 << 20
 
 
+@counts_lacks
 def run_exchanges(
     locals_: Sequence[Tensor],
     routes: Sequence[tuple[TensorSpec, TensorSpec]],

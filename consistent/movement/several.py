@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mirrored.comm import Later
 from mirrored.transports.default import current
+from mirrored.transports.failures import counts_lacks
 
 from ..boxing.plan import plan
 from ..boxing.steps import Move
@@ -41,6 +42,7 @@ class _Cut(NamedTuple):
     sizes: tuple[int, ...]
 
 
+@counts_lacks
 def run_several(
     locals_: Sequence[Tensor],
     routes: Sequence[Route],
@@ -80,6 +82,7 @@ class Started:
     def __init__(self, made: list[Any], waits: list[tuple[list[int], Later]]) -> None:
         self._made, self._waits = made, waits
 
+    @counts_lacks
     def wait(self) -> list[Tensor]:
         waits, self._waits = self._waits, []
         for positions, later in waits:
@@ -88,6 +91,7 @@ class Started:
         return self._made
 
 
+@counts_lacks
 def start_several(locals_: Sequence[Tensor], routes: Sequence[Route]) -> Started:
     """Start ``run`` of each shard along its route; all stay on their placements. Shards may not be
     written to before the results are there."""

@@ -212,6 +212,18 @@ void Group::check(const Call& call, const std::vector<int64_t>& sent,
   wait();  // it compares the headers, which are complete only now
 }
 
+void Group::refuse(uint64_t steps_before) {
+  if (steps() != steps_before) {
+    meeting_.give_up("rank " + std::to_string(ranks()[me()]) + " got no memory for " +
+                     call_.text());
+  }
+  Call call{Kind::objects};
+  call.lacks_memory = true;
+  const std::vector<int64_t> none(size(), 0);
+  check(call, none, none);
+  throw std::logic_error("members that lack memory do not meet");
+}
+
 std::vector<void*> Group::stage(const Call& call, const void* x, int64_t bytes) {
   Lock lock = begin(call, std::vector<int64_t>(size(), bytes), std::vector<int64_t>(size(), bytes));
   const bool fits = bytes <= slot_bytes_;

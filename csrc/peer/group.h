@@ -60,6 +60,11 @@ class Group {
   // for member k, `due[k]` those expected from it.
   void check(const Call& call, const std::vector<int64_t>& sent, const std::vector<int64_t>& due);
 
+  // Says to the members, which make a call, that this one has no memory for it: all throw Mismatch.
+  // A call that has begun cannot be taken back, so then all throw Broken, now and later.
+  [[noreturn]] void refuse(uint64_t steps_before);
+  uint64_t steps() const { return meeting_.steps(); }
+
   // Copies x into shared memory and returns where every member's x can be read until `unstage`. No
   // other call may come between the two. Needs `room() >= bytes`.
   std::vector<void*> stage(const Call& call, const void* x, int64_t bytes);

@@ -36,13 +36,30 @@ bool same(const Call& a, const Call& b) {
 [[noreturn]] void fail_step(const Header& a, const Header& b, int rank_a, int rank_b) {
   const bool first = a.call.failures > b.call.failures;
   throw Mismatch(rank(first ? rank_a : rank_b) +
-                 " has met an error in backward or an interrupt that " +
+                 " has met an error in backward, a lack of memory or an interrupt that " +
                  rank(first ? rank_b : rank_a) +
                  " has not met, so they are not at the same step of the program.\n"
                  "  What they would send each other belongs to different steps, now and later.\n"
                  "  Let the job end, and start it again from its last checkpoint.\n"
                  "  To stop by Ctrl-C at the same step on all ranks: "
                  "consistent.checkpoint.on_signal(signal.SIGINT).");
+}
+
+[[noreturn]] void fail_memory(const std::vector<const Header*>& headers,
+                              const std::vector<int>& ranks) {
+  std::string lacking, call;
+  for (size_t k = 0; k < headers.size(); ++k) {
+    if (!headers[k]->call.lacks_memory) {
+      call = headers[k]->call.text();
+      continue;
+    }
+    lacking += (lacking.empty() ? "" : ", ") + rank(ranks[k]);
+  }
+  throw Mismatch(lacking + " got no memory for " + (call.empty() ? "its part of a call" : call) +
+                 ", and every rank raises this.\n"
+                 "  Nothing was moved, and all ranks are at the same step of the program.\n"
+                 "  Free memory there, or let each rank hold less: split more, or take a smaller "
+                 "batch.");
 }
 
 [[noreturn]] void fail_sizes(const Header& from, const Header& to, int sender, int receiver,
@@ -89,6 +106,9 @@ void compare(const std::vector<const Header*>& headers, const std::vector<int>& 
     if (first != kUnknown && other != kUnknown && first != other) {
       fail_step(*headers[0], *headers[k], ranks[0], ranks[k]);
     }
+  }
+  for (const Header* each : headers) {
+    if (each->call.lacks_memory) fail_memory(headers, ranks);
   }
   for (int k = 1; k < n; ++k) {
     if (!same(headers[0]->call, headers[k]->call)) {

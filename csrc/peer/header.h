@@ -40,9 +40,9 @@ struct Call {
   int64_t shape[kMaxDims] = {};
   int32_t several = -1;  // the number of tensors, where they are several
   uint64_t hash = 0;     // of what all members know of these
-  // How many backward passes ended with an error that this member may have met alone; kUnknown is
-  // not compared.
+  // How many errors this member has met that others may not have met; kUnknown is not compared.
   int64_t failures = kUnknown;
+  bool lacks_memory = false;  // it cannot make the call that the others make
 
   std::string text() const;  // for example: all_gather of float32[2, 3] along dim 0
 };
@@ -58,8 +58,8 @@ struct Mismatch : std::runtime_error {
   using runtime_error::runtime_error;
 };
 
-// Throws Mismatch if members make different calls, or if a member expects another number of bytes
-// than it is sent.
+// Throws Mismatch if members make different calls, if one has no memory for its call, or if one
+// expects another number of bytes than it is sent.
 void compare(const std::vector<const Header*>& headers, const std::vector<int>& ranks);
 
 }  // namespace consistent::peer

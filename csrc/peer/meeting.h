@@ -63,6 +63,10 @@ class Meeting {
   // Throws Broken.
   void wait(const std::function<std::string()>& what);
 
+  // Breaks the meeting for all members, who throw Broken with these words and where each of them
+  // is.
+  [[noreturn]] void give_up(const std::string& why);
+
   // Calls `look` if this member sleeps in a `wait`; the sleep does not end before `look` returns.
   void with_sleeper(const std::function<void(const Sleeper&)>& look) const;
 
@@ -83,7 +87,6 @@ class Meeting {
   bool is_broken() const;
   void sleep(const std::function<std::string()>& what);
   void look_around(double waited_s, const std::function<std::string()>& what);
-  [[noreturn]] void give_up(const std::string& why);
   [[noreturn]] void break_up(const std::string& words);
   [[noreturn]] void throw_broken() const;
   std::string missing() const;

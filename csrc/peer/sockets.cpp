@@ -13,6 +13,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstring>
+#include <new>
 #include <stdexcept>
 
 namespace consistent::peer {
@@ -31,6 +32,8 @@ constexpr double kFlush_s = 5;
 constexpr double kHandedOver_s = 0.5;  // within which a connection that was made is known here
 constexpr char kClosed[] = "Connection closed by peer";
 constexpr char kOtherLength[] = "a message has another length";
+constexpr char kOtherStep[] =
+    " has met an error in backward, a lack of memory or an interrupt that this rank has not met";
 
 // Bytes that are sent, and then received, before the other is looked at: so that the kernel's copy
 // of them is still in a cache when the other side reads it.
@@ -41,8 +44,9 @@ struct Header {
   uint32_t tag;
   uint32_t zero;
   uint64_t bytes;
+  int64_t failures;
 };
-static_assert(sizeof(Header) == 16);
+static_assert(sizeof(Header) == 24);
 
 double now_s() {
   using namespace std::chrono;
@@ -75,6 +79,7 @@ struct Sockets::Peer {
 
   Header header{};
   size_t read = 0;                                 // bytes of the header, and of what follows it
+  int64_t failures = 0;                            // what the last header said
   std::shared_ptr<Message> filled;                 // what arrives now; null before it is known
   std::shared_ptr<std::vector<char>> kept_memory;  // of a message that nobody has asked for yet
   ByTag asked, kept;
@@ -157,7 +162,7 @@ bool Sockets::pump_out(Peer& peer) {
   size_t moved = 0;
   while (moved < kTurn && !peer.going.empty() && peer.lost.empty() && peer.out >= 0) {
     Message& first = *peer.going.front();
-    Header header{first.tag, 0, first.bytes};
+    Header header{first.tag, 0, first.bytes, first.failures};
     const size_t skipped = std::min(peer.sent, sizeof header), at = peer.sent - skipped;
     iovec parts[] = {{reinterpret_cast<char*>(&header) + skipped, sizeof header - skipped},
                      {first.data + at, std::min(first.bytes - at, kTurn)}};
@@ -183,13 +188,20 @@ bool Sockets::pump_out(Peer& peer) {
 // Looks where the message goes that begins to arrive. False if it has to wait: nobody has asked for
 // it, and it is not kept.
 bool Sockets::begin(Peer& peer, bool keeps) {
+  peer.failures = peer.header.failures;
   peer.filled = take(peer.asked, peer.header.tag);
   if (peer.filled) {
     if (peer.filled->bytes != peer.header.bytes) peer.lost = kOtherLength;
     return peer.lost.empty();
   }
   if (!keeps) return false;
-  auto memory = std::make_shared<std::vector<char>>(peer.header.bytes);
+  std::shared_ptr<std::vector<char>> memory;
+  try {
+    memory = std::make_shared<std::vector<char>>(peer.header.bytes);
+  } catch (const std::bad_alloc&) {
+    throw std::runtime_error("no memory for a message of " + std::to_string(peer.header.bytes) +
+                             " bytes that came before the one that is waited for");
+  }
   peer.filled = std::make_shared<Message>();
   peer.filled->tag = peer.header.tag;
   peer.filled->data = memory->data();
@@ -279,10 +291,11 @@ void Sockets::wait(const Messages& messages) {
         moved |= look(*peers_[rank], waited_for[rank]);
       }
       for (const auto& message : messages) {
-        const std::string& lost = peers_[message->rank]->lost;
-        if (!here(message) && !lost.empty()) {
-          throw std::runtime_error(lost + " (rank " + std::to_string(message->rank) + ")");
-        }
+        if (here(message)) continue;
+        const Peer& peer = *peers_[message->rank];
+        const std::string rank = "rank " + std::to_string(message->rank);
+        if (!peer.lost.empty()) throw std::runtime_error(peer.lost + " (" + rank + ")");
+        if (peer.failures > message->failures) throw std::runtime_error(rank + kOtherStep);
       }
     }
     if (std::all_of(messages.begin(), messages.end(), here)) return;

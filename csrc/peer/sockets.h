@@ -2,7 +2,11 @@
 //
 // Two processes are joined by a socket for each direction, and a message is found by its tag:
 //
-//   | tag | 0 | bytes | data ...                    16 bytes, then those of the message
+//   | tag | 0 | bytes | failures | data ...         24 bytes, then those of the message
+//
+// `failures` is how many errors the sender has met that others may not have met (group.h). Messages
+// come in the order in which they are sent: once one has a higher count than the message that is
+// waited for, that one will never come.
 //
 // Whoever waits sends and receives by itself: no thread is woken for a message, and none is told
 // that the other side is ready. While nobody waits, what is under way goes on in a thread that
@@ -30,6 +34,7 @@ namespace consistent::peer {
 struct Message {
   int rank = 0;
   uint32_t tag = 0;
+  int64_t failures = 0;  // of this process, as it was made
   char* data = nullptr;
   size_t bytes = 0;
   std::shared_ptr<void> owner;  // of `data`, until the message has gone or come
@@ -55,7 +60,7 @@ class Sockets {
   void send(const std::shared_ptr<Message>& message);
   void receive(const std::shared_ptr<Message>& message);
   // Returns when all have gone or come. Throws Broken if a rank has given up, and
-  // std::runtime_error if one has ended or the time is up.
+  // std::runtime_error if one has ended, is at another step of the program, or the time is up.
   void wait(const Messages& messages);
   // Sends what is left, for a moment, and closes all.
   void close();

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from mirrored.transports.failures import counts_lacks
+
 from ...dispatch.plans.shards import attach, check_partial
 from ...forms.random.draw import fill_integers, fill_normal, fill_uniform, key_from, permutation
 from ...movement.differentiable import spread
@@ -186,6 +188,7 @@ def tensor(
 # -- how -------------------------------------------------------------------------------------------
 
 
+@counts_lacks
 def _filled(
     like: Callable[..., torch.Tensor],
     args: tuple,
@@ -206,6 +209,7 @@ def _filled(
     return x.requires_grad_() if requires_grad else x
 
 
+@counts_lacks
 def _cut(
     like: Callable[..., torch.Tensor],
     args: tuple,

@@ -508,6 +508,17 @@ bool below_autograd() {
          torch::autograd::get_current_graph_task_id() != -1;
 }
 
+// Passes on what an op raised. If it is for want of memory, other ranks need not have met it.
+void raised() {
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);
+  PyErr_NormalizeException(&type, &value, &trace);
+  PyObject* done = PyObject_CallOneArg(python.count_lack, value);
+  if (done == nullptr) PyErr_Clear();
+  Py_XDECREF(done);
+  PyErr_Restore(type, value, trace);
+}
+
 void refuse_recorded(PyObject* func, const char* by) {
   PyObject* name = PyObject_GetAttrString(func, "__name__");
   if (name == nullptr) PyErr_Clear();
@@ -586,7 +597,9 @@ PyObject* call(PyObject* func, const Arguments& given) {
     refuse_recorded(func, by);
     return nullptr;
   }
-  return call_with(func, given, false);
+  PyObject* out = call_with(func, given, false);
+  if (out == nullptr) raised();
+  return out;
 }
 
 }  // namespace consistent::dispatch

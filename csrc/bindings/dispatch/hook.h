@@ -20,6 +20,7 @@ struct Python {
   PyObject* wrote = nullptr;        // (tensor): called before a write while there are moved views
   PyObject* forward_ad = nullptr;   // torch.autograd.forward_ad
   PyObject* check_mode = nullptr;   // the module, whose `enabled` says whether ranks compare notes
+  PyObject* count_lack = nullptr;   // (error): called with what an op raised
 };
 extern Python python;
 

@@ -119,16 +119,16 @@ PyObject* use(PyObject*, PyObject* given) {
 PyObject* set_up(PyObject*, PyObject* args) {
   PyObject *global_tensor = nullptr, *mirrored_tensor = nullptr, *spec = nullptr, *layout = nullptr;
   Python given;
-  if (!PyArg_ParseTuple(args, "OOOOOOOO!O!OOOO", &global_tensor, &mirrored_tensor, &spec, &layout,
+  if (!PyArg_ParseTuple(args, "OOOOOOOO!O!OOOOO", &global_tensor, &mirrored_tensor, &spec, &layout,
                         &given.resolve, &given.make_plan, &given.moved_view_error, &PyList_Type,
                         &given.op_tracers, &PyList_Type, &given.moved_views, &given.freshened,
-                        &given.wrote, &given.forward_ad, &given.check_mode)) {
+                        &given.wrote, &given.forward_ad, &given.check_mode, &given.count_lack)) {
     return nullptr;
   }
   if (!set_spec_classes(spec, layout)) return nullptr;
   for (PyObject* part :
        {given.resolve, given.make_plan, given.moved_view_error, given.op_tracers, given.moved_views,
-        given.freshened, given.wrote, given.forward_ad, given.check_mode}) {
+        given.freshened, given.wrote, given.forward_ad, given.check_mode, given.count_lack}) {
     Py_INCREF(part);
   }
   set_classes(global_tensor, mirrored_tensor);
@@ -281,7 +281,7 @@ PyMethodDef methods[] = {
      "Ask again what each function of torch is, as after new ones were entered."},
     {"set_up", set_up, METH_VARARGS,
      "(GlobalTensor, MirroredTensor, TensorSpec, Layout, resolve, make_plan, moved_view_error, "
-     "op_tracers, moved_views, freshened, wrote, forward_ad, check_mode)"},
+     "op_tracers, moved_views, freshened, wrote, forward_ad, check_mode, count_lack)"},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -26,6 +26,7 @@ PyObject* broadcast(Group& group, Arguments arguments);
 PyObject* gather_objects(Group& group, Arguments arguments);
 PyObject* stage(Group& group, Arguments arguments);
 PyObject* unstage(Group& group, Arguments arguments);
+PyObject* refuse(Group& group, Arguments arguments);
 PyObject* unlink(Group& group, Arguments arguments);
 PyObject* room(Group& group, Arguments arguments);
 PyObject* grow(Group& group, Arguments arguments);

@@ -7,6 +7,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -52,7 +53,31 @@ void raise_explained(PyObject* self, const char* text) {
   Py_XDECREF(words);
 }
 
-template <PyObject* (*method)(Group&, Arguments), int count>
+// Whether an error is for want of memory.
+bool is_lack(const std::exception& error) {
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return true;
+  const auto* raised = dynamic_cast<const pybind11::error_already_set*>(&error);
+  if (raised != nullptr) return raised->matches(PyExc_MemoryError);
+  const auto* torchs = dynamic_cast<const c10::Error*>(&error);
+  return torchs != nullptr && torchs->msg().find("t allocate memory") != std::string::npos;
+}
+
+using Method = PyObject* (*)(Group&, Arguments);
+
+// A move that all members make: if this one has no memory for it, all of them raise.
+template <Method method>
+PyObject* together(Group& group, Arguments arguments) {
+  const uint64_t before = group.steps();
+  try {
+    return method(group, arguments);
+  } catch (const std::exception& error) {
+    if (!is_lack(error)) throw;
+  }
+  const pybind11::gil_scoped_release free;
+  group.refuse(before);
+}
+
+template <Method method, int count>
 PyObject* entry(PyObject* self, PyObject* const* arguments, Py_ssize_t given) {
   return guarded([&]() -> PyObject* {
     need(given == count, "wrong number of arguments");
@@ -67,23 +92,26 @@ PyObject* entry(PyObject* self, PyObject* const* arguments, Py_ssize_t given) {
   });
 }
 
-#define METHOD(NAME, COUNT)                                                            \
-  {#NAME, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&entry<NAME, COUNT>)), \
+#define ENTRY(NAME, FUNCTION, COUNT)                                                      \
+  {NAME, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&entry<FUNCTION, COUNT>)), \
    METH_FASTCALL, nullptr}
+#define METHOD(NAME, COUNT) ENTRY(#NAME, NAME, COUNT)
+#define MOVE(NAME, COUNT) ENTRY(#NAME, together<NAME>, COUNT)
 
 PyMethodDef methods[] = {
-    METHOD(all_reduce, 3),
-    METHOD(reduce_scatter, 4),
-    METHOD(all_gather, 3),
-    METHOD(all_to_all, 5),
-    METHOD(reduce_scatter_several, 4),
-    METHOD(all_gather_several, 4),
-    METHOD(gather_into, 2),
-    METHOD(trade_into, 3),
-    METHOD(broadcast, 4),
-    METHOD(gather_objects, 1),
-    METHOD(stage, 1),
+    MOVE(all_reduce, 3),
+    MOVE(reduce_scatter, 4),
+    MOVE(all_gather, 3),
+    MOVE(all_to_all, 5),
+    MOVE(reduce_scatter_several, 4),
+    MOVE(all_gather_several, 4),
+    MOVE(gather_into, 2),
+    MOVE(trade_into, 3),
+    MOVE(broadcast, 4),
+    MOVE(gather_objects, 1),
+    MOVE(stage, 1),
     METHOD(unstage, 0),
+    METHOD(refuse, 0),
     METHOD(unlink, 0),
     METHOD(set_one_shot, 2),
     METHOD(room, 0),

@@ -214,6 +214,12 @@ PyObject* unstage(Group& group, Arguments) {
   return Py_None;
 }
 
+// refuse(): has all members raise in the call that they make, for want of memory here
+PyObject* refuse(Group& group, Arguments) {
+  const pybind11::gil_scoped_release free;
+  group.refuse(group.steps());
+}
+
 // unlink(): removes the names of the segments; to be called once all have mapped them
 PyObject* unlink(Group& group, Arguments) {
   group.unlink();

@@ -19,6 +19,7 @@ std::shared_ptr<Message> message(int rank, uint32_t tag, const Tensor& x) {
   auto made = std::make_shared<Message>();
   made->rank = rank;
   made->tag = tag;
+  made->failures = failures.load();
   made->data = static_cast<char*>(x.data_ptr());
   made->bytes = x.nbytes();
   made->owner = std::make_shared<c10::Storage>(x.storage());

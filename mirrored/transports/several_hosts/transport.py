@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from ...comm import Handle, Later, Ranks, Transport, Waitable, check_op
+from ..failures import moves_count_lacks
 from ..torch_dist import TorchDist, messages
 from ..torch_dist.described import call_under_way
 from .hosts import Hosts
@@ -35,6 +36,7 @@ from .moves import Gathering, trade
 from .sums import AllReduces, Reducing
 
 
+@moves_count_lacks
 class SeveralHosts(TorchDist):
     """Messages between ranks of which some share memory."""
 

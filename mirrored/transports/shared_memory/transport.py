@@ -23,9 +23,9 @@ import math
 import pickle
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed.distributed_c10d as c10d
@@ -34,6 +34,7 @@ from torch import Tensor
 from ...comm import Done, Handle, Later, Link, Ranks, Shape, check_member, check_op
 from ..base.unseen import unseen
 from ..base.wrapper import Wrapper
+from ..failures import counts_lacks, is_lack
 from ..faults.turns import check
 from ..faults.watch import Wait
 from ..torch_dist import TorchDist, children
@@ -43,6 +44,8 @@ from ..tuning.measure import TwoWays, kept_or_measured, measured_by_hand
 from ..tuning.table import Table, processors
 from . import segments
 from .pieces import bytes_with, joined, outputs
+
+T = TypeVar("T")
 
 SLOT = 512 * 1024  # bytes that a rank writes at once; it has two slots, and both fit in a cache
 
@@ -291,7 +294,7 @@ class SharedMemory(Wrapper):
         group = self._meet(ranks) if x.is_cpu else None
         if group is None:
             return self.inner.all_gather(x, shapes, ranks, out)
-        pieces = outputs(x, shapes, out)
+        pieces = _made(group, lambda: outputs(x, shapes, out))
         group.gather_into(x, pieces)
         return pieces
 
@@ -305,7 +308,7 @@ class SharedMemory(Wrapper):
         group = self._meet(ranks) if pieces[0].is_cpu else None
         if group is None:
             return self.inner.all_to_all(pieces, shapes, ranks, out)
-        received = outputs(pieces[0], shapes, out)
+        received = _made(group, lambda: outputs(pieces[0], shapes, out))
         group.trade_into(list(pieces), received, False)
         return received
 
@@ -339,12 +342,16 @@ class SharedMemory(Wrapper):
         group = self._meet(ranks) if torch.device(device).type == "cpu" else None
         if group is None:
             return self.inner.exchange(sends, receives, ranks, device)
-        out = [torch.empty(tuple(shape), dtype=dtype) for _, shape, dtype in receives]
         sources = [source for source, _, _ in receives]
-        pieces = [joined([x for to, x in sends if to == rank]) for rank in ranks]
-        places = [[x for source, x in zip(sources, out) if source == rank] for rank in ranks]
-        # A single message is received in its place; several arrive as one and are cut.
-        arrived = [place[0] if len(place) == 1 else joined(place) for place in places]
+
+        def made() -> tuple[list[Tensor], ...]:
+            out = [torch.empty(tuple(shape), dtype=dtype) for _, shape, dtype in receives]
+            pieces = [joined([x for to, x in sends if to == rank]) for rank in ranks]
+            places = [[x for source, x in zip(sources, out) if source == rank] for rank in ranks]
+            # A single message is received in its place; several arrive as one and are cut.
+            return out, pieces, places, [p[0] if len(p) == 1 else joined(p) for p in places]
+
+        out, pieces, places, arrived = _made(group, made)
         group.trade_into(pieces, arrived, True)
         for place, together in zip(places, arrived):
             if len(place) > 1:
@@ -352,11 +359,13 @@ class SharedMemory(Wrapper):
                     flat(x).copy_(part)
         return out
 
+    @counts_lacks
     def gather_objects(self, obj: Any, ranks: Ranks) -> list[Any]:
         group = self._meet(ranks)
         if group is None:
             return self.inner.gather_objects(obj, ranks)
-        return [pickle.loads(text) for text in group.gather_objects(pickle.dumps(obj))]
+        note = _made(group, lambda: pickle.dumps(obj))
+        return [pickle.loads(text) for text in group.gather_objects(note)]
 
     def gather_notes(self, note: bytes, ranks: Ranks) -> list[bytes]:
         group = self.group(ranks)
@@ -382,6 +391,16 @@ class SharedMemory(Wrapper):
     ) -> AbstractContextManager[tuple[list[Tensor], int]]:
         # Adding while the data is in the cache is faster than reading every rank's x again later.
         return super(Wrapper, self).addends(x, dim, sizes, ranks)
+
+
+def _made(group: Any, make: Callable[[], T]) -> T:
+    """``make()``, before a call in ``group``. For want of memory all members raise in that call."""
+    try:
+        return make()
+    except Exception as error:
+        if is_lack(error):
+            group.refuse()
+        raise
 
 
 @contextmanager

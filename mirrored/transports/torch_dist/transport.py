@@ -24,6 +24,7 @@ from torch import Tensor
 from ...comm import Done, Handle, Later, Link, Ranks, Transport, Waitable, check_op
 from ...reduction import WIDER, ordered_reduce
 from ..base.unseen import unseen
+from ..failures import moves_count_lacks
 from ..faults.watch import Watch
 from ..tuning import between
 from ..tuning.table import Table
@@ -43,6 +44,7 @@ from .messages import flat
 _A_ROUND = Link(30e-6, 1.5e9)
 
 
+@moves_count_lacks
 class TorchDist(Described):
     """The ranks of torch.distributed's default process group; rank 0 of 1 when there is none."""
 
@@ -364,7 +366,7 @@ class TorchDist(Described):
         kind: dict[str, Any] = {"dtype": torch.uint8, "device": "cpu"}
         out = [own if size is n else torch.empty(int(n), **kind) for n in sizes]
         self._gather("gather_objects", own, out, ranks).wait()
-        return [pickle.loads(bytes(piece.tolist())) for piece in out]
+        return [pickle.loads(memoryview(piece.numpy())) for piece in out]
 
 
 class _Fold:

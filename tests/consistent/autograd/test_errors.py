@@ -67,5 +67,8 @@ def test_a_rank_that_has_raised_alone_takes_no_number_of_another_step() -> None:
         others, mine = pool(2).run(_mixing)
     finally:
         close_pools()  # these ranks fit no others any more
-    assert mine == ["refused", *["rank 1 has met an error in backward or an interrupt"] * 2]
-    assert others == ["rank 1 has met an error in backward or an interrupt"] * 2
+    assert mine == [
+        "refused",
+        *["rank 1 has met an error in backward, a lack of memory or an interrupt"] * 2,
+    ]
+    assert others == ["rank 1 has met an error in backward, a lack of memory or an interrupt"] * 2

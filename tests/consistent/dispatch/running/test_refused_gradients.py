@@ -90,7 +90,7 @@ def test_a_rank_outside_takes_no_number_of_another_step_once_backward_was_refuse
     for rank, said in enumerate(found):
         assert not said[0] and not said[1]
         assert said[2].startswith("linalg_eigh_backward") == (rank > 0)
-        assert "has met an error in backward or an interrupt that rank" in said[3], found
+        assert "a lack of memory or an interrupt that rank" in said[3], found
 
 
 def _of_one(rank: int, name: str, ranks: Any, sbp: Any) -> None:

@@ -8,19 +8,16 @@ import random
 import signal
 import threading
 import time
-from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
 
 import consistent
 from consistent import B, S
 from consistent.spec.tracer import Tracer
 from mirrored.transports.default import current
-from mirrored.transports.torch_dist import TorchDist
+from tests.mirrored.another_group import another_group
 from tests.mirrored.kinds import over_gloo
 from tests.ranks import ALL, pool
 
@@ -115,29 +112,16 @@ def _at_any_moment(rank: int, seed: int) -> list[Any]:
     return found
 
 
-def _another_group(rank: int, name: str) -> None:
-    store: Any = c10d._get_default_store()
-    while hasattr(store, "underlying_store"):
-        store = store.underlying_store
-    # By messages ranks wait until the time is up; in shared memory seldom.
-    seconds = timedelta(seconds=6 if isinstance(current(), TorchDist) else 20)
-    dist.destroy_process_group()
-    store.set(f"{name}/{rank}", "")  # the other one may have waited in vain
-    store.wait([f"{name}/0", f"{name}/1"], timedelta(seconds=30))
-    again = c10d.PrefixStore(name, store)
-    dist.init_process_group("gloo", store=again, rank=rank, world_size=2, timeout=seconds)
-
-
 def _sessions(rank: int, sent: list[tuple[str, dict[int, int]]], seeds: range) -> list[Any]:
     """What each session gives, one after the other, each with a process group of its own."""
     found = [_session("nowhere", {})]
     for number, (place, due) in enumerate(sent):
-        _another_group(rank, f"{place}/{number}")
+        another_group(rank, f"{place}/{number}")
         found.append(_session(place, due))
     for seed in seeds:
-        _another_group(rank, f"moment/{seed}")
+        another_group(rank, f"moment/{seed}")
         found.append(_at_any_moment(rank, seed))
-    _another_group(rank, "last")
+    another_group(rank, "last")
     return [*found, _session("nowhere", {})]
 
 
