@@ -1,7 +1,8 @@
 """What the library changes in torch, and when.
 
 Importing the library changes nothing. The themes below are installed once, when the first global
-tensor of the process is about to be made; docs/design/shard.md lists what each of them changes and why.
+tensor of the process is about to be made; docs/design/shard.md lists what each of them changes and
+why.
 The objects of torch's namespaces stay the ones they are (``redirect`` replaces the C function
 behind a builtin), so that scripts, pickles, tracers and names imported earlier go the same way.
 """

@@ -18,6 +18,7 @@ from ...movement.differentiable import box, spread
 from ...movement.grad_mode import records
 from ...movement.world import my_coordinate
 from ...spec import B, Placement, TensorSpec, misfit
+from ...spec.nested import map_tensors
 from .. import _C
 
 HookOff = torch._C.DisableTorchFunctionSubclass
@@ -158,52 +159,49 @@ def promote(x: torch.Tensor, placement: Placement, what: str) -> Any:
 
 
 def retype(out: Any, outs: tuple[TensorSpec, ...]) -> Any:
-    """Attach specs to the tensors in ``out``, in order."""
+    """``out`` with specs for the tensors in it, in order."""
     if out.__class__ is _Tensor:  # as most ops give
         spec = outs[0]
         return attach(out, spec if out.dtype is spec.dtype else spec.with_dtype(out.dtype))
-    position = 0
 
-    def visit(value: Any) -> None:
-        nonlocal position
-        if isinstance(value, _Tensor):
-            spec = outs[position]
-            position += 1
-            if value.__class__ is _Tensor:
-                attach(value, spec if value.dtype is spec.dtype else spec.with_dtype(value.dtype))
-        elif isinstance(value, tuple | list):
-            for item in value:
-                visit(item)
+    def spec_of(position: int, x: torch.Tensor) -> TensorSpec:
+        spec = outs[position]
+        return spec if x.dtype is spec.dtype else spec.with_dtype(x.dtype)
 
-    visit(out)
-    return out
+    return attach_each(out, spec_of)[0]
 
 
 def whole_result(out: Any, placement: Placement) -> tuple[Any, tuple[TensorSpec, ...]]:
     """Attach B specs to the tensors that an op made of whole inputs, whatever their shapes turned
     out to be. Returns ``out`` and these specs."""
     everywhere = (B,) * placement.ndim
-    found = attach_each(out, lambda _, x: TensorSpec.of(placement, everywhere, x.shape, x.dtype))
+
+    def spec_of(_: int, x: torch.Tensor) -> TensorSpec:
+        return TensorSpec.of(placement, everywhere, plain(x).shape, x.dtype)
+
+    out, found = attach_each(out, spec_of)
     return out, tuple(found)
 
 
-def attach_each(out: Any, spec_of: Callable[[int, torch.Tensor], TensorSpec]) -> list[TensorSpec]:
-    """Attach ``spec_of(position, tensor)`` to each plain tensor in ``out``. Returns the specs."""
+def attach_each(
+    out: Any, spec_of: Callable[[int, torch.Tensor], TensorSpec]
+) -> tuple[Any, list[TensorSpec]]:
+    """(``out`` with ``spec_of(position, tensor)`` for each tensor in it, these specs).
+
+    An op may give back an operand itself where the shard leaves it nothing to do: one row is
+    expanded to the one row that this rank has. The operand keeps its own spec, and the result is an
+    alias.
+    """
     found: list[TensorSpec] = []
 
-    def visit(value: Any) -> None:
-        if value.__class__ is _Tensor:
-            found.append(spec_of(len(found), value))
-            attach(value, found[-1])
-        elif isinstance(value, tuple | list):
-            for item in value:
-                visit(item)
-        elif isinstance(value, dict):
-            for item in value.values():
-                visit(item)
+    def typed(x: Any) -> Any:
+        spec = spec_of(len(found), x)
+        found.append(spec)
+        if x.__class__ is _Tensor:
+            return attach(x, spec)
+        return x if x._spec is spec else attach(plain(x), spec)
 
-    visit(out)
-    return found
+    return map_tensors(out, typed), found
 
 
 def check_partial(what: str, spec: TensorSpec) -> None:

@@ -34,6 +34,7 @@ from ..plans.shards import (
     adopt,
     attach,
     attach_each,
+    is_global,
     plain,
     promote,
     rebox,
@@ -326,9 +327,10 @@ def _typed_by_layout(
 
     def spec_of(position: int, x: torch.Tensor) -> TensorSpec:
         rule: OutLayout = outs[min(position, len(outs) - 1)]
-        return TensorSpec.laid(rule.layout, _whole_shape(x.shape, rule.sources, operands), x.dtype)
+        local = plain(x).shape if is_global(x) else x.shape
+        return TensorSpec.laid(rule.layout, _whole_shape(local, rule.sources, operands), x.dtype)
 
-    return out, attach_each(out, spec_of)
+    return attach_each(out, spec_of)
 
 
 def _whole_shape(

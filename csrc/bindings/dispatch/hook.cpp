@@ -100,6 +100,29 @@ bool each_output(PyObject* out, size_t* position, const Give& give) {
   return true;
 }
 
+// Whether `out` holds an operand itself under another spec than the result has. An op gives one
+// back where the shard leaves it nothing to do: one row is expanded to the one row that this rank
+// has. is_planned(operand, its spec, position) says whether the specs are the same.
+template <typename IsPlanned>
+bool gives_operand_back(PyObject* out, size_t* position, const IsPlanned& is_planned) {
+  static PyObject* const name = PyUnicode_InternFromString("_spec");
+  if (is_exactly(out, THPVariableClass)) {
+    ++*position;
+  } else if (PyTuple_Check(out) || PyList_Check(out)) {
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(out); ++i) {
+      PyObject* item = PySequence_Fast_GET_ITEM(out, i);
+      if (gives_operand_back(item, position, is_planned)) return true;
+    }
+  } else if (Py_TYPE(out) == global_class()) {
+    PyObject* spec = PyObject_GetAttr(out, name);
+    const bool planned = spec != nullptr && is_planned(out, spec, (*position)++);
+    Py_XDECREF(spec);
+    PyErr_Clear();
+    return !planned;
+  }
+  return false;
+}
+
 bool retype(PyObject* out, const Entry& entry) {
   size_t position = 0;
   return each_output(out, &position,
@@ -215,9 +238,22 @@ PyObject* run_fast(const Entry& entry, const Key& key, const Arguments& given) {
     Py_DECREF(out);
     return run_in_python(entry, key, given);
   }
-  if (is_exactly(out, THPVariableClass) ? retype_one(out, entry, 0)
-                                        : entry.inplace || retype(out, entry)) {
+  if (is_exactly(out, THPVariableClass)) {
+    if (retype_one(out, entry, 0)) return out;
+  } else if (entry.inplace) {
     return out;
+  } else {
+    size_t position = 0;
+    const auto is_planned = [&](PyObject* tensor, PyObject* spec, size_t at) {
+      // Another dtype than planned is one that autocast has decided on.
+      return at >= entry.outs.size() || spec == entry.outs[at].spec ||
+             THPVariable_Unpack(tensor).scalar_type() != entry.outs[at].dtype;
+    };
+    if (gives_operand_back(out, &position, is_planned)) {
+      Py_DECREF(out);
+      return run_in_python(entry, key, given);
+    }
+    if (retype(out, entry)) return out;
   }
   Py_DECREF(out);
   return nullptr;
@@ -245,10 +281,22 @@ PyObject* run_fast_any_size(const Entry& entry, PyObject* local_sizes, const Siz
     Py_DECREF(out);
     return run_in_python(entry, key, given);
   }
+  const auto spec_at = [&](PyObject* tensor, size_t at) {
+    return spec_of_output(tensor, entry.outs[std::min(at, entry.outs.size() - 1)], key, whole);
+  };
   size_t position = 0;
+  const auto is_planned = [&](PyObject* tensor, PyObject* spec, size_t at) {
+    PyObject* planned = spec_at(tensor, at);
+    Py_XDECREF(planned);  // interned: the operand's spec keeps it alive if it is the same
+    return planned == spec;
+  };
+  if (!is_exactly(out, THPVariableClass) && gives_operand_back(out, &position, is_planned)) {
+    Py_DECREF(out);
+    return run_in_python(entry, key, given);
+  }
+  position = 0;
   const bool done = each_output(out, &position, [&](PyObject* tensor, size_t at) {
-    const Out& rule = entry.outs[std::min(at, entry.outs.size() - 1)];
-    PyObject* spec = spec_of_output(tensor, rule, key, whole);
+    PyObject* spec = spec_at(tensor, at);
     if (spec == nullptr) return false;
     specs->found.push_back(spec);
     return attach(tensor, spec);
