@@ -344,7 +344,7 @@ class SharedMemory(Wrapper):
             return self.inner.exchange(sends, receives, ranks, device)
         sources = [source for source, _, _ in receives]
 
-        def made() -> tuple[list[Tensor], ...]:
+        def made() -> tuple[list[Tensor], list[Tensor], list[list[Tensor]], list[Tensor]]:
             out = [torch.empty(tuple(shape), dtype=dtype) for _, shape, dtype in receives]
             pieces = [joined([x for to, x in sends if to == rank]) for rank in ranks]
             places = [[x for source, x in zip(sources, out) if source == rank] for rank in ranks]

@@ -366,7 +366,7 @@ class TorchDist(Described):
         kind: dict[str, Any] = {"dtype": torch.uint8, "device": "cpu"}
         out = [own if size is n else torch.empty(int(n), **kind) for n in sizes]
         self._gather("gather_objects", own, out, ranks).wait()
-        return [pickle.loads(memoryview(piece.numpy())) for piece in out]
+        return [pickle.loads(piece.numpy().data) for piece in out]
 
 
 class _Fold:

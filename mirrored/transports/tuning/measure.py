@@ -151,7 +151,9 @@ def _messages_above(ways: TwoWays, move: Move, dtype: torch.dtype) -> int | None
     return limit
 
 
-def prices(way: Transport, ranks: Ranks, device: torch.device, tries: int = 3) -> tuple[float, ...]:
+def prices(
+    way: Transport, ranks: Ranks, device: torch.device, tries: int = 3
+) -> tuple[float, float, float, float]:
     """What messages that go this way, and copies, cost this rank: the table's `latency_s`,
     `bytes_per_s`, `copy_start_s` and `copy_bytes_per_s`. A collective.
 
