@@ -1,8 +1,9 @@
 """Ops that torch answers by other ops where the shard is empty.
 
-Their gradients would reach the leaves in another order than on ranks with rows. Ranks sum large
-gradients as they come, so two parameters of one shape would be added to each other. On an empty
-shard these ops run on one row of zeros, which is dropped again: autograd then records the same.
+Their gradients would reach the leaves in another order than on ranks with rows, or not at all.
+Ranks sum large gradients as they come, so two parameters of one shape would be added to each other,
+or a rank would not take part. On an empty shard these ops run on one row of zeros, which is dropped
+again: autograd then records the same.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from ..plans.shards import plain
 
 def same_graph(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """``function``, the op called ``name`` on shards, so that it records the same on each rank."""
-    return partial(_batch_norm, function) if name == "batch_norm" else function
+    special = {"batch_norm": _batch_norm, "scaled_dot_product_attention": _attention}.get(name)
+    return function if special is None else partial(special, function)
 
 
 def _batch_norm(function: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -36,3 +38,28 @@ def _batch_norm(function: Callable[..., Any], *args: Any, **kwargs: Any) -> torc
     for dim, size in enumerate(x.shape):
         out = out.narrow(dim, 0, size)
     return out + x
+
+
+def _attention(function: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Torch gives zeros for an empty batch, which do not depend on a mask that is learned."""
+    given = {**dict(zip(("query", "key", "value", "attn_mask"), args)), **kwargs}
+    mask, sizes = given.get("attn_mask"), torch.Tensor.size(given["query"])[:-2]
+    learned = isinstance(mask, torch.Tensor) and mask.requires_grad and torch.is_grad_enabled()
+    if all(sizes) or not learned:
+        return function(*args, **kwargs)
+    rest = [_with_a_row(x) if isinstance(x, torch.Tensor) else x for x in args]
+    named = {n: _with_a_row(x) if isinstance(x, torch.Tensor) else x for n, x in kwargs.items()}
+    out = function(*rest, **named)
+    for dim, size in enumerate(sizes):
+        out = out.narrow(dim, 0, size)
+    return out
+
+
+def _with_a_row(x: torch.Tensor) -> torch.Tensor:
+    """``x`` with one item of zeros in each dim of batches and heads that has none."""
+    x = plain(x)
+    for dim in range(x.dim() - 2):
+        if not x.shape[dim]:
+            sizes = [1 if d == dim else size for d, size in enumerate(x.shape)]
+            x = torch.cat([x, x.new_zeros(sizes)], dim)
+    return x
