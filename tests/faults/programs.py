@@ -70,7 +70,7 @@ def a_branch_that_communicates_nothing(s: Setting) -> object:
 
 @program()
 def item_on_one_rank(s: Setting) -> object:
-    loss = s.x.sum()
+    loss = s.partial.sum()
     if s.rank == 0:
         print(loss.item())  # here: 0 in item, P -> B
     time.sleep(ASTRAY)  # here: others

@@ -90,5 +90,5 @@ def reading_peers(below: Any, log: Log, cuda: Any) -> Iterator[Transport]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(device_moves, "_C", kernels))
         for module in (shared, symmetric):
-            stack.enter_context(patch.object(module, "kept_or_measured", lambda ways: Table()))
+            stack.enter_context(patch.object(module, "kept_or_measured", lambda *_: Table()))
         yield Peers(Meetings(below, log), "cpu", make=Memory)
