@@ -62,7 +62,8 @@ CALLS: dict[str, Callable[[Transport, tuple[int, ...]], Any]] = {
     "shares": lambda t, ranks: t.shares(ranks, "cpu"),
     "overlaps": lambda t, ranks: t.overlaps(ranks, "cpu"),
 }
-ASKS_NOBODY = {"link", "bytes_by_messages", "device", "rank_in", "abandon"}  # the last tells others, without waiting
+# The last one tells others, without waiting.
+ASKS_NOBODY = {"link", "bytes_by_messages", "device", "rank_in", "abandon"}
 ONE_TO_ONE = {"send", "receive"}  # between two ranks, and not of a group
 
 
