@@ -186,20 +186,23 @@ def whole_result(out: Any, placement: Placement) -> tuple[Any, tuple[TensorSpec,
 def attach_each(
     out: Any, spec_of: Callable[[int, torch.Tensor], TensorSpec]
 ) -> tuple[Any, list[TensorSpec]]:
-    """(``out`` with ``spec_of(position, tensor)`` for each tensor in it, these specs).
+    """(``out`` with ``spec_of(position, tensor)`` for each tensor in it, the specs of new ones).
 
-    An op may give back an operand itself where the shard leaves it nothing to do: one row is
-    expanded to the one row that this rank has. The operand keeps its own spec, and the result is an
-    alias.
+    An op may give back an operand itself. Where the whole op does so, as ``contiguous`` may, the
+    operand is the result. Where the shard alone leaves nothing to do, as one row is expanded to the
+    one row that this rank has, the operand keeps its spec, and the result is an alias.
     """
     found: list[TensorSpec] = []
+    position = 0
 
     def typed(x: Any) -> Any:
-        spec = spec_of(len(found), x)
+        nonlocal position
+        spec = spec_of(position, x)
+        position += 1
+        if x.__class__ is not _Tensor and x._spec is spec:
+            return x
         found.append(spec)
-        if x.__class__ is _Tensor:
-            return attach(x, spec)
-        return x if x._spec is spec else attach(plain(x), spec)
+        return attach(x if x.__class__ is _Tensor else plain(x), spec)
 
     return map_tensors(out, typed), found
 
