@@ -133,6 +133,8 @@ def whole_numbers(
 def _cut(x: Tensor, entry: Sbp, parts: int, random: torch.Generator, noise: Noise) -> Tensors:
     if isinstance(entry, Split):
         n = x.shape[entry.dim]
+        if entry.cut is None:
+            return [x.narrow(entry.dim, *piece(n, parts, k)) for k in range(parts)]
         return [x.index_select(entry.dim, _items(entry, n, parts, k)) for k in range(parts)]
     if entry.is_broadcast:
         return [x] * parts

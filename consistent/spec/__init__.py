@@ -45,7 +45,6 @@ __all__ = [
     "Partial",
     "Placement",
     "S",
-    "Sbp",
     "Runs",
     "Sbp",
     "SbpLike",
