@@ -110,7 +110,7 @@ def parallelize(
     else:
         plan = searched(module, placement, plan, example, memory)
         decided = plan_for(module, tensors, placement, plan).keeping(keep_bytes)
-        inputs = B if inputs is None and takes_whole(decided) else inputs
+        inputs = B if inputs is None and placement.size > 1 and takes_whole(decided) else inputs
     grads = plain_gradients(tensors)
     if my_coordinate(placement) is not None and (sync or check):
         known = {id(places[0].value) for places in tensors}

@@ -169,7 +169,7 @@ def _messages(rank: int, n: int, plan: Any) -> tuple[int, int]:
 # after the loss, with the number of labels that count; under zero1 and zero2 the updated shares, in
 # one message; under zero3 the only gather; where modules gather one by one the first gather, and
 # those of a layer that is called again; under tensor sums of activations.
-STARTED = {"data": (4, 2), "zero1": (5, 3), "zero2": (12, 3), "zero3": (4, 3), "tensor": (11, 10)}
+STARTED = {"data": (3, 2), "zero1": (4, 3), "zero2": (12, 3), "zero3": (4, 3), "tensor": (11, 10)}
 
 
 def test_modules_that_gather_one_by_one_wait_for_few_messages() -> None:

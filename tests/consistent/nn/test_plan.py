@@ -117,7 +117,7 @@ def test_a_plan_prints_one_line_for_what_repeats() -> None:
         ({"dp": "datta", "tp": "data"}, ("dp", "tp"), "no plan 'datta'. Did you mean 'data'"),
         ("zero3", ("dp", "tp"), "is for one axis.*'dp': 'zero3', 'tp': 'data'"),
         ({"blocks.*.0.wieght": S(0)}, None, "matches no .* Did you mean 'blocks.2.0.weight'"),
-        (Plan({}, {"block.0": {"outputs": B}}), None, "no module .*Did you mean 'blocks.0'"),
+        (Plan({}, {"block.0": {"outputs": B}}), None, "not a module .*Did you mean 'blocks.0'"),
         (Plan({}, {"blocks.0": {"outputs": (B, B)}}), None, "2 SBPs.* 1 axes"),
         (1.5, None, "Give a strategy"),
         (0, None, r"says how one tensor lies.*Give patterns -> SBP, such as \{'\*': 0\}"),
