@@ -54,7 +54,7 @@ class Directory:
 
     def known(self) -> dict[int, Address]:
         """The addresses of the other ranks, as far as this process has them."""
-        return {rank: address for rank, address in self._known.items() if rank != self._rank}
+        return {rank: address for rank, address in self._known.copy().items() if rank != self._rank}
 
     def look(self) -> float | None:
         """Enter this rank's address and read the others'. Returns the seconds after which to look
