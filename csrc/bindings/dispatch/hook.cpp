@@ -86,47 +86,33 @@ bool retype_one(PyObject* tensor, const Entry& entry, size_t position) {
   return done;
 }
 
-// Calls give(tensor, position) for all tensors in `out`, in order; stops when it returns false.
-template <typename Give>
-bool each_output(PyObject* out, size_t* position, const Give& give) {
+// Calls give(tensor, position) for the new tensors in `out`, in order, and back(tensor, position)
+// for those that are an operand itself; stops when one returns false.
+template <typename Give, typename Back>
+bool each_output(PyObject* out, size_t* position, const Give& give, const Back& back) {
   if (is_exactly(out, THPVariableClass)) return give(out, (*position)++);
   if (PyTuple_Check(out) || PyList_Check(out)) {
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(out); ++i) {
-      if (!each_output(PySequence_Fast_GET_ITEM(out, i), position, give)) return false;
+      if (!each_output(PySequence_Fast_GET_ITEM(out, i), position, give, back)) return false;
     }
   } else if (THPVariable_Check(out)) {
-    ++*position;
+    return back(out, (*position)++);
   }
   return true;
 }
 
-// Whether `out` holds an operand itself under another spec than the result has. An op gives one
-// back where the shard leaves it nothing to do: one row is expanded to the one row that this rank
-// has. is_planned(operand, its spec, position) says whether the specs are the same.
+// Whether the result may be this operand itself, which an op gives back where the shard leaves it
+// nothing to do: one row is expanded to the one row that this rank has. is_planned(spec) says
+// whether the operand's spec is the result's.
 template <typename IsPlanned>
-bool gives_operand_back(PyObject* out, size_t* position, const IsPlanned& is_planned) {
+bool may_give_back(PyObject* operand, const IsPlanned& is_planned) {
   static PyObject* const name = PyUnicode_InternFromString("_spec");
-  if (is_exactly(out, THPVariableClass)) {
-    ++*position;
-  } else if (PyTuple_Check(out) || PyList_Check(out)) {
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(out); ++i) {
-      PyObject* item = PySequence_Fast_GET_ITEM(out, i);
-      if (gives_operand_back(item, position, is_planned)) return true;
-    }
-  } else if (Py_TYPE(out) == global_class()) {
-    PyObject* spec = PyObject_GetAttr(out, name);
-    const bool planned = spec != nullptr && is_planned(out, spec, (*position)++);
-    Py_XDECREF(spec);
-    PyErr_Clear();
-    return !planned;
-  }
-  return false;
-}
-
-bool retype(PyObject* out, const Entry& entry) {
-  size_t position = 0;
-  return each_output(out, &position,
-                     [&](PyObject* tensor, size_t at) { return retype_one(tensor, entry, at); });
+  if (Py_TYPE(operand) != global_class()) return true;
+  PyObject* spec = PyObject_GetAttr(operand, name);
+  const bool planned = spec != nullptr && is_planned(spec);
+  Py_XDECREF(spec);
+  PyErr_Clear();
+  return planned;
 }
 
 PyObject* as_list(const Key& key) {
@@ -238,25 +224,22 @@ PyObject* run_fast(const Entry& entry, const Key& key, const Arguments& given) {
     Py_DECREF(out);
     return run_in_python(entry, key, given);
   }
-  if (is_exactly(out, THPVariableClass)) {
-    if (retype_one(out, entry, 0)) return out;
-  } else if (entry.inplace) {
-    return out;
-  } else {
-    size_t position = 0;
-    const auto is_planned = [&](PyObject* tensor, PyObject* spec, size_t at) {
-      // Another dtype than planned is one that autocast has decided on.
-      return at >= entry.outs.size() || spec == entry.outs[at].spec ||
-             THPVariable_Unpack(tensor).scalar_type() != entry.outs[at].dtype;
-    };
-    if (gives_operand_back(out, &position, is_planned)) {
-      Py_DECREF(out);
-      return run_in_python(entry, key, given);
-    }
-    if (retype(out, entry)) return out;
-  }
+  if (entry.inplace && !is_exactly(out, THPVariableClass)) return out;
+  size_t position = 0;
+  bool is_other = false;  // an operand is given back under another spec than planned
+  const bool done = each_output(
+      out, &position, [&](PyObject* tensor, size_t at) { return retype_one(tensor, entry, at); },
+      [&](PyObject* operand, size_t at) {
+        is_other = !may_give_back(operand, [&](PyObject* spec) {
+          // Another dtype than planned is one that autocast has decided on.
+          return at >= entry.outs.size() || spec == entry.outs[at].spec ||
+                 THPVariable_Unpack(operand).scalar_type() != entry.outs[at].dtype;
+        });
+        return !is_other;
+      });
+  if (done) return out;
   Py_DECREF(out);
-  return nullptr;
+  return is_other ? run_in_python(entry, key, given) : nullptr;
 }
 
 // Specs of outputs, as owned references.
@@ -285,26 +268,27 @@ PyObject* run_fast_any_size(const Entry& entry, PyObject* local_sizes, const Siz
     return spec_of_output(tensor, entry.outs[std::min(at, entry.outs.size() - 1)], key, whole);
   };
   size_t position = 0;
-  const auto is_planned = [&](PyObject* tensor, PyObject* spec, size_t at) {
-    PyObject* planned = spec_at(tensor, at);
-    Py_XDECREF(planned);  // interned: the operand's spec keeps it alive if it is the same
-    return planned == spec;
-  };
-  if (!is_exactly(out, THPVariableClass) && gives_operand_back(out, &position, is_planned)) {
-    Py_DECREF(out);
-    return run_in_python(entry, key, given);
-  }
-  position = 0;
-  const bool done = each_output(out, &position, [&](PyObject* tensor, size_t at) {
-    PyObject* spec = spec_at(tensor, at);
-    if (spec == nullptr) return false;
-    specs->found.push_back(spec);
-    return attach(tensor, spec);
-  });
-  specs->complete = specs->found.size() == position;
+  bool is_other = false;  // as in run_fast
+  const bool done = each_output(
+      out, &position,
+      [&](PyObject* tensor, size_t at) {
+        PyObject* spec = spec_at(tensor, at);
+        if (spec == nullptr) return false;
+        specs->found.push_back(spec);
+        return attach(tensor, spec);
+      },
+      [&](PyObject* operand, size_t at) {
+        is_other = !may_give_back(operand, [&](PyObject* spec) {
+          PyObject* planned = spec_at(operand, at);
+          Py_XDECREF(planned);  // interned: the operand's spec keeps it alive if it is the same
+          return planned == spec;
+        });
+        return !is_other;
+      });
+  specs->complete = done && specs->found.size() == position;
   if (done) return out;
   Py_DECREF(out);
-  return nullptr;
+  return is_other ? run_in_python(entry, key, given) : nullptr;
 }
 
 // Plans a call that is met for the first time. With `for_any_size` the plan serves all sizes, if
