@@ -22,7 +22,8 @@ _NO_MEMORY = (
     *("t allocate memory", "Cannot allocate memory", "not enough memory", "bad_alloc"),
     "can't start new thread",
 )
-_COUNTED = "_counted_as_a_lack"
+_COUNTED = "_counted_as_a_lack"  # of an error
+_COUNTS = "_counts_lacks"  # of a function
 
 _MOVES = (
     *("all_reduce", "all_reduce_async", "all_gather", "all_to_all", "broadcast", "exchange"),
@@ -99,13 +100,17 @@ def counts_lacks(function: F) -> F:
             count_lack(error)
             raise
 
+    setattr(counting, _COUNTS, True)
     return counting  # type: ignore[return-value]
 
 
 def moves_count_lacks(transport: C) -> C:
-    """A class decorator: the moves of a transport count lacks of memory."""
+    """A class decorator: the moves of a transport count lacks of memory, those that it has from a
+    class whose moves do so already as they are."""
     for name in _MOVES:
-        setattr(transport, name, counts_lacks(getattr(transport, name)))
+        move = getattr(transport, name)
+        if not hasattr(move, _COUNTS):
+            setattr(transport, name, counts_lacks(move))
     return transport
 
 
