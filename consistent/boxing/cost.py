@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..spec import NdSbp, Sbp, Split, overlapping, piece
+from ..spec import NdSbp, Sbp, Split, items_in, overlapping, piece
 
 LOCAL_KINDS = ("slice", "keep_first", "keep", "pad")
 
@@ -197,8 +197,7 @@ def _cut_bytes(src: Sbp, dst: Sbp, whole: Sequence[int], parts: int, total: int)
 
 def _kept(src: Split, dst: Split, n: int, parts: int, k: int) -> int:
     """How many of ``n`` items rank ``k`` holds before and after."""
-    both = overlapping(src.runs(n, parts, k), dst.runs(n, parts, k))
-    return sum(size for _, size in both)
+    return items_in(overlapping(src.runs(n, parts, k), dst.runs(n, parts, k)))
 
 
 def _part(total: int, whole: Sequence[int], dim: int, parts: int, index: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..spec import B, NdSbp, P, S, Sbp, Split, TensorSpec
+from ..spec import B, Cut, NdSbp, P, S, Sbp, Split, TensorSpec
 
 
 class DoesNotFit(Exception):
@@ -139,6 +139,14 @@ class Call:
         if len(self.operands) != count:
             raise DoesNotFit(f"{self.name} of {len(self.operands)} tensors, and not of {count}")
         return self.operands
+
+    def cut_split(self) -> tuple[Split, Cut] | None:
+        """The split of the first operand on the axis, and how it cuts the dim; None where pieces
+        are balanced, and where it cuts pieces of the dim and not the dim itself."""
+        *before, entry = self.operands[0].spec.sbp[: self.axis + 1]
+        if not isinstance(entry, Split) or entry.cut is None or Split(entry.dim) in before:
+            return None
+        return entry, entry.cut
 
     def make(
         self,

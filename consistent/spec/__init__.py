@@ -1,7 +1,7 @@
 """Placement, SBP and the spec of a tensor. No tensor data, no communication."""
 
 from . import elsewhere, sbp
-from .cut import Cut, Runs, overlapping, piece
+from .cut import Cut, Runs, items_in, overlapping, piece
 from .placement import Placement, World, check_placement, use_world
 from .sbp import (
     EXTREMES,
@@ -61,6 +61,7 @@ __all__ = [
     "elsewhere",
     "is_cut",
     "is_one_way",
+    "items_in",
     "may_be",
     "misfit",
     "overlapping",

@@ -98,7 +98,7 @@ class Cut:
 
     def size(self, n: int, parts: int, index: int) -> int:
         """How many of ``n`` items rank ``index`` of ``parts`` holds."""
-        return sum(size for _, size in self.runs(n, parts, index))
+        return items_in(self.runs(n, parts, index))
 
     def least(self, parts: int) -> int:
         """How many items there must be for each rank to have one."""
@@ -181,6 +181,11 @@ def joined(runs: Iterable[tuple[int, int]]) -> Runs:
         elif size:
             found.append((start, size))
     return tuple(found)
+
+
+def items_in(runs: Runs) -> int:
+    """How many items are in them."""
+    return sum(size for _, size in runs)
 
 
 def overlapping(a: Runs, b: Runs) -> Runs:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .cut import Runs, piece
+from .cut import Runs, items_in, piece
 from .placement import Placement
 from .sbp import (
     B,
@@ -196,7 +196,7 @@ class TensorSpec:
         """Shape of the shard at ``coordinate``."""
         if not self.layout.is_cut:
             return self.region(coordinate)[1]
-        return tuple(sum(size for _, size in runs) for runs in self.runs(coordinate))
+        return tuple(map(items_in, self.runs(coordinate)))
 
     def runs(self, coordinate: Coordinate | None) -> tuple[Runs, ...]:
         """The runs (start, size) of items of each dim that the rank at ``coordinate`` holds, one

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..spec import Coordinate, Partial, Runs, Split, TensorSpec, piece
+from ..spec import Coordinate, Partial, Runs, Split, TensorSpec, items_in, piece
 from ..spec.bytes_text import bytes_text
 
 
@@ -68,7 +68,7 @@ def region_text(spec: TensorSpec, runs: Sequence[Runs]) -> str:
     that has elements."""
     if not spec.shape:
         return "scalar"
-    held = [sum(size for _, size in each) for each in runs]
+    held = [items_in(each) for each in runs]
     if 0 in held and spec.numel:
         return "empty"
     parts = (

@@ -8,9 +8,9 @@ import sys
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.elastic.multiprocessing import SignalException
 
+from . import mail
 from .agent import Agent
 from .leader import Leader
 from .membership import Membership
@@ -56,7 +56,7 @@ def _hosts(text: str) -> tuple[int, int]:
 
 def _wait_for(host: str, port: int) -> None:
     """Wait until the first launcher has its store."""
-    TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=300))
+    mail.client(host, port, timedelta(seconds=300))
 
 
 def _parser() -> argparse.ArgumentParser:

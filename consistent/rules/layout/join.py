@@ -124,15 +124,13 @@ def cut(call: Call, parts: int) -> list[Signature]:
 def _by_parts(call: Call, dim: int) -> list[Signature]:
     """Where the dim is cut part by part, and the op takes whole parts, each rank has its own piece
     of each."""
-    (x,) = call.operands
-    entry = x.spec.sbp[call.axis]
-    if not isinstance(entry, Split) or entry.dim != dim or entry.cut is None:
+    (x,), found = call.operands, call.cut_split()
+    if found is None or found[0].dim != dim:
         return []
-    if S(dim) in x.spec.sbp[: call.axis]:
-        return []  # it cuts pieces, and not the dim
+    entry, how = found
     outs, start = [], 0
     for out in call.outs:
-        left = entry.cut.of_parts(x.shape[dim], start, out.shape[dim])
+        left = how.of_parts(x.shape[dim], start, out.shape[dim])
         if left is None:
             return []
         outs.append(Split(dim, *left))

@@ -120,12 +120,10 @@ def reshaped(call: Call, parts: int) -> list[Signature]:
 
 def _of_cut(call: Call, parts: int) -> list[Signature]:
     """What becomes of the operand's present split, if it is no plain one."""
-    x, out = call.operands[0], call.outs[0]
-    entry = x.spec.sbp[call.axis]
-    if not isinstance(entry, Split) or entry.cut is None:
+    x, out, found = call.operands[0], call.outs[0], call.cut_split()
+    if found is None:
         return []
-    if S(entry.dim) in x.spec.sbp[: call.axis]:
-        return []  # it cuts pieces, and not the dim
+    entry = found[0]
     made = viewed(entry, groups(x.shape, out.shape), x.shape, out.shape, parts)
     return [] if made is None else [call.make({0: entry}, made, by_size=True)]
 

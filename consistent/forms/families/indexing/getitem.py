@@ -14,6 +14,7 @@ import torch
 from ....rules.families.indexing.gather_scatter import READ, WRITE
 from ....rules.layout.subscript import Item, Subscript, subscript_of
 from ....rules.signature import Operand
+from ....spec import items_in, overlapping
 from ...refused import need_in_range
 from ...registry import Shards, form
 
@@ -46,9 +47,8 @@ def read_parts(shard: Shards) -> Tensor:
     """x[..., a:b] of whole parts of a dim that is cut part by part: this rank's piece of each."""
     (item,) = subscript_of(shard.call).of("slice")
     runs = shard.specs[0].runs(shard.coordinate)[item.dim]
-    before = sum(max(0, min(start + size, item.start) - start) for start, size in runs)
-    stop = item.start + item.count
-    held = sum(max(0, min(a + n, stop) - max(a, item.start)) for a, n in runs)
+    before = items_in(overlapping(runs, ((0, item.start),)))
+    held = items_in(overlapping(runs, ((item.start, item.count),)))
     return shard.tensors[0].narrow(item.dim, before, held)
 
 

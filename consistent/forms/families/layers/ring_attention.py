@@ -28,7 +28,7 @@ from torch.autograd.function import once_differentiable
 from mirrored.transports.default import current
 
 from ....movement import differentiable
-from ....spec import Runs, S, TensorSpec
+from ....spec import Runs, S, TensorSpec, items_in
 from ...registry import Shards, form
 
 _aten = torch.ops.aten
@@ -97,10 +97,10 @@ def _plan(shard: Shards) -> _Plan:
 
 def _blocks(plan: _Plan, source: int) -> Iterator[tuple[slice, slice, bool]]:
     """(rows of this rank, keys of rank ``source`` that they see, whether by a triangle)."""
-    count = sum(size for _, size in plan.keys[source])
     if not plan.causal:
-        if plan.rows and count:
-            yield slice(0, sum(size for _, size in plan.rows)), slice(0, count), False
+        keys = items_in(plan.keys[source])
+        if plan.rows and keys:
+            yield slice(0, items_in(plan.rows)), slice(0, keys), False
         return
     first = 0
     for start, size in plan.rows:

@@ -42,16 +42,16 @@ def read(call: Call, parts: int) -> list[Signature]:
 
 def _of_parts(call: Call, index: Subscript) -> list[Signature]:
     """A slice of whole parts of a dim that is cut part by part: each rank has its own piece."""
-    x = call.operands[0]
-    entry = x.spec.sbp[call.axis]
-    if not isinstance(entry, Split) or entry.cut is None or S(entry.dim) in x.spec.sbp[: call.axis]:
+    x, found = call.operands[0], call.cut_split()
+    if found is None:
         return []
+    entry, cut = found
     if index.of("int", "new", "tensor") or len(index.of("slice")) != 1:
         return []
     (item,) = index.of("slice")
     if item.dim != entry.dim or item.step != 1:
         return []
-    left = entry.cut.of_parts(x.shape[item.dim], item.start, item.count)
+    left = cut.of_parts(x.shape[item.dim], item.start, item.count)
     if left is None:
         return []
     return [call.make({0: entry}, Split(index.places[item.dim], *left), READ_PARTS, by_size=True)]
