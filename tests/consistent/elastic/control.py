@@ -52,8 +52,10 @@ class Run:
         ]
         return [(int(a), int(b), float(c), float(d)) for a, b, c, d in rows]
 
-    def arm(self, place: str, by: str = "SIGKILL") -> None:
-        """The next rank that comes to the place gets the signal."""
+    def arm(self, place: str, by: str = "SIGKILL", process: int | None = None) -> None:
+        """The next rank that comes to the place, or the given process when it does, gets the
+        signal."""
+        place = place if process is None else f"{place}.{process}"
         before = self.folder / f".{place}"
         before.write_text(by)
         before.rename(self.folder / place)
@@ -66,8 +68,8 @@ class Run:
             time.sleep(0.01)
 
     def is_taken(self, place: str) -> bool:
-        """Whether a rank has come there."""
-        return not (self.folder / place).exists()
+        """Whether a rank has come there, since it was armed."""
+        return not (self.folder / place).exists() and not any(self.folder.glob(f"{place}.*"))
 
     def stop(self) -> None:
         """The training comes to its end after this step."""

@@ -3,9 +3,9 @@
     python -m consistent run --nproc-per-node 4 tests/consistent/elastic/program.py FOLDER OPTIONS
 
 In FOLDER a file named like a place, which holds the name of a signal, arms it: the first rank that
-comes there takes the file away and sends itself the signal. ``progress`` gets a line for each step
-that is finished, a file ``stop`` ends it after a step, and ``losses.PID`` has the losses of a
-process that has come to the end.
+comes there takes the file away and sends itself the signal; ``PLACE.PID`` is for one process.
+``progress`` gets a line for each step that is finished, a file ``stop`` ends it after a step, and
+``losses.PID`` has the losses of a process that has come to the end.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ given: argparse.Namespace
 
 
 def at(place: str) -> None:
-    """End here, if the place is armed."""
-    armed, taken = given.folder / place, given.folder / f"{place} {os.getpid()}"
-    try:
-        os.rename(armed, taken)
-    except FileNotFoundError:
-        return
-    os.kill(os.getpid(), getattr(signal, taken.read_text()))
+    """End here, if the place is armed for any process or for this one."""
+    taken = given.folder / f"{place} {os.getpid()}"
+    for armed in (place, f"{place}.{os.getpid()}"):
+        try:
+            os.rename(given.folder / armed, taken)
+        except FileNotFoundError:
+            continue
+        os.kill(os.getpid(), getattr(signal, taken.read_text()))
 
 
 def watched(owner: type | object, name: str, before: str = "", after: str = "") -> None:
