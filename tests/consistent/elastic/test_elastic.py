@@ -39,7 +39,7 @@ def check(run: Run, ended: int, *options: str) -> None:
 def test_a_death_and_one_while_ranks_recover_and_a_newcomer(tmp_path):
     run = Run(tmp_path / "run", 4, launcher=("--max-restarts", "1"))
     run.wait_until(lambda: len(run.progress) >= 2)
-    # Ranks 0 and 1 hold all of the model, and so do ranks 2 and 3. The launcher starts them in turn.
+    # Ranks 0 and 1 hold all of the model, and so do ranks 2 and 3; they are started in this order.
     first, second, *_ = run.ranks
     run.arm("recovery", process=second)
     run.arm("optimizer", process=first)  # of a step that others have finished, or not
