@@ -22,7 +22,9 @@ from tests.ranks import ALL, simulate
 from tests.reference import Tensors, assert_close, join
 
 Chosen = tuple[Signature, ...]
-MOST = 200 if ALL else 60  # combinations over several axes that are proven
+# Combinations over several axes that are proven: those that send nothing, and those by a form,
+# for which all ranks run side by side.
+MOST, MOST_BY_FORM = (200, 200) if ALL else (60, 8)
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def check(
 
     Args:
         ranks: size of the one axis, or sizes of several: then combinations over the axes, at
-            most MOST.
+            most MOST and MOST_BY_FORM, with each signature of each axis among them.
         reference: what to compare with, called like `func`; `func` itself by default.
 
     Raises:
@@ -95,7 +97,22 @@ def _combinations(op: Expected) -> list[Chosen]:
             for entries in zip(*sides, strict=True)
         )
     ]
-    return made if len(made) <= MOST or len(op.shape) == 1 else random.Random(0).sample(made, MOST)
+    if len(op.shape) == 1:
+        return made
+    by_form = [chosen for chosen in made if any(s.form for s in chosen)]
+    others = [chosen for chosen in made if not any(s.form for s in chosen)]
+    return _drawn(others, MOST) + _drawn(by_form, MOST_BY_FORM)
+
+
+def _drawn(made: list[Chosen], most: int) -> list[Chosen]:
+    """At most so many, but each signature of each axis once."""
+    drawn = random.Random(0).sample(made, len(made))
+    seen: set[tuple[int, Signature]] = set()
+    first, rest = [], []
+    for chosen in drawn:
+        (rest if seen.issuperset(enumerate(chosen)) else first).append(chosen)
+        seen.update(enumerate(chosen))
+    return first + rest[: max(0, most - len(first))]
 
 
 # -- one signature ---------------------------------------------------------------------------------
