@@ -208,12 +208,6 @@ def test_with_layouts_chosen_together(rank: int) -> None:
     assert "  layouts: " in text
 
 
-@on_ranks(2, timeout=300)
-def test_inductor(rank: int) -> None:
-    p = Placement.all("cpu")
-    beside(trained("zero3", p, 2), batches(65, (p, S(0))), "inductor", memory=50_000)
-
-
 @on_ranks(2)
 def test_a_graph(rank: int) -> None:
     p = Placement.all("cpu")

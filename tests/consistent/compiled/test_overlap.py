@@ -124,20 +124,12 @@ def test_a_step_that_fails_leaves_nothing_on_its_way(rank: int) -> None:
     torch.testing.assert_close(made(x, index).full(), step(x, index).detach().full())
 
 
-@on_ranks(2, timeout=300)
-def test_inductor(rank: int) -> None:
-    p = Placement.all("cpu")
-    beside(trained("zero3", p, 2), batches(33, (p, S(0))), "inductor", overlap=True)
-
-
-def _order(rank: int, blocks: int, memory: int | None) -> None:
-    """Inductor's scheduler has an order of its own for what no data binds."""
+def _by_inductor(rank: int, blocks: int, memory: int | None) -> None:
+    """Values; and the order of messages, as Inductor's scheduler has one of its own for what no
+    data binds."""
     p, sent = Placement.all("cpu"), []
-    step, _ = trained("zero3", p, blocks)()
-    made: Any = consistent.compile(step, backend="inductor", overlap=True, memory=memory)
-    given = batches(7, (p, S(0)))
-    for x in given[:-1]:
-        made(*x)
+    given = batches(33, (p, S(0)))
+    made = beside(trained("zero3", p, blocks), given, "inductor", overlap=True, memory=memory)
     program = made.programs[0].program
     with MonkeyPatch.context() as patch:
         patch.setattr(opaque, "_watched", lambda number: nullcontext(sent.append(number)))
@@ -147,9 +139,11 @@ def _order(rank: int, blocks: int, memory: int | None) -> None:
     assert sent == [node.args[1] for node in nodes] and len(sent) > 8
 
 
-def test_inductor_keeps_the_order_of_messages() -> None:
-    for blocks, memory in ((1, None), *(((2, 50_000), (3, 70_000)) if ALL else ())):
-        pool(2).run(_order, blocks, memory)
+@pytest.mark.parametrize(
+    ("blocks", "memory"), [(2, 50_000), *([(1, None), (3, 70_000)] if ALL else [])]
+)
+def test_inductor(blocks: int, memory: int | None) -> None:
+    pool(2).run(_by_inductor, blocks, memory, timeout=300)
 
 
 def test_results_of_one_buffer_are_copied_once_the_side_stream_has_made_them() -> None:
