@@ -241,7 +241,8 @@ def test_a_stream_is_divided_too(rank: int) -> None:
 
 @on_ranks(2)
 def test_workers_of_a_stream_each_give_their_own(rank: int) -> None:
-    halves = DataLoader(Stream(9), batch_size=3, num_workers=2)
+    # A process of a pool would start workers as it was started, from another new interpreter.
+    halves = DataLoader(Stream(9), batch_size=3, num_workers=2, multiprocessing_context="fork")
     with may_have_children():
         compare(loader(halves, everywhere(2)), halves)
 
