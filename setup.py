@@ -70,13 +70,15 @@ def wants_cuda(torch, cpp_extension) -> bool:
     if choice not in ("", "0", "1"):
         stop(f"CONSISTENT_CUDA is {choice!r}, but only 0, 1 or nothing has a meaning.")
     home = cpp_extension.CUDA_HOME
-    possible = torch.version.cuda is not None and home is not None
-    if choice == "1" and not possible:
+    # Where nvcc is a script in a folder of commands, its headers do not lie beside that folder.
+    has_toolkit = home is not None and Path(home, "include", "cuda_runtime_api.h").exists()
+    if choice == "1" and (torch.version.cuda is None or not has_toolkit):
         stop(
             f"CONSISTENT_CUDA=1, but torch has CUDA {torch.version.cuda} and the CUDA toolkit is "
-            f"at {home}; both are needed, or set CONSISTENT_CUDA=0."
+            f"at {home}{'' if has_toolkit or home is None else ', which has no headers of CUDA'}; "
+            "both are needed. Set CUDA_HOME to the toolkit's folder, or CONSISTENT_CUDA=0."
         )
-    return possible and choice != "0"
+    return torch.version.cuda is not None and has_toolkit and choice != "0"
 
 
 def choose_gpus(torch, cpp_extension) -> None:

@@ -162,3 +162,25 @@ def test_where_no_gpu_is_seen_kernels_are_built_for_all_that_nvcc_knows(
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.6")
     script.choose_gpus(torch, SimpleNamespace(CUDA_HOME=str(tmp_path)))
     assert os.environ["TORCH_CUDA_ARCH_LIST"] == "8.6"
+
+
+def test_kernels_are_built_where_torch_has_cuda_and_the_toolkit_its_headers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setuptools, "setup", lambda **_: None)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(ROOT)
+    script, toolkit = module_of(ROOT / "setup.py"), SimpleNamespace(CUDA_HOME=str(tmp_path))
+    with_cuda = SimpleNamespace(version=SimpleNamespace(cuda="13.0"))
+    monkeypatch.delenv("CONSISTENT_CUDA", raising=False)
+    assert not script.wants_cuda(with_cuda, toolkit)
+    monkeypatch.setenv("CONSISTENT_CUDA", "1")
+    with pytest.raises(SystemExit, match="which has no headers of CUDA.*Set CUDA_HOME"):
+        script.wants_cuda(with_cuda, toolkit)
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "cuda_runtime_api.h").touch()
+    assert script.wants_cuda(with_cuda, toolkit)
+    with pytest.raises(SystemExit, match="torch has CUDA None"):
+        script.wants_cuda(SimpleNamespace(version=SimpleNamespace(cuda=None)), toolkit)
+    monkeypatch.setenv("CONSISTENT_CUDA", "0")
+    assert not script.wants_cuda(with_cuda, toolkit)
