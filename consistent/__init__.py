@@ -50,7 +50,7 @@ from .torch_patches.install import install_with_first_tensor
 from .visualize import visualize
 
 if TYPE_CHECKING:
-    from . import auto, checkpoint, elastic
+    from . import auto, checkpoint, elastic, islands
     from .auto import search, simulate
     from .verification import verify
 
@@ -69,6 +69,7 @@ _LATER = {
     "auto": ("auto", None),
     "checkpoint": ("checkpoint", None),
     "elastic": ("elastic", None),
+    "islands": ("islands", None),
     "search": ("auto", "search"),
     "simulate": ("auto", "simulate"),
     "verify": ("verification", "verify"),
@@ -102,6 +103,7 @@ __all__ = [
     "from_pretrained",
     "full",
     "in_this_thread",
+    "islands",
     "linspace",
     "logspace",
     "master_weights",

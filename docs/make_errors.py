@@ -38,6 +38,7 @@ AREAS = {
     "consistent/data": "Data",
     "consistent/checkpoint": "Checkpoints",
     "consistent/elastic": "Ranks that are lost",
+    "consistent/islands": "Islands",
     "consistent/drawing": "Pages and pictures",
     "consistent/graph": "Steps that are recorded, and stages",
     "consistent/compiled": "Compiled steps",

@@ -31,6 +31,7 @@ FLOORS = {
     "consistent.data": 6,
     "consistent.checkpoint": 6,
     "consistent.elastic": 6.5,
+    "consistent.islands": 6.5,
     "consistent.drawing": 7,
     "consistent.graph": 7,
     "consistent.compiled": 7.5,

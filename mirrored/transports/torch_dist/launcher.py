@@ -17,7 +17,7 @@ def init_from_environment() -> None:
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
-    atexit.register(_end, os.getpid())  # the process that starts it ends it
+    atexit.register(end_with_process, os.getpid())  # the process that starts it ends it
 
 
 def let_workers_finish() -> None:
@@ -43,6 +43,7 @@ def _state_of(path: str) -> str:
     return rest.split()[0] if "gloo" in name else ""
 
 
-def _end(rank_process: int) -> None:
+def end_with_process(rank_process: int) -> None:
+    """Destroy the default process group, in the process that made it."""
     if dist.is_initialized() and os.getpid() == rank_process:
         dist.destroy_process_group()

@@ -1,0 +1,117 @@
+"""Islands beside data parallelism: the held-out loss after as many steps on as many bytes of text,
+and what a rank sends.
+
+    python benchmarks/islands.py [--ranks 2] [--steps 1000] [--every 64] [--momentum 0.9]
+
+Both train the byte-level model of examples/train_gpt.py with AdamW on the same number of windows a
+step. An island is one rank here, and has its own part of the text. The outer optimizer is DiLoCo's,
+SGD with Nesterov momentum; under data parallelism bytes are those of all messages between ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
+
+import train_gpt  # noqa: E402
+
+import consistent  # noqa: E402
+from consistent import Placement  # noqa: E402
+from consistent.data import loader  # noqa: E402
+from mirrored import counting  # noqa: E402
+
+WAYS = ("data", "islands", "islands, 4 parts in bfloat16")
+
+
+def train(args: argparse.Namespace) -> dict[str, float]:
+    """The held-out loss, and the bytes that this rank sent to others, a step."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    islands = consistent.islands.join(1 if args.way == "data" else size)
+    torch.manual_seed(0)
+    placement = Placement.all("cpu")
+    model = train_gpt.GPT(2, args.width, 4, args.context)
+    consistent.parallelize(model, placement, "data")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
+    outer = islands.outer(
+        model,
+        lambda p: torch.optim.SGD(
+            p, lr=args.outer_lr, momentum=args.momentum, nesterov=args.momentum > 0
+        ),
+        every=args.every,
+        **({"parts": 4, "dtype": torch.bfloat16} if "parts" in args.way else {}),
+    )
+    text = train_gpt.sources(1 << 20)
+    cut = len(text) * 9 // 10
+    data = train_gpt.Windows(text[:cut], args.context)
+    test = loader(train_gpt.Windows(text[cut:], args.context), placement, batch_size=64)
+    mine = data if args.way == "data" else islands.part(data)
+    batch = args.batch if args.way == "data" else args.batch // islands.count
+    batches = loader(mine, placement, batch_size=batch, shuffle=True, seed=islands.number)
+    step, before = 0, outer.sent_bytes
+    with counting() as counted:
+        while step < args.steps:
+            for ids, wanted in batches:
+                optimizer.zero_grad()
+                F.cross_entropy(model(ids).flatten(0, 1), wanted.flatten()).backward()
+                optimizer.step()
+                scheduler.step()
+                if args.way != "data":
+                    outer.step()
+                step += 1
+                if step == args.steps:
+                    break
+    inside = sum(call.bytes for call in counted.calls)
+    sent = inside if args.way == "data" else outer.sent_bytes - before
+    return {"loss": train_gpt.validate(model, test), "bytes": sent / args.steps}
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    words.add_argument("--ranks", type=int, default=2)
+    words.add_argument("--steps", type=int, default=1000)
+    words.add_argument("--every", type=int, default=64)
+    words.add_argument("--batch", type=int, default=16, help="windows a step, over all ranks")
+    words.add_argument("--context", type=int, default=64)
+    words.add_argument("--width", type=int, default=64)
+    words.add_argument("--outer-lr", type=float, default=0.7)
+    words.add_argument("--momentum", type=float, default=0.9, help="of the outer optimizer")
+    words.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    args = words.parse_args()
+    torch.set_num_threads(1)
+    if args.way:
+        found = train(args)
+        if os.environ["RANK"] == "0":
+            print(json.dumps(found), flush=True)
+        return
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    first: dict[str, float] = {}
+    for way in WAYS:
+        done = subprocess.run(
+            [*launcher, f"--nproc_per_node={args.ranks}", *sys.argv, "--way", way],
+            stdout=subprocess.PIPE, text=True, check=True,
+        )  # fmt: skip
+        found = json.loads(done.stdout.splitlines()[-1])
+        first = first or found
+        loss, sent = found["loss"] / first["loss"], first["bytes"] / max(1.0, found["bytes"])
+        print(
+            f"{way:30} held out {found['loss']:.4f} ({loss:.3f})   "
+            f"{found['bytes'] / 1e3:9.2f} kB a step (1 / {sent:.1f})",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
