@@ -10,6 +10,7 @@ import torch
 from ..dispatch.plans.shards import is_global
 from ..spec import Placement, SbpLike
 from .borders import BoxInputs, BoxOutputs, install_borders
+from .experts import install_experts, take_off_experts
 from .module_calls import remove_hooks
 from .plan import Plan
 
@@ -41,6 +42,7 @@ def install(
     laid = plan.on(placement)
     layouts: Sequence[Any] = list(laid.tensors.values())
     install_borders(module, laid)
+    install_experts(module, laid)
     if _gathers(laid):
         from .gathered import install_use
 
@@ -115,6 +117,7 @@ def take_off(module: torch.nn.Module) -> None:
             if isinstance(found := getattr(hook, "__self__", None), GatheredParameters):
                 found.retire()
     remove_hooks(module, is_ours)
+    take_off_experts(module)
     for param in module.parameters():
         if is_global(param):
             forget_step(param)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from torch import nn
 
 from ...spec import B, Split
+from ..experts import count_of, takes_routed
 from ..plan import Border, Layouts, Plan
 from .asked import Asked
 
@@ -20,20 +21,11 @@ def stacked_experts(asked: Asked) -> Iterator[tuple[str, str, int]]:
     """(first name of the tensor, its key, number of experts) of weights [E, ...] that hold all
     experts of a module."""
     for name, part in asked.module.named_modules():
-        count = _count(part)
+        count = count_of(part)
         named = _EXPERTS.search(name) or "Experts" in type(part).__name__
         for key, value in part._parameters.items():
             if value is not None and named and value.ndim >= 2 and value.shape[0] == count:
                 yield asked.first_name(f"{name}.{key}"), key, value.shape[0]
-
-
-def _count(part: nn.Module) -> int | None:
-    for name in ("num_experts", "num_local_experts", "n_routed_experts", "n_experts"):
-        value = getattr(part, name, None)
-        if isinstance(value, int):
-            return value
-    weights = [p for p in part._parameters.values() if p is not None and p.ndim == 3]
-    return weights[0].shape[0] if weights else None
 
 
 def plan_expert(asked: Asked) -> Plan:
@@ -44,7 +36,7 @@ def plan_expert(asked: Asked) -> Plan:
             plan.notes.append(f"{name}: {count} experts on {asked.ranks} ranks are left whole")
         else:
             plan.tensors[name] = Layouts((Split(0),))
-    _add_up_after(plan, asked)
+    _add_up_after(plan, asked, {n for n, p in asked.module.named_modules() if takes_routed(p)})
     lists = list(_lists(asked))
     for name, size in lists:
         plan.notes.append(
@@ -53,6 +45,17 @@ def plan_expert(asked: Asked) -> Plan:
         )
     if not plan.tensors and not lists:
         plan.notes.append("no experts were found: all is whole on every rank")
+    return plan
+
+
+def beside_experts(planner: Callable[[Asked], Plan]) -> Callable[[Asked], Plan]:
+    """Experts are split over the ranks, and of all else each rank has what ``planner`` says."""
+
+    def plan(asked: Asked) -> Plan:
+        experts, rest = plan_expert(asked), planner(asked)
+        tensors = rest.tensors | experts.tensors
+        return Plan(tensors, experts.modules, notes=[*experts.notes, *rest.notes])
+
     return plan
 
 
@@ -78,12 +81,14 @@ def split_experts_inside(plan: Plan, asked: Asked) -> None:
     _add_up_after(plan, asked)
 
 
-def _add_up_after(plan: Plan, asked: Asked) -> None:
+def _add_up_after(plan: Plan, asked: Asked, but: Collection[str] = ()) -> None:
     """Experts give addends. They are added up where the mixture ends, for the choice op by op would
-    let the layers after it run on pieces, and move those."""
+    let the layers after it run on pieces, and move those. Of the modules in ``but``, to which
+    tokens are sent, nothing is said."""
     split = [name for name, _, _ in stacked_experts(asked) if name in plan.tensors]
     for name, part in asked.module.named_modules():
-        if hasattr(part, "experts") and any(n.startswith(f"{name}.experts") for n in split):
+        inside = f"{name}.experts"
+        if hasattr(part, "experts") and any(n.startswith(inside) for n in split if inside not in but):
             plan.modules.setdefault(name, Border(outputs={0: (B,)}))
 
 

@@ -16,7 +16,7 @@ from ..slots import Slot
 from .asked import Asked
 from .context import plan_context
 from .data import plan_data
-from .experts import plan_expert
+from .experts import beside_experts, plan_expert
 from .hf import plan_hf
 from .resolve import resolve
 from .sequence import plan_sequence
@@ -32,6 +32,9 @@ PLANNERS: dict[str, Callable[[Asked], Plan]] = {
     "tensor+sequence": plan_sequence,
     "context": plan_context,
     "expert": plan_expert,
+    "zero1+expert": beside_experts(plan_zero1),
+    "zero2+expert": beside_experts(plan_zero2),
+    "zero3+expert": beside_experts(plan_zero3),
     "hf": plan_hf,
 }
 
@@ -120,16 +123,21 @@ def _joined(
     placement: Placement,
     given: Mapping[str, Any],
 ) -> Plan:
-    """One plan from one for each axis. Those of zero come last, for they split what is left."""
+    """One plan from one for each axis. Those of zero come last, for they split what is left, and
+    among them first those that divide experts."""
     axes = _axes_of(given, placement)
     first = {places[0].name: places[0].value for places in tensors}
     names = {places[0].name: [slot.name for slot in places] for places in tensors}
     named = () if axes == axis_names(placement) and not placement.axes else axes
     made: dict[int, Plan] = {}
-    for axis in sorted(range(len(axes)), key=lambda a: str(given.get(axes[a])).startswith("zero")):
+    for axis in sorted(range(len(axes)), key=lambda a: _late(str(given.get(axes[a])))):
         asked = Asked(module, first, names, placement.shape[axis], axes[axis], tuple(made.values()))
         made[axis] = _on_one_axis(given.get(axes[axis], "data"), asked, tensors)
     return Plan.join([made[axis] for axis in range(len(axes))], named)
+
+
+def _late(name: str) -> tuple[bool, bool]:
+    return name.startswith("zero"), not name.endswith("expert")
 
 
 def _axes_of(given: Mapping[str, Any], placement: Placement) -> tuple[str, ...]:

@@ -1,0 +1,6 @@
+"""Mixtures whose tokens are sent to the ranks that have their experts."""
+
+from .forward import install_experts, take_off_experts
+from .kinds import count_of, takes_routed
+
+__all__ = ["count_of", "install_experts", "take_off_experts", "takes_routed"]

@@ -1,0 +1,193 @@
+"""The forward of a module of experts where each token goes to the ranks that have its experts.
+
+```
+                          rank 0                  rank 1
+given                     tokens of its batch     tokens of its batch       global, S(0)
+sent                      rows of experts 0, 1    rows of experts 2, 3      plain
+the module's own forward  on weights [2, ...]     on weights [2, ...]       plain
+sent back, weighted       tokens of its batch     tokens of its batch       global, S(0)
+```
+
+How many rows a rank gets depends on values, and a spec is known to all plans of a program, so the
+rows in between are no global tensors: the experts' own code runs on plain ones, as if the rank's
+experts were all. It is told that each row has one expert, of weight one. The weights of a token are
+multiplied where it came from, so that they are not sent, and neither are their gradients.
+
+A call in which tokens are whole along an axis of the experts runs op by op: each rank has all of
+the rows then, and multiplies those of its experts.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from reprlib import repr as short
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from mirrored.transports.default import current
+
+from ...dispatch.plans.shards import attach, is_global
+from ...movement import check_mode
+from ...movement.world import is_apart, my_coordinate
+from ...spec import B, Placement, Split, TensorSpec
+from ..plan import Plan
+from .exchange import Owners, Routes
+from .kinds import COUNTS, takes_routed
+
+
+def install_experts(module: nn.Module, plan: Plan) -> None:
+    """Let the modules inside ``module`` whose experts ``plan`` divides send tokens to them."""
+    for name, part in module.named_modules():
+        if not isinstance(part.__dict__.get("forward"), ExpertsForward) and takes_routed(part):
+            axes = _axes([plan.layouts(f"{name}.{key}") for key in part._parameters])
+            if axes:
+                part.__dict__["forward"] = ExpertsForward(part, axes)
+
+
+def _axes(found: list[Any]) -> tuple[int, ...]:
+    """The axes along which experts are divided, where all tensors of a module are, and whole
+    along all others."""
+    (use, *others) = {None if layouts is None else layouts.use for layouts in found}
+    if use is None or others or any(entry not in (B, Split(0)) for entry in use):
+        return ()
+    return tuple(axis for axis, entry in enumerate(use) if entry is not B)
+
+
+def take_off_experts(module: nn.Module) -> None:
+    """Undo ``install_experts``."""
+    for part in module.modules():
+        found = part.__dict__.get("forward")
+        if isinstance(found, ExpertsForward):
+            del part.__dict__["forward"]
+            if found.inner is not None:
+                part.__dict__["forward"] = found.inner
+
+
+class ExpertsForward:
+    """Python finds it before the class's ``forward``, in the module's ``__dict__``. A class, so
+    that a module that has it can be copied and pickled.
+
+    Args:
+        module: whose forward it is.
+        axes: of its tensors' placement, along which its experts are divided.
+    """
+
+    def __init__(self, module: nn.Module, axes: tuple[int, ...]) -> None:
+        self.module, self.axes = module, axes
+        self.inner = module.__dict__.get("forward")
+        self.names = tuple(inspect.signature(module.forward).parameters)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(self.names, args)) | kwargs
+        three = [given.get(name) for name in self.names[:3]]
+        spec = self._sent_from(*three) if len(given) == 3 else None
+        if spec is None:
+            return self._added_up(self._run(*args, **kwargs))
+        x, index, weights = (each.to_global(sbp=spec.sbp).to_local() for each in three)  # type: ignore[union-attr]
+        out = self._routed(x, index, weights, spec)
+        made = spec.with_dtype(out.dtype)
+        if out.shape[-1] != spec.shape[-1]:
+            made = TensorSpec.of(
+                spec.placement, spec.sbp, (*spec.shape[:-1], out.shape[-1]), out.dtype
+            )
+        return attach(out, made)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        if self.inner is not None:
+            return self.inner(*args, **kwargs)
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+    def _added_up(self, out: Any) -> Any:
+        """``out`` without addends along the axes of the experts: the choice op by op would let the
+        layers after it run on pieces, and move those."""
+        if not is_global(out):
+            return out
+        sbp = tuple(
+            B if axis in self.axes and entry.is_partial else entry
+            for axis, entry in enumerate(out._spec.sbp)
+        )
+        return out.to_global(sbp=sbp)
+
+    def _sent_from(self, x: Any, index: Any, weights: Any) -> TensorSpec | None:
+        """How tokens lie where they are sent from; None where they are not to be sent. Specs alone
+        decide, which all ranks know."""
+        if not all(map(is_global, (x, index, weights, *self._tensors().values()))):
+            return None
+        spec, lead = x._spec, index.ndim - 1
+        fits = index.shape == weights.shape and index.shape[:-1] == x.shape[:-1] and lead > 0
+        others = {each._spec.placement for each in (index, weights, *self._tensors().values())}
+        if not fits or index.is_floating_point() or others != {spec.placement}:
+            return None
+        if spec.placement.size != current().size and not is_apart():
+            return None  # ranks outside know the result from following the ops
+        split = [isinstance(entry, Split) and entry.dim < lead for entry in spec.sbp]
+        wide = [axis for axis in self.axes if spec.placement.shape[axis] > 1]
+        if not wide or not all(split[axis] for axis in wide):
+            return None
+        return spec.with_sbp(tuple(e if s else B for e, s in zip(spec.sbp, split, strict=True)))
+
+    def _routed(self, x: Tensor, index: Tensor, weights: Tensor, spec: TensorSpec) -> Tensor:
+        """What the module makes of this rank's tokens, wherever their experts are."""
+        check_mode.calling("experts")
+        count = next(iter(self._tensors().values())).shape[0]
+        at = my_coordinate(spec.placement)
+        assert at is not None
+        routes = Routes(index.reshape(-1, index.shape[-1]), owners(spec.placement, self.axes, count, at))
+        rows, expert = routes.send(x.reshape(-1, x.shape[-1]))
+        # A rank without rows has its part in the graph all the same, and a gradient of zeros.
+        empty = rows.shape[0] == 0
+        if empty:
+            rows, expert = pad(rows, (0, 0, 0, 1)), pad(expert, (0, 1))
+        with self._shown():
+            made = self._run(rows, expert[:, None], torch.ones_like(rows[:, :1]))
+        if not isinstance(made, Tensor) or made.ndim != 2 or made.shape[0] != rows.shape[0]:
+            raise TypeError(
+                f"experts: {type(self.module).__name__} made {short(made)} of {rows.shape[0]} rows, "
+                "and experts to which tokens are sent give one row for each. Lay their weights out "
+                "in another way than S(0)."
+            )
+        out = routes.give_back(made[:0] if empty else made, weights.reshape(-1, weights.shape[-1]))
+        return out.reshape(*x.shape[:-1], out.shape[-1])
+
+    def _tensors(self) -> dict[str, Any]:
+        """The module's tensors, as forward sees them."""
+        keys = self.module._parameters
+        return {key: getattr(self.module, key) for key in keys if keys[key] is not None}
+
+    @contextmanager
+    def _shown(self) -> Iterator[None]:
+        """Inside, the module has this rank's experts, and no others."""
+        seen = self.module.__dict__
+        local = {key: x.to_local() for key, x in self._tensors().items()}
+        here = next(iter(local.values())).shape[0]
+        numbers = {key: here for key in COUNTS if isinstance(seen.get(key), int)}
+        before = {key: seen[key] for key in (*local, *numbers) if key in seen}
+        seen.update(local | numbers)
+        try:
+            yield
+        finally:
+            for key in (*local, *numbers):
+                del seen[key]
+            seen.update(before)
+
+
+@lru_cache(maxsize=1 << 10)
+def owners(
+    placement: Placement, axes: tuple[int, ...], count: int, at: tuple[int, ...]
+) -> Owners:
+    """Who has which of ``count`` experts, among the ranks that differ from the one at ``at`` in
+    ``axes`` only."""
+    entries = tuple(Split(0) if axis in axes else B for axis in range(placement.ndim))
+    spec = TensorSpec.of(placement, entries, (count,), torch.int64)
+    ways = (range(n) if axis in axes else [at[axis]] for axis, n in enumerate(placement.shape))
+    places = list(itertools.product(*ways))
+    ranks = tuple(placement.rank_at(place) for place in places)
+    sizes = tuple(spec.local_shape(place)[0] for place in places)
+    return Owners(ranks, places.index(at), sizes)
