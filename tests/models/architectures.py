@@ -19,7 +19,9 @@ Inputs = dict[str, Any]
 Made = tuple[torch.nn.Module, Inputs]
 
 # Their ops take no float64: grouped products, and masks with the smallest float32.
-SINGLE = frozenset("Mixtral Qwen2Moe Qwen3Moe Olmoe GraniteMoe DeepseekV3 XGLM".split())
+SINGLE = frozenset(
+    "Mixtral Qwen2Moe Qwen3Moe Olmoe GraniteMoe DeepseekV3 GptOss Llama4Text XGLM".split()
+)
 
 NO_DROPOUT = """resid_pdrop embd_pdrop attn_pdrop hidden_dropout attention_dropout dropout
 hidden_dropout_prob attention_probs_dropout_prob dropout_rate activation_dropout embed_dropout
@@ -154,6 +156,13 @@ def _convnet(name: str, **more: Any) -> Callable[[], Made]:
     return make
 
 
+def _llama4() -> Made:
+    given = {**_SIZES, **_KEYS, "num_local_experts": 12, "num_experts_per_tok": 1, "head_dim": 4,
+             "intermediate_size_mlp": INNER}  # fmt: skip
+    inputs = {"input_ids": tokens(), "labels": tokens()}
+    return _made("Llama4TextConfig", "Llama4ForCausalLM", given, inputs)
+
+
 _DEEPSEEK: dict[str, Any] = dict(
     n_routed_experts=12, n_shared_experts=1, moe_intermediate_size=24, first_k_dense_replace=1,
     num_key_value_heads=HEADS, q_lora_rank=24, kv_lora_rank=24, qk_rope_head_dim=4,
@@ -204,6 +213,11 @@ MIXTURES: dict[str, Callable[[], Made]] = {
     "Olmoe": _decoder("Olmoe", **_KEYS, **_MIXTURE, num_experts=12),
     "GraniteMoe": _decoder("GraniteMoe", **_KEYS, num_local_experts=12, num_experts_per_tok=2),
     "DeepseekV3": _decoder("DeepseekV3", **_DEEPSEEK),
+    "GptOss": _decoder(
+        "GptOss", **_KEYS, **_MIXTURE, num_local_experts=12, head_dim=4,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+    ),
+    "Llama4Text": _llama4,
 }  # fmt: skip
 STATE_SPACE: dict[str, Callable[[], Made]] = {
     "Mamba": _decoder("Mamba", state_size=4, conv_kernel=2),
