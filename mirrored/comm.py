@@ -93,6 +93,10 @@ class Transport(ABC):
     `transports/default.py` says which one is in use.
     """
 
+    records = False
+    """Whether it notes what a program sends, so that no size may depend on values, but inside
+    ``as_one``."""
+
     @property
     @abstractmethod
     def rank(self) -> int:

@@ -30,6 +30,8 @@ _NOT_IN_A_PROGRAM = frozenset(
 class Noting(Wrapper):
     """Passes every call on to ``inner``, and gives those that send tensors to ``note``."""
 
+    records = True
+
     def __init__(
         self,
         inner: Transport,

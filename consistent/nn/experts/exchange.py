@@ -14,6 +14,7 @@ rows are one all-to-all, and so is the way back. The gradient of each is the oth
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,7 @@ from mirrored.transports.failures import raised_together
 
 from ...forms.whole_numbers import whole_numbers
 from ...movement.differentiable import swap
+from ...spec import piece
 
 
 @dataclass(frozen=True)
@@ -56,30 +58,45 @@ class Routes:
 
     def __init__(self, index: Tensor, owners: Owners) -> None:
         self.owners, self.k = owners, index.shape[-1]
-        n, me, sizes = sum(owners.sizes), owners.me, owners.sizes
+        n, sizes = sum(owners.sizes), list(owners.sizes)
         flat = index.reshape(-1)
         self.rows = flat.shape[0]
         known = flat.clamp(0, n)
-        counts = torch.bincount(known, minlength=n + 1)[:n].split(list(sizes))
-        wrong = (flat != known).sum().reshape(1)
-        going = torch.stack([part.sum() for part in counts])
-        told = [torch.cat([part, wrong]) for part in counts]
-        shapes = [(sizes[me] + 1,)] * len(sizes)
-        coming = torch.stack(current().all_to_all(told, shapes, owners.ranks))
-        _check(coming[:, -1], owners, n)
-        self.each = coming[:, :-1]  # rows from each rank, of each expert that is here
-        self.counts = _square(going, self.each.sum(1), me)
-        sent = whole_numbers(going, lambda: _balanced(self.rows, len(sizes)))
+        counts = known.new_zeros(n + 1).scatter_add_(0, known, torch.ones_like(known))[:n]
+        going, coming = self._told(counts, (flat != known).sum())
+        _check([each[-1] for each in coming], owners, n)
+        self.coming = [each[:-1] for each in coming]
+        sent = [sum(part) for part in _cut(going, sizes)]
+        self.counts = _square(sent, [sum(each) for each in self.coming], owners.me)
         # Rows in the order of their experts; those that are dropped come last, and are left out.
         self.order = known.argsort(stable=True)[: sum(sent)]
+
+    def _told(self, counts: Tensor, wrong: Tensor) -> tuple[list[int], list[list[int]]]:
+        """(how many rows of this rank go to each expert; how many come from each rank to each
+        expert that is here, and how many indices of that rank are wrong)."""
+        sizes, me = self.owners.sizes, self.owners.me
+        told = [torch.cat([part, wrong.reshape(1)]) for part in counts.split(list(sizes))]
+        shapes = [(sizes[me] + 1,)] * len(sizes)
+        come = current().all_to_all(told, shapes, self.owners.ranks)
+        numbers = whole_numbers(torch.cat([counts, *come]), self._balanced)
+        going, *coming = _cut(numbers, [sum(sizes), *(sizes[me] + 1 for _ in sizes)])
+        return going, coming
+
+    def _balanced(self) -> list[int]:
+        """In a simulation each expert gets as many rows of each rank."""
+        n, me, sizes = sum(self.owners.sizes), self.owners.me, list(self.owners.sizes)
+        each = [piece(self.rows, n, k)[1] for k in range(n)]
+        here = [*_cut(each, sizes)[me], 0]
+        return each + here * len(sizes)
 
     def send(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(the rows that come of all ranks' ``x`` [tokens, ...], the place of each one's expert
         among those that are here)."""
         rows = x.index_select(0, self.order // self.k)
         arrived = swap(rows, self.counts, self.owners.me, self.owners.ranks)
-        numbers = torch.arange(self.each.shape[1], device=x.device).repeat(self.each.shape[0])
-        return arrived, numbers.repeat_interleave(self.each.reshape(-1))
+        number = torch.arange(len(self.coming[0])).repeat(len(self.coming))
+        expert = number.repeat_interleave(torch.tensor(self.coming).flatten())
+        return arrived, expert.to(x.device)
 
     def give_back(self, made: Tensor, weights: Tensor) -> Tensor:
         """The sum over each token's experts of what they made of it, [tokens, ...], times its
@@ -91,21 +108,20 @@ class Routes:
         return (every * wide).sum(1).to(made.dtype)
 
 
-def _square(going: Tensor, coming: Tensor, me: int) -> Tensor:
+def _cut(numbers: list[int], sizes: list[int]) -> list[list[int]]:
+    left = iter(numbers)
+    return [list(itertools.islice(left, size)) for size in sizes]
+
+
+def _square(going: list[int], coming: list[int], me: int) -> Tensor:
     """Rows from each rank to each, as far as they concern this one."""
-    counts = going.new_zeros(len(going), len(going))
-    counts[me], counts[:, me] = going, coming
+    counts = torch.zeros(len(going), len(going), dtype=torch.int64)
+    counts[me], counts[:, me] = torch.tensor(going), torch.tensor(coming)
     return counts
 
 
-def _balanced(rows: int, parts: int) -> list[int]:
-    """In a simulation as many rows go to each rank."""
-    return [(k + 1) * rows // parts - k * rows // parts for k in range(parts)]
-
-
-def _check(wrong: Tensor, owners: Owners, n: int) -> None:
-    found = whole_numbers(wrong, lambda: [0] * len(owners.ranks))
-    for rank, number in zip(owners.ranks, found, strict=True):
+def _check(wrong: list[int], owners: Owners, n: int) -> None:
+    for rank, number in zip(owners.ranks, wrong, strict=True):
         if number:
             raise ValueError(
                 raised_together(

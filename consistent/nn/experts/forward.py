@@ -21,15 +21,11 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
-from reprlib import repr as short
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch import nn
 
 from mirrored.transports.default import current
 
@@ -38,8 +34,11 @@ from ...movement import check_mode
 from ...movement.world import is_apart, my_coordinate
 from ...spec import B, Placement, Split, TensorSpec
 from ..plan import Plan
-from .exchange import Owners, Routes
-from .kinds import COUNTS, takes_routed
+from .exchange import Owners
+from .kinds import takes_routed
+from .routed import Routed, in_one_message
+
+_numbers = itertools.count()  # every rank makes the same modules global, in the same order
 
 
 def install_experts(module: nn.Module, plan: Plan) -> None:
@@ -80,7 +79,7 @@ class ExpertsForward:
     """
 
     def __init__(self, module: nn.Module, axes: tuple[int, ...]) -> None:
-        self.module, self.axes = module, axes
+        self.module, self.axes, self.number = module, axes, next(_numbers)
         self.inner = module.__dict__.get("forward")
         self.names = tuple(inspect.signature(module.forward).parameters)
 
@@ -89,17 +88,20 @@ class ExpertsForward:
         three = [given.get(name) for name in self.names[:3]]
         spec = self._sent_from(*three) if len(given) == 3 else None
         if spec is None:
-            return self._added_up(self._run(*args, **kwargs))
-        x, index, weights = (each.to_global(sbp=spec.sbp).to_local() for each in three)  # type: ignore[union-attr]
-        out = self._routed(x, index, weights, spec)
-        made = spec.with_dtype(out.dtype)
-        if out.shape[-1] != spec.shape[-1]:
-            made = TensorSpec.of(
-                spec.placement, spec.sbp, (*spec.shape[:-1], out.shape[-1]), out.dtype
-            )
-        return attach(out, made)
+            return self._added_up(self.own(*args, **kwargs))
+        check_mode.calling("experts")
+        stacks = self._tensors()
+        count, at = next(iter(stacks.values())).shape[0], my_coordinate(spec.placement)
+        assert at is not None
+        laid = [each.to_global(sbp=spec.sbp) for each in three]  # type: ignore[union-attr]
+        local = [each.to_local() for each in (*laid, *stacks.values())]
+        run = Routed(self, tuple(stacks), owners(spec.placement, self.axes, count, at))
+        out = in_one_message(run, local) if current().records else run(*local)
+        shape = (*spec.shape[:-1], out.shape[-1])
+        return attach(out, TensorSpec.of(spec.placement, spec.sbp, shape, out.dtype))
 
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
+    def own(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own forward."""
         if self.inner is not None:
             return self.inner(*args, **kwargs)
         return type(self.module).forward(self.module, *args, **kwargs)
@@ -133,55 +135,14 @@ class ExpertsForward:
             return None
         return spec.with_sbp(tuple(e if s else B for e, s in zip(spec.sbp, split, strict=True)))
 
-    def _routed(self, x: Tensor, index: Tensor, weights: Tensor, spec: TensorSpec) -> Tensor:
-        """What the module makes of this rank's tokens, wherever their experts are."""
-        check_mode.calling("experts")
-        count = next(iter(self._tensors().values())).shape[0]
-        at = my_coordinate(spec.placement)
-        assert at is not None
-        routes = Routes(index.reshape(-1, index.shape[-1]), owners(spec.placement, self.axes, count, at))
-        rows, expert = routes.send(x.reshape(-1, x.shape[-1]))
-        # A rank without rows has its part in the graph all the same, and a gradient of zeros.
-        empty = rows.shape[0] == 0
-        if empty:
-            rows, expert = pad(rows, (0, 0, 0, 1)), pad(expert, (0, 1))
-        with self._shown():
-            made = self._run(rows, expert[:, None], torch.ones_like(rows[:, :1]))
-        if not isinstance(made, Tensor) or made.ndim != 2 or made.shape[0] != rows.shape[0]:
-            raise TypeError(
-                f"experts: {type(self.module).__name__} made {short(made)} of {rows.shape[0]} rows, "
-                "and experts to which tokens are sent give one row for each. Lay their weights out "
-                "in another way than S(0)."
-            )
-        out = routes.give_back(made[:0] if empty else made, weights.reshape(-1, weights.shape[-1]))
-        return out.reshape(*x.shape[:-1], out.shape[-1])
-
     def _tensors(self) -> dict[str, Any]:
         """The module's tensors, as forward sees them."""
         keys = self.module._parameters
         return {key: getattr(self.module, key) for key in keys if keys[key] is not None}
 
-    @contextmanager
-    def _shown(self) -> Iterator[None]:
-        """Inside, the module has this rank's experts, and no others."""
-        seen = self.module.__dict__
-        local = {key: x.to_local() for key, x in self._tensors().items()}
-        here = next(iter(local.values())).shape[0]
-        numbers = {key: here for key in COUNTS if isinstance(seen.get(key), int)}
-        before = {key: seen[key] for key in (*local, *numbers) if key in seen}
-        seen.update(local | numbers)
-        try:
-            yield
-        finally:
-            for key in (*local, *numbers):
-                del seen[key]
-            seen.update(before)
-
 
 @lru_cache(maxsize=1 << 10)
-def owners(
-    placement: Placement, axes: tuple[int, ...], count: int, at: tuple[int, ...]
-) -> Owners:
+def owners(placement: Placement, axes: tuple[int, ...], count: int, at: tuple[int, ...]) -> Owners:
     """Who has which of ``count`` experts, among the ranks that differ from the one at ``at`` in
     ``axes`` only."""
     entries = tuple(Split(0) if axis in axes else B for axis in range(placement.ndim))

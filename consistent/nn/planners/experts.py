@@ -88,7 +88,9 @@ def _add_up_after(plan: Plan, asked: Asked, but: Collection[str] = ()) -> None:
     split = [name for name, _, _ in stacked_experts(asked) if name in plan.tensors]
     for name, part in asked.module.named_modules():
         inside = f"{name}.experts"
-        if hasattr(part, "experts") and any(n.startswith(inside) for n in split if inside not in but):
+        if hasattr(part, "experts") and any(
+            n.startswith(inside) for n in split if inside not in but
+        ):
             plan.modules.setdefault(name, Border(outputs={0: (B,)}))
 
 

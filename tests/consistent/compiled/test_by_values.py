@@ -13,6 +13,7 @@ import consistent
 from consistent import B, Placement, S
 from mirrored.transports.counting import counting
 from tests.consistent.compiled.steps import Made, beside
+from tests.consistent.nn.experts.test_forward import Mixture
 from tests.ranks import on_ranks
 from tests.rounding import gamma
 from tests.twins import randn
@@ -102,6 +103,29 @@ def test_products_of_groups(rank: int) -> None:
             return _mixture(sbp)
 
         _sends_as_much(make, batches, beside(make, batches, rtol=MIXED))
+
+
+def _routed() -> Made:
+    model = consistent.parallelize(Mixture(7), Placement.all("cpu"), "zero3+expert")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: Any) -> Any:
+        optimizer.zero_grad()
+        out, even = model(x)
+        loss = out.square().sum() + even
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, list(model.parameters())
+
+
+@on_ranks(3)
+def test_tokens_that_are_sent_to_their_experts(rank: int) -> None:
+    batches = _batches(8, 3, 4)
+    program = beside(_routed, batches)
+    kinds = [call.kind for call in program.programs[-1].program.messages()]
+    assert kinds.count("as_one") == 2, kinds  # forward, and backward, which runs it again
 
 
 @on_ranks(2, timeout=300)  # a machine that has compiled nothing yet takes a minute

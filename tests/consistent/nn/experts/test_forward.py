@@ -46,7 +46,7 @@ class Mixture(nn.Module):
         torch.manual_seed(3)
         self.k, self.score = k, score
         self.router = nn.Linear(D, count)
-        self.experts = Experts(count)
+        self.experts: Any = Experts(count)
         self.shared = nn.Linear(D, D)
         self.drop = False  # the second choice of every token
         self.double()
@@ -79,9 +79,7 @@ def check(model: Mixture, x: Tensor, placement: Placement, plan: Any, sbp: Any =
     consistent.parallelize(model, placement, plan)
     found = step(model, consistent.distribute(x, placement, sbp or S(0)))
     for name, value in wanted.items():
-        torch.testing.assert_close(
-            found[name].full(), value, equal_nan=True, msg=lambda text: f"{name}: {text}"
-        )
+        torch.testing.assert_close(found[name].full(), value, equal_nan=True)
 
 
 softmax = nn.Softmax(-1)

@@ -1,0 +1,136 @@
+"""A module of experts run on rows that come from all ranks: on plain tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from reprlib import repr as short
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
+
+from mirrored.transports.default import current
+
+from ...dispatch.planning.without_modes import without_modes
+from .exchange import Owners, Routes
+from .kinds import COUNTS
+
+
+class Forward(Protocol):
+    """A module's own forward, and a number that tells it from others in this program."""
+
+    module: nn.Module
+    number: int
+
+    def own(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Routed:
+    """(tokens, index, weights, this rank's stacks of weights) -> what all experts make of this
+    rank's tokens.
+
+    Args:
+        forward: the module's.
+        keys: the names of its stacks.
+        owners: who has which of its experts.
+    """
+
+    forward: Forward
+    keys: tuple[str, ...]
+    owners: Owners
+
+    def __call__(self, x: Tensor, index: Tensor, weights: Tensor, *stacks: Tensor) -> Tensor:
+        routes = Routes(index.reshape(-1, index.shape[-1]), self.owners)
+        rows, expert = routes.send(x.reshape(-1, x.shape[-1]))
+        # A rank without rows has its part in the graph all the same, and a gradient of zeros.
+        empty = rows.shape[0] == 0
+        if empty:
+            rows, expert = pad(rows, (0, 0, 0, 1)), pad(expert, (0, 1))
+        with _shown(self.forward.module, dict(zip(self.keys, stacks, strict=True))):
+            made = self.forward.own(rows, expert[:, None], torch.ones_like(rows[:, :1]))
+        self._check(made, rows)
+        out = routes.give_back(made[:0] if empty else made, weights.reshape(-1, weights.shape[-1]))
+        return out.reshape(*x.shape[:-1], out.shape[-1])
+
+    def _check(self, made: Any, rows: Tensor) -> None:
+        if not isinstance(made, Tensor) or made.ndim != 2 or made.shape[0] != rows.shape[0]:
+            raise TypeError(
+                f"experts: {type(self.forward.module).__name__} made {short(made)} of "
+                f"{rows.shape[0]} rows, and experts to which tokens are sent give a row for each. "
+                "Lay its weights out in another way than S(0)."
+            )
+
+    def __repr__(self) -> str:
+        return f"experts {self.forward.number} {type(self.forward.module).__name__} {self.owners}"
+
+
+@contextmanager
+def _shown(module: nn.Module, stacks: Mapping[str, Tensor]) -> Iterator[None]:
+    """Inside, ``module`` has the experts in ``stacks``, and no others."""
+    seen = module.__dict__
+    here = next(iter(stacks.values())).shape[0]
+    numbers = {key: here for key in COUNTS if isinstance(seen.get(key), int)}
+    before = {key: seen[key] for key in (*stacks, *numbers) if key in seen}
+    seen.update(stacks)
+    seen.update(numbers)
+    try:
+        yield
+    finally:
+        for key in (*stacks, *numbers):
+            del seen[key]
+        seen.update(before)
+
+
+# -- in a step that is recorded --------------------------------------------------------------------
+
+
+def in_one_message(run: Routed, tensors: list[Tensor]) -> Tensor:
+    """``run(*tensors)``, for those who record a step, to whom sizes that depend on values have to
+    be inside one message. Its backward is another one, which runs it again."""
+    return _InOneMessage.apply(run, *tensors)
+
+
+class _InOneMessage(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, run: Routed, *tensors: Tensor) -> Tensor:
+        ctx.run = run
+        ctx.save_for_backward(*tensors)
+        return _sent(_Forward(run), list(tensors))[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple:
+        x, index, *others = ctx.saved_tensors
+        to_x, *to_others = _sent(_Backward(ctx.run), [grad, x, index, *others])
+        return None, to_x, None, *to_others
+
+
+def _sent(run: _Forward | _Backward, tensors: list[Tensor]) -> list[Tensor]:
+    return current().as_one(run, [x.detach() for x in tensors], run.run.owners.ranks)
+
+
+@dataclass(frozen=True)
+class _Forward:
+    run: Routed
+
+    def __call__(self, xs: list[Tensor]) -> list[Tensor]:
+        return [self.run(*xs)]
+
+
+@dataclass(frozen=True)
+class _Backward:
+    """(gradient, tokens, index, weights, stacks) -> gradients of all but the index."""
+
+    run: Routed
+
+    def __call__(self, xs: list[Tensor]) -> list[Tensor]:
+        grad, x, index, *others = xs
+        with without_modes():  # a program runs below autograd
+            x, *others = (each.detach().requires_grad_() for each in (x, *others))
+            out = self.run(x, index, *others)
+            return list(torch.autograd.grad(out, (x, *others), grad))

@@ -1,0 +1,58 @@
+"""Unmodified mixtures whose tokens are sent to their experts: loss, gradients and the loss after a
+step are those of one process, losses on the balance of experts included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="the models are those of the transformers library")
+
+import consistent
+from consistent import B, Placement, S
+from tests.models.architectures import MIXTURES, MODELS
+from tests.models.steps import allowed, step, worst
+from tests.ranks import ALL, pool
+
+BALANCED = frozenset("Mixtral Qwen2Moe Qwen3Moe Olmoe GraniteMoe GptOss".split())
+GRID = [[0, 1], [2, 3]]
+LINES: list[tuple[str, int]] = [("Mixtral", 2), ("DeepseekV3", 3), ("GptOss", 4)]
+GRIDS = ["Mixtral"]
+if ALL:
+    LINES = [(name, n) for name in MIXTURES for n in (2, 3, 4)]
+    GRIDS = list(MIXTURES)
+
+
+def _made(name: str) -> tuple[torch.nn.Module, dict[str, Any]]:
+    model, inputs = MODELS[name]()
+    return model.eval(), inputs | ({"output_router_logits": True} if name in BALANCED else {})
+
+
+def _compared(rank: int, name: str, placement: Placement, plan: Any, sbp: Any) -> Any:
+    wanted = step(*_made(name))
+    model, inputs = _made(name)
+    consistent.parallelize(model, placement, plan)
+    given = {
+        key: consistent.distribute(x, placement, sbp) if isinstance(x, torch.Tensor) else x
+        for key, x in inputs.items()
+    }
+    with consistent.plain_may_differ():
+        return worst(step(model, given), wanted)
+
+
+@pytest.mark.parametrize(("name", "ranks"), LINES)
+def test_experts_on_the_ranks_of_the_batch(name: str, ranks: int) -> None:
+    line = Placement("cpu", range(ranks))
+    for where, error in pool(ranks).run(_compared, name, line, "zero3+expert", S(0)):
+        assert error < allowed(name), (where, error)
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_experts_on_one_of_the_axes_of_the_batch(name: str) -> None:
+    grid = Placement("cpu", GRID, axes=("dp", "ep"))
+    plan = {"dp": "zero3", "ep": "expert"}
+    for sbp in ((S(0), S(0)), (S(0), B)) if ALL else ((S(0), S(0)),):
+        for where, error in pool(4).run(_compared, name, grid, plan, sbp):
+            assert error < allowed(name), (where, error)
