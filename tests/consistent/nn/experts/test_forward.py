@@ -129,7 +129,7 @@ def test_experts_on_one_of_two_axes(rank: int) -> None:
 @on_ranks(*SIZES)
 def test_bytes_are_those_of_tokens_on_other_ranks(rank: int) -> None:
     k, size = 2, torch.distributed.get_world_size()
-    model = consistent.parallelize(Mixture(2 * size, k), Placement.all("cpu"), "expert")
+    model: Any = consistent.parallelize(Mixture(2 * size, k), Placement.all("cpu"), "expert")
     each = 2 * size  # tokens of a rank, of which every rank's experts get two
     tokens = each * size
     x = consistent.distribute(torch.randn(tokens, D).double(), Placement.all("cpu"), S(0))
