@@ -1,5 +1,21 @@
 """Forms of ops that are a layer of a network."""
 
-from . import attention, ctc, embedding, embedding_bag, normalization, ring_attention
+from . import (
+    attention,
+    ctc,
+    embedding,
+    embedding_bag,
+    embedding_rows,
+    normalization,
+    ring_attention,
+)
 
-__all__ = ["attention", "ctc", "embedding", "embedding_bag", "normalization", "ring_attention"]
+__all__ = [
+    "attention",
+    "ctc",
+    "embedding",
+    "embedding_bag",
+    "embedding_rows",
+    "normalization",
+    "ring_attention",
+]

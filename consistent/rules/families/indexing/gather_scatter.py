@@ -9,6 +9,9 @@ result.
 
 from __future__ import annotations
 
+import math
+
+from ....spec import S
 from ... import notation
 from ...signature import Call, DoesNotFit, Signature
 from ...table import Row, add_rows
@@ -30,20 +33,36 @@ def gathered_along(call: Call, parts: int) -> list[Signature]:
     return notation.signatures_of([notation.parse(_GATHER)], call, parts)
 
 
+# Scaling gradients by frequency counts every index of the batch.
+_BY_COUNT = "ve, f([...]) -> [...]e; v by masked_embedding; unless sparse"
+_LOOKED_UP = "ve, f(...) -> ...e; v by masked_embedding; unless sparse"
+
+
+def looked_up(call: Call, parts: int) -> list[Signature]:
+    """`ve, f(...) -> ...e`, and where indices and rows are split alike, rows that are fetched from
+    the ranks that have them, each once."""
+    by_count = call.get("scale_grad_by_freq", False)
+    made = notation.signatures_of(
+        [notation.parse(_BY_COUNT if by_count else _LOOKED_UP)], call, parts
+    )
+    if by_count or call.get("sparse", False):
+        return made
+    table, index = call.operands
+    rows = min(-(-math.prod(index.shape) // parts), table.shape[0])
+    each = table.shape[1] * table.spec.dtype.itemsize + index.spec.dtype.itemsize
+    sent = rows * each * (parts - 1) // parts
+    fetched = [
+        call.make({0: S(0), 1: S(d)}, S(d), "rows_of_owners", sent) for d in range(index.ndim)
+    ]
+    return [*made, *fetched]
+
+
 _DIM = "input dim index"
 _SCATTER = "f(...D, index:...[E], src:...[E]) -> ...D; D by write_index; sizes may differ"
 _WRITTEN = "f(...D, index:[E], source:...[E]) -> ...D; D by write_index"
 
 ROWS = (
-    Row(
-        "embedding",
-        (
-            # Scaling gradients by frequency counts every index of the batch.
-            "ve, f([...]) -> [...]e; v by masked_embedding; if scale_grad_by_freq; unless sparse",
-            "ve, f(...) -> ...e; v by masked_embedding; unless sparse",
-        ),
-        "weight indices padding_idx scale_grad_by_freq sparse",
-    ),
+    Row("embedding", looked_up, "weight indices padding_idx scale_grad_by_freq sparse"),
     Row("gather", f"{_GATHER}; sizes may differ; unless sparse_grad", f"{_DIM} sparse_grad"),
     Row("index_add", "...D + f(index:E), source:...E -> ...D; D by write_index", f"{_DIM} source"),
     Row("index_copy", _WRITTEN, f"{_DIM} source"),

@@ -1,0 +1,159 @@
+"""Embedding with rows and indices split over the same ranks: each rank asks the owners for the rows
+that it looks up, each row once.
+
+```
+rank 0: rows 0 1 2, looks up 4 1 4       asks 1: 4        gets row 4
+rank 1: rows 3 4 5, looks up 0 5 1       asks 0: 0 1      gets rows 0, 1
+```
+
+Three messages: how many rows are asked for, which, and the rows. In backward the gradients of a
+rank's lookups are added up row by row, and go to the owners with the numbers of the rows. A step
+that is recorded has each way in one message, since its sizes depend on values.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mirrored.comm import Ranks
+from mirrored.transports.default import current
+
+from ....spec import piece
+from ...join_results import slot
+from ...refused import need_in_range
+from ...registry import Shards, form
+from ...whole_numbers import has_values
+
+
+@form("rows_of_owners", raises_first=True)
+def rows_of_owners(shard: Shards) -> Tensor:
+    """torch.embedding of rows that other ranks may have."""
+    table, index = shard.tensors
+    if shard.coordinate is None:
+        return shard.run(*shard.args, **shard.kwargs)
+    need_in_range(index, shard.specs[0].shape[0], shard.call.name)
+    padding = shard.get("padding_idx", -1)
+    edges = tuple(itertools.accumulate((sizes[0] for _, sizes in shard.regions()), initial=0))
+    return _LookUp.apply(table, index, Owners(edges, slot(shard)[0], shard.ranks), padding)
+
+
+@dataclass(frozen=True)
+class Owners:
+    """Who has which rows of a table.
+
+    Args:
+        edges: those from edges[k] to edges[k + 1] are those of the k-th rank.
+        me: this rank's place among them.
+        ranks: all of them.
+    """
+
+    edges: tuple[int, ...]
+    me: int
+    ranks: Ranks
+
+    def unique(self, index: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+        """(the rows in ``index``, each once and in order, where each index is among them, how many
+        of them each rank has)."""
+        if has_values(index):
+            rows, places = index.unique(return_inverse=True)
+            cuts = torch.searchsorted(rows, torch.tensor(self.edges, device=index.device)).tolist()
+            return rows, places, [b - a for a, b in itertools.pairwise(cuts)]
+        # In a simulation all are others, and each rank has as many.
+        count = min(index.numel(), self.edges[-1])
+        places = torch.zeros_like(index)
+        return index.new_empty(count), places, [piece(count, len(self.ranks), k)[1] for k in
+                                                range(len(self.ranks))]  # fmt: skip
+
+    def ask(self, rows: Tensor, going: list[int]) -> tuple[Tensor, list[int]]:
+        """(the rows that others ask this rank for, as places in its shard, how many each does)."""
+        told = [rows.new_full((1,), n) for n in going]
+        come = torch.cat(current().all_to_all(told, [(1,)] * len(told), self.ranks))
+        coming = come.tolist() if has_values(come) else [going[self.me]] * len(going)
+        asked = self.swap(rows, going, coming)
+        return asked - self.edges[self.me], coming
+
+    def swap(self, x: Tensor, going: list[int], coming: list[int]) -> Tensor:
+        """Rows that this rank is sent, in the order of the ranks that send them."""
+        pieces = [part.contiguous() for part in x.split(going)]
+        shapes = [(n, *x.shape[1:]) for n in coming]
+        return torch.cat(current().all_to_all(pieces, shapes, self.ranks))
+
+
+@dataclass(frozen=True)
+class _Fetch:
+    """(shard of the table, indices) -> their rows."""
+
+    owners: Owners
+
+    def __call__(self, xs: list[Tensor]) -> list[Tensor]:
+        table, index = xs
+        rows, places, going = self.owners.unique(index)
+        asked, coming = self.owners.ask(rows, going)
+        found = self.owners.swap(table.index_select(0, asked), coming, going)
+        return [found.index_select(0, places.reshape(-1)).reshape(*index.shape, table.shape[1])]
+
+
+@dataclass(frozen=True)
+class _AddUp:
+    """(gradients of rows, their indices) -> the gradient of this rank's shard of the table."""
+
+    owners: Owners
+    padding: int
+
+    def __call__(self, xs: list[Tensor]) -> list[Tensor]:
+        grad, index = xs
+        rows, places, going = self.owners.unique(index)
+        flat = grad.reshape(-1, grad.shape[-1])
+        each = flat.new_zeros(len(rows), grad.shape[-1]).index_add_(0, places.reshape(-1), flat)
+        each = each.masked_fill_((rows == self.padding).unsqueeze(1), 0)
+        asked, coming = self.owners.ask(rows, going)
+        first, last = self.owners.edges[self.owners.me : self.owners.me + 2]
+        made = grad.new_zeros(last - first, grad.shape[-1])
+        came = self.owners.swap(each, going, coming)
+        return [made.index_add_(0, asked, came)]
+
+
+class _LookUp(torch.autograd.Function):
+    """
+    ```
+    forward    row i of the result     <-  row index[i] of the table, wherever it is
+    backward   row index[i] of the gradient, wherever it is  +=  row i
+    ```
+    """
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, index: Tensor, owners: Owners, padding: int) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.where = owners, padding
+        return current().as_one(_Fetch(owners), [table.detach(), index], owners.ranks)[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (index,) = ctx.saved_tensors
+        return _Sum.apply(grad, index, *ctx.where), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        (index,) = ctx.saved_tensors
+        return _LookUp.apply(tangent, index, *ctx.where)
+
+
+class _Sum(torch.autograd.Function):
+    """The backward of `_LookUp`. Its own backward looks up again, and gives zeros for padding."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, index: Tensor, owners: Owners, padding: int) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.where = owners, padding
+        return current().as_one(_AddUp(owners, padding), [grad.detach(), index], owners.ranks)[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (index,), (owners, padding) = ctx.saved_tensors, ctx.where
+        made = _LookUp.apply(grad, index, owners, -1)
+        return made.masked_fill((index == padding).unsqueeze(-1), 0), None, None, None
