@@ -20,6 +20,7 @@ from ....rules import table
 from ...plans.plan import handlers, list_ops
 from ...running.whole_call import call_whole
 from ..writes import reshapes_in_place, written_arguments
+from .bags import with_bags
 from .other_libraries import SAME
 from .questions import OPERATORS, is_question, refusal
 
@@ -165,7 +166,10 @@ def resolve(func: Callable[..., Any]) -> TorchFunction:
         row = table.find(name)
         if row is not None and row.composite:
             return TorchFunction(name, inplace, func, "op")
-        return TorchFunction(name, inplace, opened_body(inner or func), "open")
+        body = opened_body(inner or func)
+        if func is torch.nn.functional.embedding_bag:
+            body = with_bags(body)
+        return TorchFunction(name, inplace, body, "open")
     return TorchFunction(name, inplace, func, "op")
 
 

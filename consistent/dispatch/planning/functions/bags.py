@@ -1,0 +1,58 @@
+"""``F.embedding_bag`` of bags of one size that are split over the ranks of the table's rows: the
+rows are looked up, and added up bag by bag, so that each row that is missing is sent once. The body
+of torch's makes one row of all bags, and where each begins is a matter of values then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn.functional as F
+
+from ....spec import Split
+from ...plans.shards import is_global
+
+
+def with_bags(body: Callable[..., Any]) -> Callable[..., Any]:
+    """``body``, that of ``F.embedding_bag``, for all calls but these."""
+
+    def embedding_bag(
+        input: Any,  # noqa: A002
+        weight: Any,
+        offsets: Any = None,
+        max_norm: float | None = None,
+        norm_type: float = 2,
+        scale_grad_by_freq: bool = False,
+        mode: str = "mean",
+        sparse: bool = False,
+        per_sample_weights: Any = None,
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+    ) -> Any:
+        plain = max_norm is None and not scale_grad_by_freq and not sparse and offsets is None
+        averages = mode == "mean" and per_sample_weights is None
+        if not plain or not (mode == "sum" or averages) or not _alike(input, weight):
+            return body(
+                input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse,
+                per_sample_weights, include_last_offset, padding_idx,
+            )  # fmt: skip
+        rows = F.embedding(input, weight, padding_idx)
+        if per_sample_weights is not None:
+            rows = rows * per_sample_weights.unsqueeze(-1)
+        if padding_idx is None:
+            return rows.sum(1) if mode == "sum" else rows.mean(1)
+        counted = (input != padding_idx % weight.shape[0]).unsqueeze(-1)
+        total = rows.where(counted, 0).sum(1)
+        return total if mode == "sum" else total / counted.sum(1).clamp_min(1)
+
+    return embedding_bag
+
+
+def _alike(bags: Any, table: Any) -> bool:
+    """Whether an axis splits the bags, and the rows of the table."""
+    if not is_global(bags) or not is_global(table) or bags.ndim != 2 or not bags.shape[1]:
+        return False
+    if bags._spec.placement != table._spec.placement:
+        return False
+    pairs = zip(bags._spec.sbp, table._spec.sbp, strict=True)
+    return any(isinstance(a, Split) and a == b == Split(0) for a, b in pairs)
