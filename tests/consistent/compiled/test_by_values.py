@@ -128,6 +128,28 @@ def test_tokens_that_are_sent_to_their_experts(rank: int) -> None:
     assert kinds.count("as_one") == 2, kinds  # forward, and backward, which runs it again
 
 
+def _table() -> Made:
+    p = Placement.all("cpu")
+    table = nn.Parameter(consistent.distribute(randn(11, 3, seed=9), p, S(0)))
+
+    def step(x: Any) -> Any:
+        table.grad = None
+        out = F.embedding((x.abs() * 5).long() % 11, table)
+        out.square().sum().backward()
+        return out
+
+    return step, [table]
+
+
+@on_ranks(3)
+def test_rows_that_are_fetched_from_their_owners(rank: int) -> None:
+    batches = _batches(7, 4)
+    program = beside(_table, batches)
+    kinds = [call.kind for call in program.programs[-1].program.messages()]
+    assert kinds.count("as_one") == 2, kinds
+    _sends_as_much(_table, batches, program)
+
+
 @on_ranks(2, timeout=300)  # a machine that has compiled nothing yet takes a minute
 def test_inductor(rank: int) -> None:
     beside(_sorting, _batches(ITEMS), "inductor")
