@@ -64,10 +64,11 @@ def test_bags_of_one_size(rank: int) -> None:
     line, index = Placement.all("cpu"), places(ROWS, 7, 4)
     index[1] = 2
     each = real(7, 4)
-    for given in (
+    cases: list[dict[str, Any]] = [
         {"mode": "sum"}, {"mode": "mean"}, {"mode": "mean", "padding_idx": 2},
         {"mode": "sum", "per_sample_weights": each}, {"mode": "sum", "padding_idx": 2},
-    ):  # fmt: skip
+    ]  # fmt: skip
+    for given in cases:
         wanted = TABLE.clone().requires_grad_()
         plain = F.embedding_bag(index, wanted, **given)
         plain.sin().sum().backward()
