@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mirrored.comm import Ranks
 from mirrored.transports.default import current
-from mirrored.transports.failures import raised_together
+from mirrored.transports.failures import add
 
 from ...forms.whole_numbers import whole_numbers
 from ...movement.differentiable import swap
@@ -54,6 +54,7 @@ class Routes:
 
     Raises:
         ValueError: an index is none of the experts, on any of the ranks; all of them raise it.
+            Ranks of other groups raise in what they next do together.
     """
 
     def __init__(self, index: Tensor, owners: Owners) -> None:
@@ -123,9 +124,9 @@ def _square(going: list[int], coming: list[int], me: int) -> Tensor:
 def _check(wrong: list[int], owners: Owners, n: int) -> None:
     for rank, number in zip(owners.ranks, wrong, strict=True):
         if number:
+            if len(owners.ranks) < current().size:
+                add()  # ranks of other groups do not know, and nothing that is sent to them fits
             raise ValueError(
-                raised_together(
-                    f"experts: {number} indices on rank {rank} are none of the {n} experts. A "
-                    f"router's indices are 0 to {n - 1}; {n} stands for a token that is dropped."
-                )
+                f"experts: {number} indices on rank {rank} are none of the {n} experts. A router's "
+                f"indices are 0 to {n - 1}; {n} stands for a token that is dropped."
             )

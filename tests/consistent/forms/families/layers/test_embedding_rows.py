@@ -72,10 +72,11 @@ def test_bags_of_one_size(rank: int) -> None:
         wanted = TABLE.clone().requires_grad_()
         plain = F.embedding_bag(index, wanted, **given)
         plain.sin().sum().backward()
-        table = consistent.distribute(TABLE.clone(), line, S(0)).requires_grad_()
-        given = {k: consistent.distribute(v, line, S(0)) if v is each else v
-                 for k, v in given.items()}  # fmt: skip
-        out = F.embedding_bag(consistent.distribute(index, line, S(0)), table, **given)
+        table: Any = consistent.distribute(TABLE.clone(), line, S(0)).requires_grad_()
+        laid: dict[str, Any] = given.copy()
+        if "per_sample_weights" in given:
+            laid["per_sample_weights"] = consistent.distribute(each, line, S(0))
+        out: Any = F.embedding_bag(consistent.distribute(index, line, S(0)), table, **laid)
         assert out.sbp == (S(0),)
         out.sin().sum().backward()
         assert_close(out.detach().full(), plain.detach())
