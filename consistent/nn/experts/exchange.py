@@ -22,8 +22,8 @@ from torch import Tensor
 
 from mirrored.comm import Ranks
 from mirrored.transports.default import current
-from mirrored.transports.failures import add
 
+from ...dispatch.running.agreed import tell
 from ...forms.whole_numbers import whole_numbers
 from ...movement.differentiable import swap
 from ...spec import piece
@@ -37,11 +37,13 @@ class Owners:
         ranks: those among which the experts are divided.
         me: this rank's place among them.
         sizes: how many experts each has; they lie in this order.
+        told: all ranks that run the module, some of them in other groups.
     """
 
     ranks: Ranks
     me: int
     sizes: tuple[int, ...]
+    told: Ranks
 
 
 class Routes:
@@ -54,7 +56,7 @@ class Routes:
 
     Raises:
         ValueError: an index is none of the experts, on any of the ranks; all of them raise it.
-            Ranks of other groups raise in what they next do together.
+            So do those of other groups.
     """
 
     def __init__(self, index: Tensor, owners: Owners) -> None:
@@ -122,11 +124,16 @@ def _square(going: list[int], coming: list[int], me: int) -> Tensor:
 
 
 def _check(wrong: list[int], owners: Owners, n: int) -> None:
-    for rank, number in zip(owners.ranks, wrong, strict=True):
-        if number:
-            if len(owners.ranks) < current().size:
-                add()  # ranks of other groups do not know, and nothing that is sent to them fits
-            raise ValueError(
-                f"experts: {number} indices on rank {rank} are none of the {n} experts. A router's "
-                f"indices are 0 to {n - 1}; {n} stands for a token that is dropped."
-            )
+    try:
+        for rank, number in zip(owners.ranks, wrong, strict=True):
+            if number:
+                raise ValueError(
+                    f"experts: {number} indices on rank {rank} are none of the {n} experts. A "
+                    f"router's indices are 0 to {n - 1}; {n} stands for a token that is dropped."
+                )
+    except ValueError as error:
+        if len(owners.told) > len(owners.ranks):
+            tell(error, owners.told)
+        raise
+    if len(owners.told) > len(owners.ranks):  # other groups do not know of each other
+        tell(None, owners.told)

@@ -30,6 +30,7 @@ from torch import nn
 from mirrored.transports.default import current
 
 from ...dispatch.plans.shards import attach, is_global
+from ...dispatch.running.agreed import ranks_of
 from ...movement import check_mode
 from ...movement.world import is_apart, my_coordinate
 from ...spec import B, Placement, Split, TensorSpec
@@ -151,4 +152,4 @@ def owners(placement: Placement, axes: tuple[int, ...], count: int, at: tuple[in
     places = list(itertools.product(*ways))
     ranks = tuple(placement.rank_at(place) for place in places)
     sizes = tuple(spec.local_shape(place)[0] for place in places)
-    return Owners(ranks, places.index(at), sizes)
+    return Owners(ranks, places.index(at), sizes, ranks_of(placement))
