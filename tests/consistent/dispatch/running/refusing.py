@@ -54,6 +54,14 @@ class Refusal:
         return outs[0]
 
 
+def _of_low_rank(run: Callable[..., Any]) -> Callable[..., Any]:
+    def seeded(x: torch.Tensor) -> Any:
+        torch.manual_seed(3)
+        return run(x, q=1, niter=1)
+
+    return seeded
+
+
 def _phases() -> tuple[Refusal, ...]:
     real = torch.float64
     once = (
@@ -64,6 +72,8 @@ def _phases() -> tuple[Refusal, ...]:
         ("linalg_svd", la.svd, torch.complex128),
         ("_linalg_svd", torch._linalg_svd, torch.complex128),
         ("svd", torch.svd, torch.complex128),
+        ("svd_lowrank", _of_low_rank(torch.svd_lowrank), torch.complex128),
+        ("pca_lowrank", _of_low_rank(torch.pca_lowrank), torch.complex128),
     )
     again = (
         ("linalg_eigvals", la.eigvals, torch.complex128),

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
 import consistent
 from consistent import B, S
@@ -20,13 +19,17 @@ from tests.ranks import ALL, on_ranks, pool
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-# As torch's table of samples names them; those of low rank are programs of the others.
+# As torch's table of samples names them.
 BY_VALUE = {
     *("linalg.eig", "linalg.eigh", "linalg.eigvals", "linalg.eigvalsh", "linalg.svd", "svd"),
-    *("linalg.svdvals", "linalg.cond", "linalg.det", "norm"),
+    *("linalg.svdvals", "linalg.cond", "linalg.det", "norm", "linalg.norm", "linalg.matrix_norm"),
     *("svd_lowrank", "pca_lowrank", "logdet", "linalg.slogdet", "linalg.solve_ex"),
     *("index_reduce", "scatter_reduce"),
 }
+
+
+# Programs of the ops above.
+PROGRAMS = {"svd_lowrank", "pca_lowrank"}
 
 
 def _tried(case: Refusal, placement: Any, sbp: Any, is_bad: bool) -> tuple[Any, Any]:
@@ -61,7 +64,7 @@ def _each(rank: int) -> None:
 
 @on_ranks(2, 3)
 def test_each_op_raises_in_backward_on_all_ranks_what_one_shard_makes_it_raise(rank: int) -> None:
-    assert {case.name for case in REFUSALS} == IN_BACKWARD
+    assert {case.name for case in REFUSALS} == IN_BACKWARD | PROGRAMS
     _each(rank)
 
 
@@ -146,52 +149,14 @@ def test_a_compiled_step_looks_at_no_phase_as_torch_does_not(rank: int) -> None:
         assert found.isnan()[-1].all() == is_bad and not found[:-1].isnan().any()
 
 
-def _refuses(sample: Any, run: Any, kind: str) -> set[str]:
-    """What backward, with its own graph and without, and the second backward say of values."""
-
-    def filled(x: Any) -> Any:
-        if not isinstance(x, torch.Tensor) or not (x.is_floating_point() or x.is_complex()):
-            return x
-        if x.layout is torch.strided and kind != "own":
-            x = torch.full_like(x, 0.0 if kind == "zeros" else 0.5)
-        return x.detach().clone().requires_grad_()
-
-    def grads(outs: list[Any], leaves: list[Any], value: float, **more: Any) -> list[Any]:
-        given = [torch.full_like(x, value) for x in outs]
-        found = torch.autograd.grad(
-            outs, leaves, given, allow_unused=True, retain_graph=True, **more
-        )
-        return [x for x in found if x is not None and x.requires_grad]
-
-    first, args, kwargs = tree_map(filled, (sample.input, list(sample.args), dict(sample.kwargs)))
-    made: list[Any] = []
-    if raised(lambda: made.append(run(first, *args, **kwargs))):
-        return set()
-    tensors = [x for x in tree_leaves((first, args, kwargs)) if isinstance(x, torch.Tensor)]
-    leaves = [x for x in tensors if x.requires_grad]
-    outs = [x for x in tree_leaves(made) if isinstance(x, torch.Tensor) and x.requires_grad]
-    said = set()
-    for value in (1.0, float("nan")) if outs and leaves else ():
-        again: list[Any] = []
-        said.add(raised(lambda v=value: grads(outs, leaves, v)))
-        said.add(
-            raised(lambda v=value, a=again: a.extend(grads(outs, leaves, v, create_graph=True)))
-        )
-        for second in (1.0, float("nan")) if again else ():
-            said.add(raised(lambda v=second, a=again: grads(a, leaves, v)))
-    return {each[1] for each in said if each}
+def test_every_op_that_refuses_values_has_a_case() -> None:
+    names = {case.name for case in REFUSALS}
+    assert {name.replace(".", "_") for name in BY_VALUE} <= names
 
 
-@pytest.mark.skipif(not ALL, reason="three minutes: all samples that torch has of its ops")
+@pytest.mark.skipif(not ALL, reason="two minutes: all samples that torch has of its ops")
 def test_no_other_op_of_torch_refuses_values_in_backward() -> None:
-    from torch.testing._internal.common_methods_invocations import op_db
+    from tests.consistent.dispatch.running.refused_by_torch import refusing
 
-    refusing: dict[str, set[str]] = {}
-    for op in (op for op in op_db if op.supports_autograd):
-        for dtype in {torch.float64, torch.complex128} & set(op.supported_dtypes("cpu")):
-            for sample in list(op.sample_inputs("cpu", dtype))[:8]:
-                by_kind = [_refuses(sample, op.op, kind) for kind in ("own", "zeros", "equal")]
-                always = set.intersection(*by_kind)  # torch has no derivative of it
-                refusing.setdefault(op.name, set()).update(set.union(*by_kind) - always)
-    found = {name for name, said in refusing.items() if said}
-    assert found == BY_VALUE, {name: refusing[name] for name in found ^ BY_VALUE}
+    found = refusing()
+    assert set(found) == BY_VALUE, {name: found.get(name) for name in set(found) ^ BY_VALUE}
