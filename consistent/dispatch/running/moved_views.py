@@ -20,25 +20,30 @@ from ...movement.grad_mode import is_recording, records
 from ...movement.world import my_coordinate
 from ...rules.layout.view import groups
 from ..plans.arguments import collect, with_tensors
-from ..plans.shards import HookOff, is_global, plain
+from ..plans.shards import HookOff, attach, is_global, plain
 from . import writes
+from .agreed import all_ranks
+from .refused_gradients import Refused
 
 # One entry for each moved view; while the list is not empty, the hook looks for moved views among
 # operands.
 alive: list[None] = []
 
 VIEWS = frozenset(
-    "getitem select narrow view reshape view_as transpose t permute movedim moveaxis swapaxes "
-    "swapdims squeeze "
-    "unsqueeze expand expand_as split chunk split_with_sizes tensor_split unbind diagonal flatten "
-    "unflatten "
-    "unfold real imag detach".split()
+    """getitem select narrow slice view reshape view_as reshape_as transpose t permute movedim
+    moveaxis swapaxes swapdims adjoint squeeze unsqueeze atleast_1d atleast_2d atleast_3d expand
+    expand_as broadcast_to split chunk split_with_sizes tensor_split hsplit vsplit dsplit
+    unsafe_chunk unsafe_split unsafe_split_with_sizes unbind diagonal linalg_diagonal flatten ravel
+    unflatten unfold real imag detach""".split()
 )
 # Where these join dims, strides decide whether torch gives a view. They are looked at once somebody
 # could tell: when the source or the result was written.
-_AT_TIMES = frozenset(("reshape", "flatten"))
+_AT_TIMES = frozenset(("reshape", "reshape_as", "flatten", "ravel"))
 # An element of these stands for several elements, or for a part of one: writing into them raises.
-_NOT_ONE_TO_ONE = frozenset("as_strided expand expand_as unfold real imag".split())
+_NOT_ONE_TO_ONE = frozenset("as_strided expand expand_as broadcast_to unfold real imag".split())
+# What torch says of a view whose gradient it cannot know any more.
+_WRITTEN = "its base or another view of its base has been modified inplace"
+_UNSAFE = frozenset("unsafe_chunk unsafe_split unsafe_split_with_sizes".split())
 _INEXACT = frozenset((torch.int64, torch.uint64))  # not all of their values are exact in float64
 
 
@@ -78,10 +83,24 @@ class MovedView:
         if (source is not self._seen[0] or version != self._seen[1]) and not self.is_cut():
             if _is_copy(x):
                 return x
-            with torch.set_grad_enabled(self._graded):
-                self._value = self._taken_from(source)
+            self._value = self._retaken(source)
             self._see(source, version)
         return x if self._value is None else self._value
+
+    def _retaken(self, source: Any) -> Any:
+        """The view of ``source``, with a gradient if it had one. Torch refuses that of a source
+        that is one view of several whose base was written; as there, values can still be read."""
+        try:
+            with torch.set_grad_enabled(self._graded):
+                return self._taken_from(source)
+        except RuntimeError as error:
+            if not (self._graded and _WRITTEN in str(error)):
+                raise
+            with torch.no_grad():
+                taken = self._taken_from(source)
+            values = plain(taken).detach().requires_grad_()
+            refused = Refused.apply(values, str(error), all_ranks())
+            return attach(refused, taken._spec)
 
     def _see(self, source: Any, version: tuple[int, int]) -> None:
         # Its memory is held, so that no other has its address, by which writes are counted.
@@ -128,6 +147,13 @@ class MovedView:
     def takes(self, value: Any) -> bool:
         """Whether `put` can write such a value."""
         return self._name not in _NOT_ONE_TO_ONE and value.dtype not in _INEXACT
+
+    def is_ambiguous(self) -> bool:
+        """Whether nobody knows what gradient a write has: torch refuses to write into a view that
+        was taken in another grad mode, and of ``unsafe_split`` says that the program must know."""
+        if self._name == "detach" or not (is_recording() and self._tensors[0].requires_grad):
+            return False
+        return not self._graded or self._name in _UNSAFE
 
     def put(self, value: Any) -> None:
         """Write ``value`` where the view was taken from; differentiable.
@@ -194,13 +220,25 @@ def is_view(plan: Any) -> bool:
     return len(plan.call.operands) == 1 and not any(isinstance(part, list | bool) for part in index)
 
 
-def remember(out: Any, plan: Any, source: Any, args: tuple, kwargs: dict) -> None:
-    """Let the views ``out``, which the call of ``plan`` has moved, remember ``source``."""
+def remember(out: Any, plan: Any, source: Any, args: tuple, kwargs: dict) -> Any:
+    """The views ``out``, which the call of ``plan`` has moved and which remember ``source`` now."""
     doubtful = plan.name in _AT_TIMES and _joins_dims(source._spec.shape, out._spec.shape)
     several = isinstance(out, tuple | list)
-    for index, view in enumerate(out if several else (out,)):
+    views = [_cut_off(view) for view in (out if several else (out,))]
+    for index, view in enumerate(views):
+        if view is source:  # as atleast_1d gives it
+            continue
         at = index if several else None
         view._moved_view = MovedView(plan.name, plan.function, (args, kwargs), at, doubtful)
+    return type(out)(views) if several else views[0]
+
+
+def _cut_off(view: Any) -> Any:
+    """``view``; without a gradient if none is recorded. What is a view in a rank's own memory asks
+    for the gradient of its base even then, and what was sent does not."""
+    if is_recording() or not view.requires_grad:
+        return view
+    return attach(plain(view).detach(), view._spec)
 
 
 def _joins_dims(source: Sequence[int], target: Sequence[int]) -> bool:
@@ -260,6 +298,13 @@ def _writable(view: Any, name: str) -> MovedView:
     moved = view._moved_view
     if moved.__class__ is not MovedView or not moved.takes(view) or moved.is_cut():
         raise moved_view_error(name)
+    if moved.is_ambiguous():
+        raise RuntimeError(
+            f"{name}_: this view was taken where no gradient is recorded, or by an unsafe_ op, and "
+            "is written where one is, so it is unclear what gradient the write has.\n"
+            "  Take the view and write into it either both inside of torch.no_grad() or both "
+            "outside, and by an op that is not an unsafe_ one."
+        )
     return moved
 
 

@@ -135,7 +135,7 @@ class OnShards(Plan):
                 wrote(given[index])
         out, outs = self._typed(out, specs, first)
         if self._moves_views(first):
-            moved_views.remember(out, self, first, args, kwargs)
+            out = moved_views.remember(out, self, first, args, kwargs)
         for notify in _ON_OP_END:
             notify(self, given, out, specs, outs)
         return out

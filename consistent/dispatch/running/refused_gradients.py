@@ -130,7 +130,7 @@ def _put_off_alike(ranks: Ranks, found: tuple[Any, ...], _: Any) -> tuple[Any, .
     for rank, note in zip(ranks, notes, strict=True):
         for index, text in pickle.loads(note).items():
             said = text + told_by(rank)
-            refused = _Refused.apply(found[index], said, ranks)
+            refused = Refused.apply(found[index], said, ranks)
             found = (*found[:index], refused, *found[index + 1 :])
     return found
 
@@ -148,7 +148,7 @@ def _put_off(found: Sequence[Any]) -> dict[int, str]:
     return errors
 
 
-class _Refused(torch.autograd.Function):
+class Refused(torch.autograd.Function):
     """Passes a tensor on that has no derivative, as torch says in ``text``."""
 
     @staticmethod
