@@ -105,7 +105,8 @@ at its `backward()` or `torch.autograd.grad`, and the program may go on: eigenve
 vectors, if they are complex, whose gradient depends on their phase (NaN and infinity do); with
 `create_graph=True` the determinant and `solve_ex` of a singular matrix; the second derivative of a
 product that has two zeros (`scatter_reduce`, `index_reduce`). Ranks outside the placement have
-other nodes and are not told: when they communicate next with a rank that has raised, both raise,
+other nodes and are not told: when they communicate next with a rank that has raised, both raise
+(between hosts the one that waits for the other does),
 and so does every later call between them. Torch looks at no phase in a compiled step, so there the
 gradient is what comes out.
 
