@@ -3,6 +3,7 @@ they stand in the machine code."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import json
@@ -128,11 +129,12 @@ def build(source: Path, arch: int, cubin: Path) -> dict[str, Resources]:
     )
 
 
+@functools.cache
 def kept(source: Path, arch: int) -> tuple[Path, dict[str, Resources]]:
     """The same from build/sass/, where cubins are kept by the hash of all that they are made of."""
     assert NVCC is not None
     hashed = hashlib.sha256(run(NVCC, "--version").encode() + source.read_bytes())
-    for path in sorted((ROOT / "csrc").glob("*/*.*h")):
+    for path in sorted(source.parents[1].glob("*/*.*h")):
         hashed.update(path.read_bytes())
     cubin = ROOT / "build" / "sass" / f"{source.stem}-{arch}-{hashed.hexdigest()[:24]}.cubin"
     said = cubin.with_suffix(".json")
@@ -146,6 +148,7 @@ def kept(source: Path, arch: int) -> tuple[Path, dict[str, Resources]]:
     return cubin, {at: Resources(*found) for at, found in json.loads(said.read_text()).items()}
 
 
+@functools.cache
 def code_of(cubin: Path) -> dict[str, Code]:
     """The code of each kernel in a cubin, by its mangled name."""
     assert NVDISASM is not None

@@ -1,41 +1,64 @@
 """How many instructions a thread runs for one turn of a kernel's loop, and what that allows.
 
-All is arithmetic over the machine code, for one NVIDIA H100 SXM; nothing here was measured. As a
-program it prints the lines of the table in docs/gpu.md, for this tree or for another csrc/:
-
-    python -m tests.csrc.steps [CSRC]"""
+All is arithmetic over the machine code and what is published of one GPU of each architecture;
+nothing here was measured. `docs/make_kernels.py` writes it down."""
 
 from __future__ import annotations
 
 import heapq
 import re
-import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from tests.csrc.compiling import ROOT
-from tests.csrc.sass import Code, Instruction, build, bytes_of, code_of, in_flight, readable
+from tests.csrc.sass import Code, Instruction, bytes_of, in_flight
 
-SMS, QUARTERS, LANES, HERTZ = 132, 4, 32, 1.755e9
-COPY = 3.0e12  # bytes in a second that a copy reads and writes
+QUARTERS, LANES = 4, 32  # of a multiprocessor; of a warp
+REGISTERS = 65536  # of a multiprocessor
+COPIED = 0.9  # of the published bandwidth, by a copy
 LATENCY_S = 700e-9  # from asking for global memory to having it, while all ask
-REGISTERS, THREADS = 65536, 2048  # of a multiprocessor
-
 CALLED = 70  # instructions of a subroutine of the compiler: a division of 64 bits, about
 
-# Cycles for which an instruction keeps a quarter's pipe, by CUDA's table of throughputs for 9.0.
+
+@dataclass(frozen=True)
+class Gpu:
+    """What is published of a GPU, and of its architecture by CUDA's tables."""
+
+    name: str
+    multiprocessors: int
+    hertz: float
+    bytes_per_s: float  # of its memory
+    threads: int  # that a multiprocessor holds
+    float_cycles: int  # for which a float32 instruction keeps a quarter's pipe
+    double_cycles: int
+
+    @property
+    def copy(self) -> float:
+        """Bytes in a second that a copy reads and writes."""
+        return COPIED * self.bytes_per_s
+
+
+GPUS = {
+    75: Gpu("T4", 40, 1.59e9, 0.32e12, 1024, 2, 64),
+    80: Gpu("A100 SXM, 80 GB", 108, 1.41e9, 2.039e12, 2048, 2, 4),
+    86: Gpu("A10", 72, 1.695e9, 0.6e12, 1536, 1, 64),
+    89: Gpu("L4", 58, 2.04e9, 0.3e12, 1536, 1, 64),
+    90: Gpu("H100 SXM", 132, 1.755e9, 3.35e12, 2048, 1, 2),
+    100: Gpu("B200", 148, 1.965e9, 8e12, 2048, 1, 2),
+    120: Gpu("RTX 5090", 170, 2.407e9, 1.792e12, 1536, 1, 64),
+}
+
+# Cycles for which an instruction keeps a quarter's pipe, by CUDA's table of throughputs, and the
+# instructions. Those of floats are given by the GPU.
+FLOATS = ("FADD", "FMUL", "FFMA")
+DOUBLES = ("DADD", "DMUL", "DFMA", "DSETP")
 PIPES = {
-    "float": (1, ("FADD", "FMUL", "FFMA")),
     "multiply": (2, ("IMAD",)),
     "integer": (
         2,
         ("IADD3", "LOP3", "ISETP", "FSETP", "SEL", "FSEL", "SHF", "PRMT", "FMNMX", "LEA", "MOV",
          "VIADD", "I2FP", "I2F", "F2I", "F2F", "PLOP3", "VIMNMX", "IABS", "FCHK"),
     ),
-    "double": (2, ("DADD", "DMUL", "DFMA", "DSETP")),
     "special": (8, ("MUFU",)),
 }  # fmt: skip
 
@@ -55,30 +78,32 @@ class Turn:
         """Bytes that are loaded (LDG) or stored (STG)."""
         return sum(bytes_of(step.op) for step in self.steps if step.op.split(".")[0] in ops)
 
-    def cycles(self) -> int:
+    def cycles(self, gpu: Gpu) -> int:
         """For which a quarter of a multiprocessor is busy: its scheduler, or its busiest pipe."""
         kinds = Counter(step.op.split(".")[0] for step in self.steps)
-        busy = [sum(cycles * kinds[op] for op in ops) for cycles, ops in PIPES.values()]
+        pipes = [*PIPES.values(), (gpu.float_cycles, FLOATS), (gpu.double_cycles, DOUBLES)]
+        busy = [sum(cycles * kinds[op] for op in ops) for cycles, ops in pipes]
         return max(sum(map(_length, self.steps)), *busy)
 
-    def cycles_a_byte(self) -> float:
-        return self.cycles() / self.moved("LDG", "STG")
+    def cycles_a_byte(self, gpu: Gpu) -> float:
+        return self.cycles(gpu) / self.moved("LDG", "STG")
 
-    def share_of_copy(self, registers: int) -> float:
+    def share_of_copy(self, registers: int, gpu: Gpu) -> float:
         """Bandwidth over that of a copy: what the pipes allow, and the bytes in flight."""
         loaded, stored = self.moved("LDG"), self.moved("STG")
-        turns = SMS * QUARTERS * LANES * HERTZ / self.cycles()
-        allowed = turns * (loaded + stored)
+        quarters = gpu.multiprocessors * QUARTERS
+        allowed = quarters * LANES * gpu.hertz / self.cycles(gpu) * (loaded + stored)
         if loaded:
-            threads = min(THREADS, REGISTERS // (-(-registers // 8) * 8) // 256 * 256)
-            turns = (
-                SMS * threads * in_flight(self.steps * 2) / LATENCY_S / loaded
-            )  # the first wait is in the next turn
+            threads = min(gpu.threads, REGISTERS // (-(-registers // 8) * 8) // 256 * 256)
+            waits = in_flight(self.steps * 2)  # the first wait is in the next turn
+            turns = gpu.multiprocessors * threads * waits / LATENCY_S / loaded
             allowed = min(allowed, turns * (loaded + stored))
-        return min(1.0, allowed / COPY)
+        return min(1.0, allowed / gpu.copy)
 
 
-def turn_of(code: Code, through: str = "", *, stores: bool = True) -> Turn | None:
+def turn_of(
+    code: Code, through: str = "", *, stores: bool = True, gpu: Gpu = GPUS[90]
+) -> Turn | None:
     """The shortest loop through the widest load and the widest store, where the kernel has them and
     the loop `stores` at all, and through an instruction of which the name matches `through`."""
     steps = code.instructions
@@ -91,7 +116,7 @@ def turn_of(code: Code, through: str = "", *, stores: bool = True) -> Turn | Non
     # Of the ways through a given instruction the longer ones join several loops; of others, the
     # shorter ones leave out elements that may lie outside.
     length = Turn.cycles if through else Turn.cycles_a_byte
-    return min(found, key=lambda turn: (turn.divides(), length(turn)), default=None)
+    return min(found, key=lambda turn: (turn.divides(), length(turn, gpu)), default=None)
 
 
 def _moves(step: Instruction, op: str, wide: int | None) -> bool:
@@ -170,62 +195,3 @@ def _shortest(steps: list[Instruction], start: int, stop: int) -> list[int]:
     while came[path[-1]] != start:
         path.append(came[path[-1]])
     return path[::-1]
-
-
-@dataclass(frozen=True)
-class Row:
-    """A kernel of the table, by the beginning of its name."""
-
-    name: str
-    through: str = ""  # the turn goes through an exponential, which was once a polynomial
-    stores: bool = True
-    loop: bool = True  # or it has none of a fixed length
-
-    def line(self, name: str, code: Code, registers: int) -> str:
-        """A line in Markdown."""
-        turn = turn_of(code, self.through, stores=self.stores) if self.loop else None
-        widest = [max(code.widths(op), default=0) or "" for op in ("LDG", "STG")]
-        cells = [f"`{name}`", registers, *widest, code.in_flight() or "", "", ""]
-        if turn is not None:
-            share = 100 * turn.share_of_copy(registers)
-            cells[5:] = [f"{turn.cycles_a_byte():.1f}", f"{share:.0f} %"]
-        return "| " + " | ".join(map(str, cells)) + " |"
-
-
-EXPONENTIAL = r"MUFU\.EX2|FFMA"
-SHOWN = (
-    Row("reduce_flat<BFloat16, BFloat16, 8>"),
-    Row("reduce_flat<float, float, 4>"),
-    Row("reduce_rows<BFloat16, BFloat16, 8, true>", loop=False),
-    Row("reduce_kernel<BFloat16, 8, sum>"),
-    Row("reduce_kernel<BFloat16, 8, max>"),
-    Row("reduce_kernel<float, 4, sum>"),
-    Row("forward_rows<BFloat16>", EXPONENTIAL, stores=False),
-    Row("backward_rows<BFloat16>", EXPONENTIAL),
-    Row("copy_rows<uint4>", loop=False),
-    Row("scale_rows<BFloat16", loop=False),
-    Row("add_rows<BFloat16", loop=False),
-    Row("dropout_kernel<float>"),
-    Row("dropout_kernel<BFloat16>"),
-    Row("dropout_kernel<Half>"),
-    Row("fill_kernel<Uniform<float>, float>"),
-    Row("fill_kernel<Uniform<float>, BFloat16>"),
-    Row("fill_kernel<Normal<float>, float>"),
-    Row("fill_kernel<Normal<float>, BFloat16>"),
-)
-
-
-def main(csrc: Path) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        for source in sorted(path for path in csrc.glob("*/*.cu") if path.parent.name != "tests"):
-            cubin = Path(folder, f"{source.stem}.cubin")
-            resources = build(source, 90, cubin)
-            code, names = code_of(cubin), readable(list(resources))
-            for at, name in names.items():
-                for row in SHOWN:
-                    if name.startswith(row.name):
-                        print(row.line(name, code[at], resources[at].registers), flush=True)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "csrc")

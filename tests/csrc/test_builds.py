@@ -5,6 +5,8 @@ import platform
 import pytest
 
 from tests.csrc.compiling import CXX, NVCC, ROOT, run
+from tests.csrc.emulating import MEMORY, THREADS, build, needs_emulator
+from tests.ranks import ALL
 
 KERNELS = ROOT / "csrc" / "kernels"
 
@@ -36,6 +38,7 @@ def wanted(tmp_path_factory):
 
 
 @needs_x86
+@pytest.mark.skipif(not ALL, reason="CONSISTENT_TEST_ALL=1 compiles for each generation")
 @pytest.mark.parametrize("march", ["x86-64-v3", "x86-64-v4"])
 def test_every_generation_of_x86_gives_the_same_bits(march, wanted, tmp_path):
     if not processor_has(march):
@@ -57,6 +60,7 @@ def test_torch_stays_in_the_bindings(source):
 
 
 @needs_nvcc
+@pytest.mark.skipif(not ALL, reason="CONSISTENT_TEST_ALL=1 compiles for a GPU what runs on none")
 @pytest.mark.parametrize("source", PROGRAMS)  # the kernels: test_sass.py
 def test_programs_that_compare_cuda_with_the_cpu_compile(source, tmp_path):
     flags = "-std=c++17", "-O1", "-Xptxas", "-O0", "-arch=sm_90", "-fmad=false"
@@ -64,14 +68,10 @@ def test_programs_that_compare_cuda_with_the_cpu_compile(source, tmp_path):
     run(NVCC, *flags, "-c", ROOT / "csrc" / "tests" / source, "-o", tmp_path / "out.o")
 
 
-@pytest.mark.skipif(CXX is None, reason="a C++ compiler is needed")
-@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
-def test_sanitizers_find_nothing_in_the_fused_kernels(sanitizer, tmp_path):
-    program = tmp_path / "kernels_test"
+@needs_emulator
+@pytest.mark.parametrize("sanitizer", [MEMORY, THREADS])
+def test_sanitizers_find_nothing_in_the_fused_kernels(sanitizer):
     names = "split_cross_entropy", "masked_embedding", "reduce_shards"
-    sources = [ROOT / "csrc" / "tests" / "kernels_test.cpp"]
-    sources += [KERNELS / f"{name}_cpu.cpp" for name in names]
-    flags = "-std=c++17", "-g1", "-ffp-contract=off", "-DCONSISTENT_CLONES=", "-pthread"
-    sanitizing = f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"
-    run(CXX, *flags, *sanitizing, *sources, "-o", program)
-    assert "agree" in run(program)
+    sources = tuple(KERNELS / f"{name}_cpu.cpp" for name in names)  # as in test_emulated.py
+    cases = (ROOT / "csrc" / "tests" / "kernels_test.cpp",)
+    assert "agree" in run(build(sources, sanitizer, cases=cases))

@@ -6,6 +6,7 @@ import pytest
 
 from tests.csrc.compiling import CXX, NVCC, ROOT, run
 from tests.csrc.emulating import (
+    EXACT,
     KERNELS,
     MEMORY,
     THREADS,
@@ -30,12 +31,13 @@ def waits(name: str) -> bool:
 
 
 @needs_emulator
+@pytest.mark.parametrize("sanitizer", [MEMORY, EXACT] if ALL else [MEMORY])
 @pytest.mark.parametrize("name", KERNELS)
-def test_every_instance_runs_clean_and_agrees_with_the_cpu(name, tmp_path):
-    program, listed = build_kernels(name, MEMORY), tmp_path / "kernels"
+def test_every_instance_runs_clean_and_agrees_with_the_cpu(name, sanitizer, tmp_path):
+    program, listed = build_kernels(name, sanitizer), tmp_path / "kernels"
     status, printed = outcome(program, CASES, EMULATED_KERNELS=listed)
     assert status == 0, printed
-    compiled = instances(name, kernels_object(name, MEMORY))
+    compiled = instances(name, kernels_object(name, sanitizer))
     for function in global_functions(name):
         assert any(f"::{function}" in symbol for symbol in compiled), function
     assert executed(program, listed) == compiled, f"csrc/tests/{name}_test.cu lacks cases"
@@ -51,10 +53,11 @@ def test_no_threads_of_a_block_race(name, tmp_path):
 
 
 @needs_emulator
-@pytest.mark.parametrize("kilobytes", [64, 99, 163])  # sm_75; sm_86, 89 and 120; sm_80
+@pytest.mark.parametrize("kilobytes", [64, 99, 163] if ALL else [64])  # sm_75; 86, 89, 120; 80
 def test_rows_fit_in_the_shared_memory_of_smaller_gpus(kilobytes):
     program = build_kernels("reduce_shards", MEMORY)
-    status, printed = outcome(program, "few", EMULATED_SHARED_BYTES=kilobytes << 10)
+    cases = "few" if ALL else "once"
+    status, printed = outcome(program, cases, EMULATED_SHARED_BYTES=kilobytes << 10)
     assert status == 0, printed
 
 
