@@ -149,10 +149,10 @@ def kept(source: Path, arch: int) -> tuple[Path, dict[str, Resources]]:
 
 
 @functools.cache
-def code_of(cubin: Path) -> dict[str, Code]:
-    """The code of each kernel in a cubin, by its mangled name."""
+def code_of(cubin: Path, only: frozenset[str] | None = None) -> dict[str, Code]:
+    """The code of each kernel in a cubin, or of those in ``only``, by its mangled name."""
     assert NVDISASM is not None
-    return dict(_kernels(run(NVDISASM, "-c", cubin)))
+    return dict(_kernels(run(NVDISASM, "-c", cubin), only))
 
 
 def readable(names: list[str]) -> dict[str, str]:
@@ -168,11 +168,12 @@ def _shortened(line: str) -> str:
     return line.removeprefix("void ").split("(")[0]
 
 
-def _kernels(text: str) -> Iterator[tuple[str, Code]]:
+def _kernels(text: str, only: frozenset[str] | None) -> Iterator[tuple[str, Code]]:
     for section in re.split(r"^\s*\.section\s+\.text\.", text, flags=re.M)[1:]:
         name = re.match(r"\w+", section)
         assert name is not None
-        yield name[0], Code(list(_instructions(section)))
+        if only is None or name[0] in only:
+            yield name[0], Code(list(_instructions(section)))
 
 
 def _instructions(section: str) -> Iterator[Instruction]:

@@ -1,0 +1,176 @@
+"""Writes docs/kernels.md: what nvcc makes of every kernel. `python docs/make_kernels.py`.
+
+It compiles all kernels for each architecture that setup.py builds for (a few minutes; cubins are
+kept in build/sass/), and needs nvcc, nvdisasm and c++filt.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.csrc.compiling import NVCC, run  # noqa: E402
+from tests.csrc.sass import Code, Resources, code_of, kept, readable  # noqa: E402
+from tests.csrc.steps import COPIED, GPUS, LATENCY_S, Gpu, turn_of  # noqa: E402
+
+PAGE = Path(__file__).with_name("kernels.md")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A kernel of the tables."""
+
+    name: str
+    through: str = ""  # the turn goes through an exponential, which was once a polynomial
+    stores: bool = True
+    loop: bool = True  # or it has none of a fixed length
+
+
+EXPONENTIAL = r"MUFU\.EX2|FFMA"
+SHOWN = (
+    Row("reduce_flat<BFloat16, BFloat16, 8>"),
+    Row("reduce_flat<float, float, 4>"),
+    Row("reduce_rows<BFloat16, BFloat16, 8, true>", loop=False),
+    Row("reduce_kernel<BFloat16, 8, sum>"),
+    Row("reduce_kernel<BFloat16, 8, max>"),
+    Row("reduce_kernel<float, 4, sum>"),
+    Row("copy_kernel<16>", loop=False),
+    Row("forward_rows<BFloat16>", EXPONENTIAL, stores=False),
+    Row("forward_lanes<BFloat16>", loop=False),
+    Row("backward_rows<BFloat16>", EXPONENTIAL),
+    Row("backward_lanes<BFloat16>", loop=False),
+    Row("copy_rows<uint4>", loop=False),
+    Row("scale_rows<BFloat16, 8>", loop=False),
+    Row("add_rows<BFloat16, 8>", loop=False),
+    Row("bernoulli_kernel<float>", loop=False),
+    Row("dropout_kernel<float>"),
+    Row("dropout_kernel<BFloat16>"),
+    Row("dropout_kernel<Half>"),
+    Row("fill_kernel<Uniform<float>, float>"),
+    Row("fill_kernel<Uniform<float>, BFloat16>"),
+    Row("fill_kernel<Normal<float>, float>"),
+    Row("fill_kernel<Normal<float>, BFloat16>"),
+)
+NAMES = {row.name for row in SHOWN}
+Made = dict[str, tuple[Code | None, Resources]]  # name -> what was made of it; code where shown
+
+
+def made(arch: int) -> dict[str, Made]:
+    """Source -> its kernels, compiled for an architecture."""
+    found = {}
+    for source in sorted(
+        path for path in (ROOT / "csrc").glob("*/*.cu") if path.parent.name != "tests"
+    ):
+        cubin, resources = kept(source, arch)
+        names = readable(list(resources))
+        code = code_of(cubin, frozenset(at for at, name in names.items() if name in NAMES))
+        found[source.stem] = {name: (code.get(at), resources[at]) for at, name in names.items()}
+    return found
+
+
+def figures(kernels: Made, row: Row, gpu: Gpu) -> tuple[str, str, str]:
+    """Registers, bytes in flight, percent of a copy; "" where there is no such kernel or figure."""
+    if row.name not in kernels:
+        return "", "", ""
+    code, resources = kernels[row.name]
+    assert code is not None
+    turn = turn_of(code, row.through, stores=row.stores, gpu=gpu) if row.loop else None
+    share = None if turn is None else turn.share_of_copy(resources.registers, gpu)
+    shown = "" if share is None else f"{100 * share:.0f}"
+    return str(resources.registers), str(code.in_flight() or "–"), shown
+
+
+def table(first: str, columns: list[str], rows: dict[str, list[str]]) -> Iterator[str]:
+    yield f"| {first} | {' | '.join(columns)} |"
+    yield "| --- " + "| --: " * len(columns) + "|"
+    for name, cells in rows.items():
+        yield f"| {name} | {' | '.join(cells)} |"
+    yield ""
+
+
+def built(by_arch: dict[int, dict[str, Made]]) -> Iterator[str]:
+    """What every instance has in common."""
+    rows = {}
+    for source, kernels in by_arch[90].items():
+        functions = {name.partition("<")[0] for name in kernels}
+        each = [made[source].values() for made in by_arch.values()]
+        most = [max(found.registers for _, found in kernels) for kernels in each]
+        spilled = sum(found.spilled for kernels in each for _, found in kernels)
+        counts = [str(len(functions)), str(len(kernels)), str(spilled)]
+        rows[f"`{source}.cu`"] = [*counts, *map(str, most)]
+    columns = ["functions", "instances", "bytes spilled, all", *(f"sm_{arch}" for arch in by_arch)]
+    return table("source", columns, rows)
+
+
+def page() -> str:
+    """The page's text."""
+    by_arch = {arch: made(arch) for arch in GPUS}
+    found: dict[str, list[tuple[str, str, str]]] = {}
+    for row in SHOWN:
+        each = [figures(flat(by_arch[arch]), row, gpu) for arch, gpu in GPUS.items()]
+        found[f"`{row.name}`"] = each
+    columns = [f"sm_{arch}" for arch in GPUS]
+    lines = [head(), *built(by_arch)]
+    for at, title in enumerate(TITLES):
+        rows = {name: [cells[at] for cells in each] for name, each in found.items()}
+        rows = {name: cells for name, cells in rows.items() if any(cells)}
+        lines += [f"## {title}", "", *table("kernel", columns, rows)]
+    return "\n".join([*lines, *published()]).rstrip() + "\n"
+
+
+def flat(made: dict[str, Made]) -> Made:
+    return {name: found for kernels in made.values() for name, found in kernels.items()}
+
+
+TITLES = "Registers of a thread", "Bytes that a thread has in flight", "Percent of a copy, at most"
+
+
+def published() -> Iterator[str]:
+    """The GPUs that the last table is for."""
+    yield "## The GPUs of the last table"
+    yield ""
+    rows = {
+        f"sm_{arch}": [
+            gpu.name, str(gpu.multiprocessors), f"{gpu.hertz / 1e9:g}",
+            f"{gpu.bytes_per_s / 1e12:g}", str(gpu.threads),
+        ]
+        for arch, gpu in GPUS.items()
+    }  # fmt: skip
+    columns = ["GPU", "multiprocessors", "GHz", "TB/s", "threads of a multiprocessor"]
+    yield from table("", columns, rows)
+
+
+def version() -> str:
+    return re.findall(r"release [\d.]+, V[\d.]+", run(NVCC, "--version"))[0]
+
+
+def head() -> str:
+    return f"""# What nvcc makes of the kernels
+
+Written by `python docs/make_kernels.py`, with nvcc {version()}.
+[Checks on a GPU](gpu.md#what-the-machine-code-says) says what was changed, with the figures before
+and after it for sm_90, and what tests hold.
+
+Registers and spills are those that ptxas prints; loads and stores are read out of the machine code.
+**The last table is arithmetic, not a measurement**: the share of a copy's bandwidth that the
+instructions of one turn of the kernel's loop, counted by pipe, and the bytes in flight leave
+possible on one GPU of that architecture, by what is published of it. A copy is taken to reach
+{100 * COPIED:.0f} % of the published bandwidth, and memory to answer in {LATENCY_S * 1e9:.0f} ns.
+It counts the shortest way: no activation, no bias, no slow path. A kernel without a loop of a fixed
+length has no row there, and a cell is empty where no such turn was found. Bytes in flight are those that a thread has asked for when it first waits;
+`–` where it loads nothing.
+
+## All instances
+
+The columns of architectures show the most registers that any instance of a source has.
+"""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
