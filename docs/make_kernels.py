@@ -163,8 +163,9 @@ instructions of one turn of the kernel's loop, counted by pipe, and the bytes in
 possible on one GPU of that architecture, by what is published of it. A copy is taken to reach
 {100 * COPIED:.0f} % of the published bandwidth, and memory to answer in {LATENCY_S * 1e9:.0f} ns.
 It counts the shortest way: no activation, no bias, no slow path. A kernel without a loop of a fixed
-length has no row there, and a cell is empty where no such turn was found. Bytes in flight are those that a thread has asked for when it first waits;
-`–` where it loads nothing.
+length has no row there, and a cell is empty where no such turn was found.
+Bytes in flight are those that a thread has asked for
+when it first waits; `–` where it loads nothing.
 
 ## All instances
 
