@@ -51,6 +51,10 @@ def looked_up(call: Call, parts: int) -> list[Signature]:
     rows = min(-(-math.prod(index.shape) // parts), table.shape[0])
     each = table.shape[1] * table.spec.dtype.itemsize + index.spec.dtype.itemsize
     sent = rows * each * (parts - 1) // parts
+    if not index.spec.sbp[call.axis].is_split:
+        # Who asks with whole indices goes on with whole rows: they would be gathered again.
+        out = call.outs[0]
+        sent += out.shape.numel() * out.dtype.itemsize * (parts - 1) // parts
     fetched = [
         call.make({0: S(0), 1: S(d)}, S(d), "rows_of_owners", sent) for d in range(index.ndim)
     ]
