@@ -22,6 +22,7 @@ from .nn.owned.matrix_step import matrix_step
 from .nn.parallelize import parallelize, plan_of
 from .nn.plan import Plan
 from .nn.planners.searched import use_search
+from .nn.planners.zero import zero3
 from .nn.pretrained import from_pretrained
 from .overlap.split_matmul import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
 from .report import Explanation, Report, explain, report
@@ -131,6 +132,7 @@ __all__ = [
     "tensor",
     "verify",
     "visualize",
+    "zero3",
     "zeros",
 ]
 

@@ -335,6 +335,12 @@ class Transport(ABC):
         written to before."""
         return Later.of(self.reduce_scatter_several(xs, dims, sizes, ranks))
 
+    def start_all_to_all(
+        self, pieces: Sequence[Tensor], shapes: Sequence[Shape], ranks: Ranks
+    ) -> Later:
+        """Start `all_to_all`; `wait()` gives its results. `pieces` may not be written to before."""
+        return Later.of(self.all_to_all(pieces, shapes, ranks))
+
     def turn(
         self,
         x: Tensor,

@@ -16,7 +16,7 @@ at the same place of the program.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -65,14 +65,19 @@ def may_be_later(leaf: Any, grad: Tensor, route: Route) -> bool:
     )
 
 
-def add_later(leaves: Sequence[Any], grads: Sequence[Tensor], routes: Sequence[Route]) -> None:
-    """Box ``grads`` while backward goes on, and add them to the gradients of ``leaves`` at its
-    end."""
+def add_later(
+    leaves: Sequence[Any],
+    grads: Sequence[Tensor],
+    routes: Sequence[Route],
+    start: Callable[[Sequence[Tensor], Sequence[Route]], Started] = start_several,
+) -> None:
+    """Box ``grads`` while backward goes on, and add them to the gradients of ``leaves`` at its end.
+    ``start`` starts the boxings."""
     task = torch._C._current_graph_task_id()
     if task != _state.task:
         _state.task = task
         Variable._execution_engine.queue_callback(land)  # type: ignore[attr-defined]
-    started = start_several([x.detach() for x in grads], routes)
+    started = start([x.detach() for x in grads], routes)
     specs, nbytes = [dst for _, dst in routes], sum(x.nbytes for x in grads)
     _state.flying.append(_Flying(list(leaves), specs, nbytes, started))
     _C.set_in_flight(True)

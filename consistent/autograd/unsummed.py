@@ -9,7 +9,7 @@ after it   .grad: P + this rank's addend -> S(0)      one reduce-scatter of all 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,9 @@ from torch import Tensor
 from ..dispatch import _C
 from ..dispatch.plans.gradients import set_raw_grad, settled_spec, summed_axes
 from ..dispatch.plans.shards import HookOff, attach, lay_anew, plain
+from ..movement.grad_mode import is_accumulated
 from ..movement.run import run
+from ..movement.several import Started, start_several
 from ..movement.world import my_coordinate
 from ..spec import TensorSpec
 from . import scattering
@@ -30,6 +32,7 @@ def arriving(
     grads: Sequence[Tensor | None],
     specs: Sequence[TensorSpec],
     keep: bool = True,
+    start: Callable[[Sequence[int]], Callable[..., Started]] = lambda _: start_several,
 ) -> list[Tensor | None]:
     """What is left to be boxed of gradients on their way to leaves that lie split.
 
@@ -42,11 +45,12 @@ def arriving(
         grads: this rank's shards of them.
         specs: theirs.
         keep: whether they are added to ``.grad`` inside ``no_sync()``; else they are boxed there.
+        start: the positions of those that are started -> what starts (gradients, routes).
     """
     left, later = list(grads), []
     for i, (node, grad, spec) in enumerate(zip(nodes, grads, specs, strict=True)):
         leaf = getattr(node, "variable", None)
-        if leaf is None or grad is None or not _is_accumulated(node):
+        if leaf is None or grad is None or not is_accumulated(node):
             continue
         spec = spec.with_dtype(grad.dtype)
         held = _C.held_gradient(leaf)
@@ -55,13 +59,14 @@ def arriving(
                 left[i] = _added(plain(held), grad)
                 _clear(leaf, held)
             if _may_be_later(leaf, left[i], spec):
-                later.append((leaf, left[i], (spec, _target(leaf, spec))))
+                later.append((i, leaf, left[i], (spec, _target(leaf, spec))))
                 left[i] = None
         elif keep and not leaf._backward_hooks:  # a hook is shown each gradient as the leaf lies
             _keep(leaf, held, grad, spec)
             left[i] = None
     if later:
-        scattering.add_later(*zip(*later, strict=True))
+        positions, *given = zip(*later, strict=True)
+        scattering.add_later(*given, start(positions))
     return left
 
 
@@ -117,12 +122,3 @@ def _added(total: Tensor, grad: Tensor) -> Tensor:
         if _is_dense(total, grad):
             return total.add_(grad)
         return total + grad if _is_dense(total) or not _is_dense(grad) else grad + total
-
-
-def _is_accumulated(node: Any) -> bool:
-    """Whether the backward that runs adds to the leaf's gradient; ``torch.autograd.grad`` does
-    not."""
-    try:
-        return torch._C._will_engine_execute_node(node)  # type: ignore[attr-defined]
-    except RuntimeError:  # the gradient is asked for, and not accumulated
-        return False

@@ -124,6 +124,7 @@ class Noting(Wrapper):
     overlaps = Transport.overlaps
     start_join_several = Transport.start_join_several
     start_reduce_scatter_several = Transport.start_reduce_scatter_several
+    start_all_to_all = Transport.start_all_to_all
 
     # What is told is not a part of a program (agreeing.py), and the sum is.
     all_reduce_with_notes = Transport.all_reduce_with_notes

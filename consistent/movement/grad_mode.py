@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,3 +26,14 @@ def tracks(tensors: Iterable[Tensor]) -> bool:
     """Whether autograd, reverse or forward mode, follows an op on ``tensors``: the same on every
     rank."""
     return records(tensors) or forward_ad._current_level >= 0
+
+
+def is_accumulated(node: Any) -> bool:
+    """Whether ``node`` of a graph is a leaf's, and the backward that runs adds to its gradient;
+    ``torch.autograd.grad`` does not."""
+    if not hasattr(node, "variable"):
+        return False
+    try:
+        return torch._C._will_engine_execute_node(node)  # type: ignore[attr-defined]
+    except RuntimeError:  # the gradient is asked for, and not accumulated
+        return False

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mirrored.comm import Later
+from mirrored.comm import Waitable
 from mirrored.transports.default import current
 from mirrored.transports.failures import counts_lacks
 
@@ -28,12 +28,10 @@ from .world import my_coordinate
 
 Route = tuple[TensorSpec, TensorSpec]
 # (nodes of the graph that the gradients go to, gradients, their specs) -> those that still go there
-Arriving = Callable[
-    [Sequence[Any], Sequence[Tensor | None], Sequence[TensorSpec]], Sequence[Tensor | None]
-]
+Arriving = Callable[..., Sequence[Tensor | None]]
 
 
-class _Cut(NamedTuple):
+class Cut(NamedTuple):
     """One collective: its kind, its ranks, and how these cut the tensor."""
 
     kind: str
@@ -79,7 +77,7 @@ def run_several(
 class Started:
     """Boxings under way. ``wait()`` gives the shards, as often as it is called."""
 
-    def __init__(self, made: list[Any], waits: list[tuple[list[int], Later]]) -> None:
+    def __init__(self, made: list[Any], waits: list[tuple[list[int], Waitable]]) -> None:
         self._made, self._waits = made, waits
 
     @counts_lacks
@@ -114,7 +112,7 @@ def start_several(locals_: Sequence[Tensor], routes: Sequence[Route]) -> Started
 
 def travels(src: TensorSpec, dst: TensorSpec) -> bool:
     """Whether a boxing is one message that travels while this rank computes."""
-    cut = _cut_of((src, dst))
+    cut = cut_of((src, dst))
     return cut is not None and current().overlaps(cut.ranks, src.placement.type)
 
 
@@ -154,7 +152,8 @@ def _messages(
     return tuple(alone), tuple(messages)
 
 
-def _cut_of(route: Route) -> _Cut | None:
+def cut_of(route: Route) -> Cut | None:
+    """The one collective by which a boxing is done on this rank; None if it takes others."""
     return _one_move(*route, my_coordinate(route[0].placement))
 
 
@@ -163,7 +162,7 @@ def _put(x: Tensor, into: Sequence[Tensor] | None, i: int) -> Tensor:
 
 
 @lru_cache(maxsize=1 << 11)
-def _one_move(src: TensorSpec, dst: TensorSpec, at: Coordinate | None) -> _Cut | None:
+def _one_move(src: TensorSpec, dst: TensorSpec, at: Coordinate | None) -> Cut | None:
     """The one gather, or sum that is scattered, by which ``src`` becomes ``dst``; None if it takes
     other moves or none. ``at``: this rank's place, which is another while a step is recorded."""
     moves = plan(src, dst)
@@ -183,7 +182,7 @@ def _one_move(src: TensorSpec, dst: TensorSpec, at: Coordinate | None) -> _Cut |
     if split.cut is not None:  # items change their order on the way
         return None
     sizes = tuple(piece(sizes_of[split.dim], parts, k)[1] for k in range(parts))
-    return _Cut(move.kind, src.placement.axis_ranks(move.axis, at), split.dim, sizes)
+    return Cut(move.kind, src.placement.axis_ranks(move.axis, at), split.dim, sizes)
 
 
 def box_several(
@@ -206,6 +205,22 @@ def box_several(
             given = None if arrived is None else tuple(arrived)
             return list(_apply(_BoxSeveral, tuple(routes), (given,), arriving, *locals_))
         return list(arrived) if arrived is not None else run_several(locals_, routes)
+
+
+def sent_back(
+    ctx: Any,
+    grads: Sequence[Tensor | None],
+    box: Callable[[list[int]], Callable[[Sequence[Tensor], Sequence[Route]], list[Tensor]]],
+) -> list[Tensor | None]:
+    """The gradients of what was boxed along ``ctx.routes``, the last inputs of a function: those of
+    ``grads`` that are there and asked for, boxed by ``box(their positions)``."""
+    first = len(ctx.needs_input_grad) - len(grads)
+    at = [i for i, x in enumerate(grads) if x is not None and ctx.needs_input_grad[first + i]]
+    routes = [(ctx.routes[i][1].dual, ctx.routes[i][0].dual) for i in at]
+    out: list[Tensor | None] = [None] * len(grads)
+    for i, made in zip(at, box(at)([grads[i] for i in at], routes), strict=True):  # type: ignore[misc]
+        out[i] = made
+    return out
 
 
 class _BoxSeveral(torch.autograd.Function):
@@ -233,13 +248,7 @@ class _BoxSeveral(torch.autograd.Function):
         if ctx.arriving is not None and not torch.is_grad_enabled():
             nodes = [node for node, _ in ctx.next_functions]
             left = ctx.arriving(nodes, grads, [dst.dual for _, dst in ctx.routes])
-        at = [i for i, x in enumerate(left) if x is not None and ctx.needs_input_grad[3 + i]]
-        routes = [(ctx.routes[i][1].dual, ctx.routes[i][0].dual) for i in at]
-        given = [left[i] for i in at]
-        out: list[Tensor | None] = [None] * len(grads)
-        for i, made in zip(at, box_several(given, routes), strict=True):  # type: ignore[arg-type]
-            out[i] = made
-        return (None, None, None, *out)
+        return (None, None, None, *sent_back(ctx, left, lambda at: box_several))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:

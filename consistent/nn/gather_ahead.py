@@ -30,13 +30,16 @@ from mirrored.transports.ordered import Ordered
 
 from ..boxing.cost import start_bytes
 from ..movement import check_mode
+from ..movement.coded import gather_each, start_each
+from ..movement.coders import Coder
 from ..movement.run import begin
-from ..movement.several import run_several, start_several
+from ..movement.several import Route
 from ..movement.world import my_coordinate
 from ..spec import Placement, TensorSpec
 
 Key = Any
-Wanted = tuple[Tensor, TensorSpec, TensorSpec]  # a shard, its spec, the wanted spec
+# A shard, its spec, the wanted spec, and by what it is sent in fewer bytes, if it is.
+Wanted = tuple[Tensor, TensorSpec, TensorSpec, Coder | None]
 _off = False
 
 # Parameters are sent for at least for so many times as long at a time as one more communication
@@ -145,14 +148,14 @@ class Ahead:
                 break
             keys.append((after, following, wanted_for(following)))
             wanted += keys[-1][2]
-            nbytes += 1 + sum(_nbytes(dst) for _, _, dst in keys[-1][2])
+            nbytes += 1 + sum(_nbytes(dst) for _, _, dst, _ in keys[-1][2])
             known.add(following)
             after = following
         if not wanted:
             return
         group, first = _Group(self._sending.start(wanted)), 0
         for before, following, own in keys:
-            parts = [(local, local._version, dst) for local, _, dst in own]
+            parts = [(local, local._version, dst) for local, _, dst, _ in own]
             self._coming.append(_Coming(before, following, parts, group, first))
             first += len(own)
 
@@ -244,9 +247,9 @@ def _ranks(placement: Placement) -> tuple[int, ...]:
 
 
 def _by_messages(wanted: list[Wanted]) -> Callable[[], list[Tensor]]:
-    xs, routes = [x for x, _, _ in wanted], [(src, dst) for _, src, dst in wanted]
+    xs, routes, coders = _taken_apart(wanted)
     with _plain_mode():
-        started = start_several(xs, routes)
+        started = start_each(xs, routes, coders)
 
     def wait() -> list[Tensor]:
         with _plain_mode():
@@ -263,5 +266,11 @@ def _plain_mode() -> Iterator[None]:
 
 
 def _in_a_thread(transport: Ordered, wanted: list[Wanted]) -> Callable[[], list[Tensor]]:
-    xs, routes = [begin(*each)[0] for each in wanted], [(src, dst) for _, src, dst in wanted]
-    return transport.submit(run_several, xs, routes, None, True).result
+    shards, routes, coders = _taken_apart(wanted)
+    xs = [begin(x, *route)[0] for x, route in zip(shards, routes, strict=True)]
+    return transport.submit(gather_each, xs, routes, coders, True).result
+
+
+def _taken_apart(wanted: list[Wanted]) -> tuple[list[Tensor], list[Route], list[Coder | None]]:
+    routes = [(src, dst) for _, src, dst, _ in wanted]
+    return [x for x, *_ in wanted], routes, [coder for *_, coder in wanted]

@@ -11,22 +11,26 @@ from torch import nn
 from ..autograd.unsummed import arriving
 from ..dispatch.plans.shards import HookOff, attach, is_global, plain
 from ..movement import check_mode
+from ..movement.coded import box_coded, gather_each
+from ..movement.coders import Coder
 from ..movement.run import run
-from ..movement.several import box_several, run_several
+from ..movement.several import box_several
 from ..spec import NdSbp, TensorSpec
 from ..tensor.storage import memory
 from . import saved_shards
-from .gather_ahead import Orders, find
+from .gather_ahead import Orders, Wanted, find
 from .module_calls import under_way
 from .saved_shards import GatheredOnce, SavedShards, storage_of
 
 
 class Slot(NamedTuple):
-    """A parameter's place in a module, and the layout that forward sees it in."""
+    """A parameter's place in a module, the layout that forward sees it in, and by what it is sent
+    in fewer bytes, if it is."""
 
     owner: nn.Module
     key: str
     use: NdSbp
+    coder: Coder | None = None
 
 
 class Unit(Protocol):
@@ -36,7 +40,7 @@ class Unit(Protocol):
     orders: Orders | None
     opens_backward: set[int]
 
-    def parts(self) -> list[tuple[Any, TensorSpec, TensorSpec]]: ...
+    def parts(self) -> list[Wanted]: ...
 
 
 class Keeper(Unit, Protocol):
@@ -90,7 +94,7 @@ class Run:
     def _show(self) -> None:
         """Let modules read what was gathered."""
         owners: dict[nn.Module, None] = {}
-        for owner, key, _ in self.unit.slots:
+        for owner, key, *_ in self.unit.slots:
             found = self.gathered.get(id(owner._parameters.get(key)))
             if found is not None:
                 self._put(owner, key, found.whole)
@@ -104,27 +108,27 @@ class Run:
         found = self._found()
         if not found:
             return
-        params, targets = zip(*found, strict=True)
+        params, targets, coders = zip(*found, strict=True)
         sources = self._sources(found)
         arrived = [find(coming, x.local, target) for x, target in zip(sources, targets)]
         given = arrived if all(x is not None for x in arrived) else None
-        wholes = _boxed(params, targets, given, self._arriving)
+        wholes = _boxed(params, targets, coders, given, self._arriving)
         for param, whole, source in zip(params, wholes, sources, strict=True):
             self._enter(param, whole, source)
 
-    def _found(self) -> list[tuple[Any, TensorSpec]]:
-        """The parameters that are to be gathered, each with the wanted spec."""
-        found: dict[int, tuple[Any, TensorSpec]] = {}
-        for owner, key, use in self.unit.slots:
+    def _found(self) -> list[tuple[Any, TensorSpec, Coder | None]]:
+        """The parameters that are to be gathered, each with the wanted spec and its codecs."""
+        found: dict[int, tuple[Any, TensorSpec, Coder | None]] = {}
+        for owner, key, use, coder in self.unit.slots:
             param: Any = owner._parameters.get(key)
             if is_global(param) and param._spec.sbp != use:
-                found.setdefault(id(param), (param, param._spec.with_sbp(use)))
+                found.setdefault(id(param), (param, param._spec.with_sbp(use), coder))
         return list(found.values())
 
     def _sources(self, found: Any) -> list[GatheredOnce]:
         return [
-            GatheredOnce(param, target, self.unit.orders, (self.unit, position))
-            for position, (param, target) in enumerate(found)
+            GatheredOnce(param, target, coder, self.unit.orders, (self.unit, position))
+            for position, (param, target, coder) in enumerate(found)
         ]
 
     _arriving = staticmethod(arriving)
@@ -193,11 +197,11 @@ class KeptRun(Run):
             if torch._C._storage_Use_Count(each.storage) > 1:
                 self.saved.append((each.source.local, each.source.local._version))
 
-    def _arriving(self, *given: Any) -> Any:
+    def _arriving(self, *given: Any, **how: Any) -> Any:
         for shard, writes in self.saved:
             if shard._version != writes:
                 raise saved_shards.modified(shard.shape, shard._version, writes)
-        return arriving(*given)
+        return arriving(*given, **how)
 
 
 class OneByOne:
@@ -222,7 +226,7 @@ def join_kept(unit: Unit) -> bool:
     for each in under_way():
         if not isinstance(each, KeptRun) or not unit.slots:
             continue
-        owner, key, _ = unit.slots[0]
+        owner, key, *_ = unit.slots[0]
         if id(owner._parameters.get(key)) not in each.gathered:
             continue
         if not torch.is_grad_enabled() or not saved_shards.others_in_use():
@@ -232,14 +236,16 @@ def join_kept(unit: Unit) -> bool:
     return False
 
 
-def _boxed(params: Any, targets: Any, arrived: Any, arriving: Any) -> list[Any]:
+def _boxed(params: Any, targets: Any, coders: Any, arrived: Any, arriving: Any) -> list[Any]:
     """``params`` as global tensors with the specs ``targets``, of which ``arrived`` may be the
     values."""
     check_mode.calling("gathered parameter")
     routes = [(param._spec, target) for param, target in zip(params, targets, strict=True)]
     if torch.is_inference_mode_enabled():  # a tensor made there does not count writes into it
         with torch.inference_mode(False), torch.no_grad(), HookOff():
-            made = arrived or run_several([torch.Tensor.detach(x) for x in params], routes)
+            made = arrived or gather_each([torch.Tensor.detach(x) for x in params], routes, coders)
+    elif any(coders):
+        made = box_coded(params, routes, coders, arrived, arriving)
     else:
         made = box_several(params, routes, arrived, arriving)
     return [attach(x, target) for x, target in zip(made, targets, strict=True)]

@@ -29,12 +29,12 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..autograd.backward import passes
 from ..dispatch.plans.shards import is_global, plain
-from ..spec import TensorSpec
-from .gather_ahead import Orders, orders_on
+from .codecs import coder_of
+from .gather_ahead import Orders, Wanted, orders_on
 from .gather_run import KeptRun, OneByOne, Run, Slot, join_kept
 from .module_calls import undo_on_raise
 from .plan import Plan
@@ -80,7 +80,7 @@ def _orders(module: nn.Module, slot: Slot) -> Orders | None:
 def _gathered_bytes(slots: list[Slot]) -> int:
     """Bytes of the largest shards that are gathered, as every rank counts them."""
     found: dict[int, int] = {}
-    for owner, key, use in slots:
+    for owner, key, use, _ in slots:
         param: Any = owner._parameters[key]
         spec = param._spec.with_sbp(use)
         found[id(param)] = math.prod(spec.local_shape(None)) * spec.dtype.itemsize
@@ -94,8 +94,10 @@ def _places(module: nn.Module, plan: Plan) -> list[list[tuple[str, Slot]]]:
         layouts = plan.layouts(name)
         if is_global(param) and layouts is not None and layouts.use != param._spec.sbp:  # type: ignore[attr-defined]
             path, _, key = name.rpartition(".")
-            slot = Slot(module.get_submodule(path), key, layouts.use)
-            found.setdefault(id(param), []).append((name, slot))
+            places = found.setdefault(id(param), [])
+            coder = places[0][1].coder if places else coder_of(param, layouts)
+            slot = Slot(module.get_submodule(path), key, layouts.use, coder)
+            places.append((name, slot))
     return list(found.values())
 
 
@@ -160,13 +162,14 @@ class GatheredParameters:
         if not join_kept(self):
             Run(self).begin()
 
-    def parts(self) -> list[tuple[Tensor, TensorSpec, TensorSpec]]:
-        """What is to be gathered: each (shard, its spec, the wanted spec)."""
-        found = {}
-        for owner, key, use in self.slots:
+    def parts(self) -> list[Wanted]:
+        """What is to be gathered."""
+        found: dict[int, Wanted] = {}
+        for owner, key, use, coder in self.slots:
             param: Any = owner._parameters.get(key)
             if is_global(param) and param._spec.sbp != use:
-                found[id(param)] = (plain(param).detach(), param._spec, param._spec.with_sbp(use))
+                dst = param._spec.with_sbp(use)
+                found[id(param)] = (plain(param).detach(), param._spec, dst, coder)
         return list(found.values())
 
     def after_forward(self, module: nn.Module, args: Any, output: Any) -> None:

@@ -114,7 +114,7 @@ def _wanted(key: _Key) -> list[Wanted]:
         for owner, name, dst in key:
             param: Any = owner._parameters.get(name)
             if is_global(param) and param._spec.with_sbp(dst.sbp) is dst:
-                found.append((plain(param).detach(), param._spec, dst))
+                found.append((plain(param).detach(), param._spec, dst, None))
     return found
 
 

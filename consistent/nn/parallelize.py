@@ -56,6 +56,7 @@ def parallelize(
               ``"tensor+sequence"``, ``"context"`` (each rank has a part of each sequence),
               ``"expert"``, ``"zero1+expert"`` to ``"zero3+expert"`` (experts divided among the
               ranks, and the rest as the other plan says), ``"hf"`` (the model's own plan);
+            * ``zero3(gather="int8", reduce="int8")``: zero3 that sends fewer bytes;
             * one for each axis: ``{"dp": "zero3", "tp": "tensor"}``, by the names of the
               placement's axes, or in their order where they have none;
             * patterns -> SBP, such as ``{"*.fc1.weight": S(0), "lm_head.*": S(0)}``: a pattern

@@ -16,6 +16,7 @@ from ..movement.sparse_parts import fill, is_sparse, parts_of
 from ..movement.world import device_of
 from ..spec import Placement
 from .plan import Layouts, Plan, nd_text
+from .plan.layouts import CODED, codecs_text
 from .plan.table import border_text
 from .slots import Slot
 
@@ -82,11 +83,13 @@ def _constants(name: str, module: torch.nn.Module) -> str:
 
 
 def laid_text(layouts: Layouts | None) -> str:
-    """A tensor's SBP, or its four layouts where they differ."""
+    """A tensor's SBP, or its four layouts where they differ, and its codecs."""
     if layouts is None:
         return "left plain"
     sides = (layouts.sbp, layouts.use, layouts.grad, layouts.step)
-    return nd_text(layouts.sbp) if layouts.is_plain else "/".join(map(nd_text, sides))
+    laid = nd_text(layouts.sbp) if layouts.is_one else "/".join(map(nd_text, sides))
+    coded = [f"{name} by {codecs_text(x)}" for name in CODED if (x := getattr(layouts, name))]
+    return ", ".join([laid, *coded])
 
 
 def _told(places: Sequence[Slot], plan: Plan) -> str:

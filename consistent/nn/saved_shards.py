@@ -25,6 +25,8 @@ from torch import Tensor
 from torch.autograd import Variable
 
 from ..dispatch.plans.shards import HookOff, attach, is_global
+from ..movement.coded import gather_each
+from ..movement.coders import Coder
 from ..movement.run import run
 from ..movement.sparse_parts import is_sparse, parts_of
 from ..movement.world import my_coordinate
@@ -43,12 +45,15 @@ class GatheredOnce:
     """A parameter as one run of forward has gathered it: gathered again where backward needs it."""
 
     __slots__ = (
-        "local", "src", "dst", "version", "views", "oldest", "taken", "whole", "orders", "key",
+        "local", "src", "dst", "coder", "version",
+        "views", "oldest", "taken", "whole", "orders", "key",
         "__weakref__",
     )  # fmt: skip
 
-    def __init__(self, param: Any, dst: TensorSpec, orders: Orders | None, key: Any) -> None:
-        self.orders, self.key = orders, key
+    def __init__(
+        self, param: Any, dst: TensorSpec, coder: Coder | None, orders: Orders | None, key: Any
+    ) -> None:
+        self.coder, self.orders, self.key = coder, orders, key
         self.src: TensorSpec = param._spec
         self.dst = dst
         with HookOff():
@@ -78,12 +83,18 @@ class GatheredOnce:
     def _gather(self, whole: Tensor | None) -> Tensor:
         """``whole`` or, if it is None, the values that come; sends for the next ones."""
         if self.orders is None:
-            return run(self.local, self.src, self.dst) if whole is None else whole
+            return self._fetched() if whole is None else whole
         order = self.orders.backward
         coming = order.arrived(self.key)
         whole = find(coming, self.local, self.dst) if whole is None else whole
-        whole = run(self.local, self.src, self.dst) if whole is None else whole
+        whole = self._fetched() if whole is None else whole
         order.go_on(self.key, _wanted_for)
+        return whole
+
+    def _fetched(self) -> Tensor:
+        if self.coder is None:
+            return run(self.local, self.src, self.dst)
+        (whole,) = gather_each([self.local], [(self.src, self.dst)], [self.coder])
         return whole
 
     def dst_bytes(self, dtype: torch.dtype) -> int:

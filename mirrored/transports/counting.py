@@ -140,6 +140,7 @@ COUNTED: dict[str, tuple[str, _Sent]] = {
     "reduce_scatter_several": ("all_to_all", _parts_of_several),
     "start_join_several": ("all_gather", _several_to_all_others),
     "start_reduce_scatter_several": ("all_to_all", _parts_of_several),
+    "start_all_to_all": ("all_to_all", _pieces_for_others),
     "turn": ("all_to_all", _parts_for_others("split_dim", "split_sizes")),
     "reduce_scatter": ("all_to_all", _parts_for_others("dim", "sizes")),
     "addends": ("all_to_all", _parts_for_others("dim", "sizes")),

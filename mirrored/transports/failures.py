@@ -29,7 +29,7 @@ _MOVES = (
     *("all_reduce", "all_reduce_async", "all_gather", "all_to_all", "broadcast", "exchange"),
     *("send", "receive", "gather_objects", "gather_notes", "join", "reduce_scatter", "turn"),
     *("join_several", "reduce_scatter_several", "start_join_several"),
-    *("start_reduce_scatter_several", "all_reduce_with_notes"),
+    *("start_reduce_scatter_several", "start_all_to_all", "all_reduce_with_notes"),
 )
 
 F = TypeVar("F", bound=Callable[..., Any])

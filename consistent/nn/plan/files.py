@@ -7,7 +7,7 @@ from reprlib import repr as short
 from typing import Any
 
 from . import yaml_text
-from .layouts import NAMES, Border, Layouts, Nd, nd_text
+from .layouts import CODED, NAMES, Border, Layouts, Nd, codecs_text, nd_text
 from .names import as_patterns, path_matches
 
 KEYS = ("axes", "tensors", "modules", "notes")
@@ -126,11 +126,12 @@ def _check_strategy(found: Any, where: str) -> None:
 def _of_layouts(layouts: Layouts) -> Any:
     if layouts.is_plain:
         return nd_text(layouts.sbp)
-    return {
+    laid = {
         name: nd_text(nd)
         for name in NAMES
         if (nd := getattr(layouts, name)) != layouts.sbp or name == "sbp"
     }
+    return laid | {name: codecs_text(x) for name in CODED if (x := getattr(layouts, name))}
 
 
 def _of_border(border: Border) -> dict[str, Any]:

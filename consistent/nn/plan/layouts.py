@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...spec import B, NdSbp, Placement, Sbp, SbpLike, as_nd_sbp, as_sbp
@@ -11,6 +11,7 @@ from ...spec.nearest import suggestion
 
 # One entry for each axis; None leaves that axis as it is.
 Nd = tuple[Sbp | None, ...]
+Codecs = tuple[str | None, ...]
 _KEPT = "-"
 
 
@@ -23,16 +24,23 @@ class Layouts:
         use: as forward and backward see it; without it, as ``sbp``.
         grad: of ``.grad``; without it, as ``sbp``.
         step: as the optimizer sees it, and its state; without it, as ``sbp``.
+        gather: for each axis the codec by which it is gathered for ``use``, None for none; without
+            it, none at all.
+        reduce: for each axis the codec by which its gradient is summed from ``use``.
     """
 
     sbp: NdSbp
     use: NdSbp = ()
     grad: NdSbp = ()
     step: NdSbp = ()
+    gather: Codecs = ()
+    reduce: Codecs = ()
 
     def __post_init__(self) -> None:
         for name in NAMES:
             object.__setattr__(self, name, as_nd_sbp(getattr(self, name)) or self.sbp)
+        for name in CODED:
+            object.__setattr__(self, name, _codecs(getattr(self, name)))
 
     @classmethod
     def like(cls, given: Any) -> Layouts:
@@ -40,24 +48,26 @@ class Layouts:
         if isinstance(given, Layouts):
             return given
         if isinstance(given, Mapping):
-            unknown = [name for name in given if name not in NAMES]
+            known = (*NAMES, *CODED)
+            unknown = [name for name in given if name not in known]
             if unknown or "sbp" not in given:
-                near = suggestion(str(unknown[0]), NAMES) if unknown else ""
+                near = suggestion(str(unknown[0]), known) if unknown else ""
                 raise ValueError(
                     f"plan: {dict(given)!r} does not say how a tensor lies.{near} Give an SBP, or "
-                    "sbp= and those of use=, grad=, step= that differ from it."
+                    "sbp= and those of use=, grad=, step= that differ from it, and the codecs "
+                    "gather= and reduce=."
                 )
             return cls(**given)
         return cls(given)
 
     @property
     def is_plain(self) -> bool:
-        """Whether all four are the same."""
-        return self.sbp == self.use == self.grad == self.step
+        """Whether all four are the same, and there is no codec."""
+        return self.is_one and not self.gather and not self.reduce
 
     def map(self, change: Any) -> Layouts:
         """``change`` applied to each of the four."""
-        return Layouts(*(change(getattr(self, name)) for name in NAMES))
+        return replace(self, **{name: change(getattr(self, name)) for name in NAMES})
 
     @property
     def is_one(self) -> bool:
@@ -67,13 +77,32 @@ class Layouts:
     def on(self, placement: Placement) -> Layouts:
         """How the tensor is laid out on ``placement``: B along an axis of one rank, where all SBPs
         say the same."""
-        return self.map(lambda sbp: _alone(sbp, placement, B))
+        made = self.map(lambda sbp: _alone(sbp, placement, B))
+        for name in CODED:
+            if said := getattr(self, name):
+                made = replace(made, **{name: _alone(said, placement, None)})
+        return made
 
 
 NAMES = ("sbp", "use", "grad", "step")
+CODED = ("gather", "reduce")
 
 
-def _alone(nd: Nd, placement: Placement, entry: Sbp | None) -> Any:
+def _codecs(given: Any) -> Codecs:
+    """Names of codecs, one for each axis; ``-`` or None is none."""
+    if given is None or isinstance(given, str):
+        given = str(given or _KEPT).strip().removeprefix("(").removesuffix(")").split(",")
+    names = tuple(None if e is None or e.strip() == _KEPT else e.strip() for e in given)
+    return names if any(names) else ()
+
+
+def codecs_text(codecs: Codecs) -> str:
+    """``int8`` on one axis, ``(-, int8)`` on several."""
+    texts = [name or _KEPT for name in codecs]
+    return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
+
+
+def _alone(nd: Any, placement: Placement, entry: Sbp | None) -> Any:
     """``nd`` with ``entry`` on the axes of one rank."""
     return tuple(entry if n == 1 else e for n, e in zip(placement.shape, nd, strict=True))
 
@@ -153,7 +182,11 @@ def join_axes(parts: list[Layouts | None]) -> Layouts:
     """The layouts of one tensor from those that each axis gives it; None is B."""
     whole = Layouts((B,))
     found = [part or whole for part in parts]
-    return Layouts(*(sum((getattr(p, name) for p in found), ()) for name in NAMES))
+    laid = {name: sum((getattr(p, name) for p in found), ()) for name in NAMES}
+    coded = {
+        name: sum((getattr(p, name) or (None,) * len(p.sbp) for p in found), ()) for name in CODED
+    }
+    return Layouts(**laid, **coded)
 
 
 def join_borders(parts: list[Border | None]) -> Border:

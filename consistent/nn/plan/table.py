@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 
 from mirrored.readable import in_a_line
 
-from .layouts import Border, Layouts, Nd, nd_text
+from .layouts import CODED, Border, Layouts, Nd, codecs_text, nd_text
 from .names import grouped
 
 
 def tensor_lines(
     tensors: Mapping[str, Layouts], shapes: Mapping[str, Sequence[int]], tied: Mapping[str, str]
 ) -> list[str]:
-    """Name, how often, shape, and the layouts; use, grad and step only where one differs."""
+    """Name, how often, shape, and the layouts; use, grad, step and codecs only where there are
+    any."""
     aliases: dict[str, list[str]] = {}
     for alias, name in tied.items():
         aliases.setdefault(name, []).append(alias)
@@ -22,10 +23,13 @@ def tensor_lines(
         for name, layouts in tensors.items()
     }
     all_plain = all(layouts.is_plain for layouts in tensors.values())
-    rows = [("tensor", "", "shape", "lies", *(() if all_plain else ("used", "grad", "step")))]
+    heads = () if all_plain else ("used", "grad", "step")
+    coded = [name for name in CODED if any(getattr(x, name) for x in tensors.values())]
+    rows = [("tensor", "", "shape", "lies", *heads, *(f"{name} by" for name in coded))]
     for text, names, (layouts, shape, others) in grouped(keyed):
         more = (layouts.use, layouts.grad, layouts.step)
         cells = [nd_text(nd) if nd != layouts.sbp else "" for nd in more]
+        cells += [codecs_text(x) if (x := getattr(layouts, name)) else "" for name in coded]
         name = in_a_line(text + "".join(f" = {other}" for other in others))
         size = str(list(shape)) if shapes else ""
         rows.append(

@@ -21,7 +21,7 @@ from .hf import plan_hf
 from .resolve import resolve
 from .sequence import plan_sequence
 from .tensor import plan_tensor
-from .zero import plan_zero1, plan_zero2, plan_zero3
+from .zero import plan_zero1, plan_zero2, plan_zero3, zero3
 
 PLANNERS: dict[str, Callable[[Asked], Plan]] = {
     "data": plan_data,
@@ -54,7 +54,7 @@ def plan_for(
     """
     if given is None:
         given = {}
-    if isinstance(given, str):
+    if isinstance(given, str | zero3):
         given = _one_name(given, placement)
     if isinstance(given, Sbp | int | tuple | list):
         raise _sbp_for_all(given)
@@ -79,14 +79,14 @@ def axis_names(placement: Placement) -> tuple[str, ...]:
 # -- strategies ------------------------------------------------------------------------------------
 
 
-def _one_name(name: str, placement: Placement) -> dict[str, str]:
-    if not _is_name(name):
+def _one_name(name: str | zero3, placement: Placement) -> dict[str, Any]:
+    if isinstance(name, str) and not _is_name(name):
         raise _sbp_for_all(name)
     _planner(name)
     if placement.ndim > 1 and name != "data":
         axes = placement.axes or ("dp", "tp", *(f"axis{a}" for a in range(2, placement.ndim)))
         axes = axes[: placement.ndim]
-        mine = axes[0] if name.startswith("zero") else axes[-1]
+        mine = axes[0] if str(name).startswith("zero") else axes[-1]
         example = {axis: name if axis == mine else "data" for axis in axes}
         raise ValueError(
             f"parallelize: plan {name!r} is for one axis, and {placement} has {placement.ndim}. "
@@ -104,7 +104,7 @@ def _is_by_axis(
     names = [slot.name for places in tensors for slot in places]
     if any(is_pattern(key) or key in names for key in given):
         return False
-    return any(isinstance(v, Mapping | Plan) or _is_name(v) for v in given.values())
+    return any(isinstance(v, Mapping | Plan | zero3) or _is_name(v) for v in given.values())
 
 
 def _is_name(value: Any) -> bool:
@@ -156,7 +156,7 @@ def _axes_of(given: Mapping[str, Any], placement: Placement) -> tuple[str, ...]:
 
 
 def _on_one_axis(given: Any, asked: Asked, tensors: Sequence[Sequence[Slot]]) -> Plan:
-    if isinstance(given, str) and _is_name(given):
+    if isinstance(given, zero3) or (isinstance(given, str) and _is_name(given)):
         return _planner(given)(asked)
     if isinstance(given, str | Sbp | int | tuple | list):
         raise _sbp_for_all(given)
@@ -173,7 +173,9 @@ def _sbp_for_all(given: Any) -> TypeError:
     )
 
 
-def _planner(name: str) -> Callable[[Asked], Plan]:
+def _planner(name: str | zero3) -> Callable[[Asked], Plan]:
+    if isinstance(name, zero3):
+        return name
     if name not in PLANNERS:
         raise ValueError(
             f"parallelize: there is no plan {name!r}.{_meant(name)} Plans are "

@@ -8,6 +8,7 @@ import torch
 
 from ...spec import B, Placement, Sbp, Split, resolve_sbp
 from ...spec.nearest import suggestion
+from ..codecs import check_codecs
 from ..plan import Border, Layouts, Plan
 from ..plan.names import match, match_path
 from ..slots import Slot
@@ -91,9 +92,11 @@ def _fit(slot: Slot, pattern: str, layouts: Layouts, placement: Placement) -> La
         return resolve_sbp(sbp, placement, slot.value.shape)
 
     try:
-        return layouts.map(fit)
+        made = layouts.map(fit)
     except ValueError as error:
         raise ValueError(f"parallelize: pattern {pattern!r} for {slot.name!r}: {error}") from None
+    check_codecs(slot.name, made, placement, slot.value.dtype)
+    return made
 
 
 def _checked(name: str, border: Border, placement: Placement) -> Border:

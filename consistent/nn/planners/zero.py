@@ -13,6 +13,8 @@ has fewer items than there are ranks. A dim that another axis splits is left to 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ...spec import B, Sbp, Split
 from ..plan import Layouts, Plan
 from .asked import Asked
@@ -28,9 +30,38 @@ def plan_zero2(asked: Asked) -> Plan:
     return _plan(asked, lambda s: Layouts((B,), grad=(s,), step=(s,)))
 
 
+@dataclass(frozen=True)
+class zero3:  # noqa: N801  (a plan, written as the name of it is)
+    """The plan ``"zero3"``, by which parameters are split and gathered for use; so are gradients
+    and the optimizer's state. With codecs what is sent has fewer bytes.
+
+    ```
+    consistent.parallelize(model, placement, consistent.zero3(gather="int8", reduce="int8"))
+    consistent.parallelize(model, grid, {"dp": "data", "fsdp": consistent.zero3(reduce="bf16")})
+    ```
+
+    Args:
+        gather: by what parameters are gathered: ``"bf16"``, 2 bytes a number; ``"int8"`` or
+            ``"fp8"``, a byte and a float32 for each 256; or None, as they are. Ranks compute with
+            the rounded values, the same on all of them; the optimizer steps the exact ones.
+        reduce: by what gradients are summed: one of these names, or ``"powersgd:4"``, matrices as
+            products of rank 4, or another, and vectors as they are. What is left out is kept on
+            each rank, as large as the gathered parameter, and added to the next gradient.
+    """
+
+    gather: str | None = None
+    reduce: str | None = None
+
+    def __call__(self, asked: Asked) -> Plan:
+        return _plan(
+            asked,
+            lambda s: Layouts((s,), use=(B,), gather=(self.gather,), reduce=(self.reduce,)),
+        )
+
+
 def plan_zero3(asked: Asked) -> Plan:
     """Parameters are split and gathered for use; so are gradients and the optimizer's state."""
-    return _plan(asked, lambda s: Layouts((s,), use=(B,)))
+    return zero3()(asked)
 
 
 def _plan(asked: Asked, layouts: object) -> Plan:

@@ -69,6 +69,7 @@ class Wrapper(Transport):
     reduce_scatter_several = _passed_on(Transport.reduce_scatter_several)
     start_join_several = _passed_on(Transport.start_join_several)
     start_reduce_scatter_several = _passed_on(Transport.start_reduce_scatter_several)
+    start_all_to_all = _passed_on(Transport.start_all_to_all)
     turn = _passed_on(Transport.turn)
     peers = _passed_on(Transport.peers)
     addends = _passed_on(Transport.addends)

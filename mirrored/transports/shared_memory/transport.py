@@ -269,6 +269,13 @@ class SharedMemory(Wrapper):
             return super(Wrapper, self).start_reduce_scatter_several(xs, dims, sizes, ranks)
         return self.inner.start_reduce_scatter_several(xs, dims, sizes, ranks)
 
+    def start_all_to_all(
+        self, pieces: Sequence[Tensor], shapes: Sequence[Shape], ranks: Ranks
+    ) -> Later:
+        if pieces[0].is_cpu and self.group(ranks) is not None:
+            return super(Wrapper, self).start_all_to_all(pieces, shapes, ranks)
+        return self.inner.start_all_to_all(pieces, shapes, ranks)
+
     def turn(
         self,
         x: Tensor,

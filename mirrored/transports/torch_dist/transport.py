@@ -21,7 +21,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
-from ...comm import Done, Handle, Later, Link, Ranks, Transport, Waitable, check_op
+from ...comm import Done, Handle, Later, Link, Ranks, Shape, Transport, Waitable, check_op
 from ...reduction import WIDER, ordered_reduce
 from ..base.unseen import unseen
 from ..failures import moves_count_lacks
@@ -282,6 +282,18 @@ class TorchDist(Described):
         given = [x.detach() for x in xs]
         with part_of("start_reduce_scatter_several", *map(cut, xs, dims, sizes)):
             return several.reduce_scatter(self, given, dims, sizes, ranks, op="sum", at_once=True)
+
+    def start_all_to_all(
+        self, pieces: Sequence[Tensor], shapes: Sequence[Shape], ranks: Ranks
+    ) -> Later:
+        me = self.check("all_to_all", ranks, *pieces)
+        if len(ranks) == 1 or _by_nccl(pieces[0].device):
+            return super().start_all_to_all(pieces, shapes, ranks)
+        given = [piece.detach() for piece in pieces]
+        received = [given[me].new_empty(tuple(shape)) for shape in shapes]
+        received[me].copy_(given[me])
+        arriving = self._trade("start_all_to_all", given, received, ranks)
+        return Later(arriving, lambda: received)
 
     # ---- notes ----------------------------------------------------------------------------------
 

@@ -54,6 +54,9 @@ CALLS: dict[str, Callable[[Transport, tuple[int, ...]], Any]] = {
     "start_reduce_scatter_several": lambda t, ranks: t.start_reduce_scatter_several(
         [X, X], [0, 0], [_cut(4, ranks)] * 2, ranks
     ).wait(),
+    "start_all_to_all": lambda t, ranks: t.start_all_to_all(
+        [X for _ in ranks], [X.shape for _ in ranks], ranks
+    ).wait(),
     "reduce_scatter": lambda t, ranks: t.reduce_scatter(X, 0, _cut(4, ranks), ranks),
     "turn": lambda t, ranks: t.turn(X, 1, _cut(2, ranks), 0, [4] * len(ranks), ranks),
     "peers": lambda t, ranks: _entered(t.peers(X, ranks)),
@@ -125,6 +128,7 @@ STARTED: dict[str, Callable[[Transport], Any]] = {
     "start_reduce_scatter_several": lambda t: t.start_reduce_scatter_several(
         [X], [0], [[2, 2]], RANKS
     ),
+    "start_all_to_all": lambda t: t.start_all_to_all([X, X], [X.shape, X.shape], RANKS),
     "send": lambda t: t.send(X, 1 - t.rank, "x"),
     "receive": lambda t: t.receive(X.shape, X.dtype, 1 - t.rank, "x", "cpu"),
 }

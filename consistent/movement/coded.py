@@ -1,0 +1,317 @@
+"""Boxing in fewer bytes: a shard is written by a codec before it is sent, and read again by all.
+
+```
+gather     x  -encode->  bytes  ==join==>         bytes of all ranks  -decode->  B     one message
+reduce     g + unsent  -encode->  bytes by rank  ==all-to-all==>  -decode, sum in order->  S
+           unsent = g + unsent - what the bytes say                               stays on this rank
+```
+
+This stands beside ``several``, which sends numbers as they are and knows of no codec. Which of the
+two boxes a parameter is said when a module gets its plan. What no single gather, or sum that is
+scattered, does goes as it is: specs say so, on all ranks alike.
+
+A rank reads its own part from bytes as others do. So all ranks have the same bits, and a sum does
+not depend on which of them makes it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mirrored.codecs import Codec
+from mirrored.comm import Ranks, Waitable, resized
+from mirrored.reduction import ordered_reduce
+from mirrored.transports.default import current
+from mirrored.transports.failures import counts_lacks
+
+from .coders import Coder
+from .differentiable import _apply, _HookOff
+from .grad_mode import is_accumulated, tracks
+from .low_rank import LowRank, matrix, orthonormal, part_of_product
+from .run import begin, ended
+from .several import (
+    Arriving,
+    Cut,
+    Route,
+    Started,
+    box_several,
+    cut_of,
+    run_several,
+    sent_back,
+    start_several,
+)
+
+Coders = Sequence[Coder | None]
+
+
+class _Item(NamedTuple):
+    """A tensor that is sent by a codec: its place among those that are boxed, how ranks cut it,
+    and how large it is where it is whole."""
+
+    position: int
+    x: Tensor
+    cut: Cut
+    coder: Coder
+    whole: tuple[int, ...]
+
+    def shapes(self) -> list[list[int]]:
+        """Of the parts of all ranks."""
+        return [resized(self.whole, self.cut.dim, size) for size in self.cut.sizes]
+
+
+_Send = Callable[[list[_Item], Ranks], Waitable]
+
+
+@counts_lacks
+def gather_each(
+    locals_: Sequence[Tensor], routes: Sequence[Route], coders: Coders, begun: bool = False
+) -> list[Tensor]:
+    """``run_several`` of gathers, each by its codec, if it has one. ``begun`` as there."""
+    if not any(coders):
+        return run_several(locals_, routes, None, begun)
+    made = _started_gathers(locals_, routes, coders, begun).wait()
+    if not begun:
+        ended(*routes)
+    return made
+
+
+@counts_lacks
+def start_each(locals_: Sequence[Tensor], routes: Sequence[Route], coders: Coders) -> Started:
+    """Start ``gather_each``. Shards may not be written to before the results are there."""
+    if not any(coders):
+        return start_several(locals_, routes)
+    return _started_gathers(locals_, routes, coders, False)
+
+
+def _started_gathers(
+    locals_: Sequence[Tensor], routes: Sequence[Route], coders: Coders, begun: bool
+) -> Started:
+    codecs = [None if coder is None else coder.gather for coder in coders]
+    return _started("all_gather", _gather, (locals_, routes, coders, codecs), begun)
+
+
+@counts_lacks
+def start_reduces(locals_: Sequence[Tensor], routes: Sequence[Route], coders: Coders) -> Started:
+    """Start ``run_several`` of sums that are scattered, each by its codec."""
+    codecs = [None if coder is None else coder.reduce for coder in coders]
+    return _started("reduce_scatter", _reduce, (locals_, routes, coders, codecs), False)
+
+
+def _started(kind: str, send: _Send, given: tuple, begun: bool) -> Started:
+    found: dict[tuple, list[_Item]] = {}
+    plain: list[int] = []
+    for i, (x, route, coder, codec) in enumerate(zip(*given, strict=True)):
+        cut = None if codec is None or x.layout is not torch.strided else cut_of(route)
+        if cut is None or cut.kind != kind:
+            plain.append(i)
+            continue
+        x = x if begun else begin(x, *route)[0]
+        whole = resized(x.shape, cut.dim, sum(cut.sizes))
+        key = (cut.ranks, x.device, isinstance(codec, LowRank))
+        found.setdefault(key, []).append(_Item(i, x, cut, coder, tuple(whole)))
+    waits: list[tuple[list[int], Any]] = []
+    if plain:
+        xs, routes = ([given[k][i] for i in plain] for k in (0, 1))
+        waits.append((plain, _as_it_is(xs, routes, begun)))
+    for (ranks, _, low), items in found.items():
+        started = (_reduce_low if low else send)(items, ranks)
+        waits.append(([item.position for item in items], started))
+    return Started([None] * len(given[0]), waits)
+
+
+def _as_it_is(xs: list[Tensor], routes: list[Route], begun: bool) -> Started:
+    return Started(run_several(xs, routes, None, True), []) if begun else start_several(xs, routes)
+
+
+class _Read:
+    """Messages under way, which ``read`` makes tensors of."""
+
+    def __init__(self, arriving: Waitable, read: Callable[[Any], list[Tensor]]) -> None:
+        self._arriving, self._read = arriving, read
+
+    def wait(self) -> list[Tensor]:
+        with torch.no_grad():
+            return self._read(self._arriving.wait())
+
+
+# ---- gathers -------------------------------------------------------------------------------------
+
+
+def _gather(items: list[_Item], ranks: Ranks) -> Waitable:
+    messages = [_gather_codec(item).encode(item.x) for item in items]
+    sizes = [[_gather_codec(item).nbytes(math.prod(s)) for s in item.shapes()] for item in items]
+    arriving = current().start_join_several(messages, [0] * len(items), sizes, ranks)
+
+    def read(joined: list[Tensor]) -> list[Tensor]:
+        return [_joined(*each) for each in zip(items, joined, sizes, strict=True)]
+
+    return _Read(arriving, read)
+
+
+def _gather_codec(item: _Item) -> Codec:
+    assert item.coder.gather is not None
+    return item.coder.gather
+
+
+def _joined(item: _Item, message: Tensor, sizes: list[int]) -> Tensor:
+    """All parts of a tensor, from the bytes of all ranks."""
+    codec, dtype = _gather_codec(item), item.x.dtype
+    parts = [
+        codec.decode(part, math.prod(shape), dtype).view(shape)
+        for part, shape in zip(message.split(sizes), item.shapes(), strict=True)
+    ]
+    return torch.cat(parts, item.cut.dim)
+
+
+# ---- sums that are scattered ---------------------------------------------------------------------
+
+
+def _reduce(items: list[_Item], ranks: Ranks) -> Waitable:
+    me = ranks.index(current().rank)
+    written = [_written(item) for item in items]
+    pieces = [torch.cat([parts[k] for parts in written]) for k in range(len(ranks))]
+    arriving = current().start_all_to_all(pieces, [pieces[me].shape] * len(ranks), ranks)
+    sizes = [parts[me].numel() for parts in written]
+
+    def read(arrived: list[Tensor]) -> list[Tensor]:
+        of_items = zip(*(message.split(sizes) for message in arrived), strict=True)
+        return [_summed(item, me, each) for item, each in zip(items, of_items, strict=True)]
+
+    return _Read(arriving, read)
+
+
+@torch.no_grad()
+def _written(item: _Item) -> list[Tensor]:
+    """What each rank is to get of an addend, and of what was not sent of those before, in bytes.
+    What these leave out is kept."""
+    codec = item.coder.reduce
+    assert codec is not None and not isinstance(codec, LowRank)
+    total = item.coder.with_unsent(item.x)
+    parts = total.split(item.cut.sizes, item.cut.dim)
+    messages = [codec.encode(part) for part in parts]
+    said = [
+        codec.decode(message, part.numel(), part.dtype).view(part.shape)
+        for message, part in zip(messages, parts, strict=True)
+    ]
+    item.coder.keep(total, torch.cat(said, item.cut.dim))
+    return messages
+
+
+def _summed(item: _Item, me: int, messages: Sequence[Tensor]) -> Tensor:
+    """This rank's part of a sum, from the bytes of each addend."""
+    codec, shape = item.coder.reduce, item.shapes()[me]
+    assert codec is not None and not isinstance(codec, LowRank)
+    n, dtype = math.prod(shape), item.x.dtype
+    return ordered_reduce([codec.decode(x, n, dtype).view(shape) for x in messages])
+
+
+# ---- sums of low rank -------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _reduce_low(items: list[_Item], ranks: Ranks) -> Waitable:
+    totals = [item.coder.with_unsent(item.x) for item in items]
+    ms = [matrix(total) for total in totals]
+    ps = [m @ item.coder.basis for m, item in zip(ms, items, strict=True)]
+    arriving = current().all_reduce_async(_flat(ps), ranks)
+    me = ranks.index(current().rank)
+
+    def read(flat: Tensor) -> list[Tensor]:
+        common = [orthonormal(p) for p in _taken_apart(flat, ps)]
+        own = [m.T @ p for m, p in zip(ms, common, strict=True)]
+        summed = _taken_apart(current().all_reduce(_flat(own), ranks), own)
+        made = []
+        for item, total, p, q, mine in zip(items, totals, common, summed, own, strict=True):
+            item.coder.keep(total, (p @ mine.T).view(total.shape).to(total.dtype))
+            item.coder.turn(q)
+            dim, sizes = item.cut.dim, item.cut.sizes
+            part = part_of_product(p, q, item.whole, dim, sum(sizes[:me]), sizes[me])
+            made.append(part.to(total.dtype, memory_format=torch.contiguous_format))
+        return made
+
+    return _Read(arriving, read)
+
+
+def _flat(xs: Sequence[Tensor]) -> Tensor:
+    return torch.cat([x.reshape(-1) for x in xs])
+
+
+def _taken_apart(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    parts = flat.split([x.numel() for x in like])
+    return [part.view(x.shape) for part, x in zip(parts, like, strict=True)]
+
+
+# ---- under autograd ------------------------------------------------------------------------------
+
+
+def box_coded(
+    locals_: Sequence[Tensor],
+    routes: Sequence[Route],
+    coders: Coders,
+    arrived: Sequence[Tensor] | None = None,
+    arriving: Arriving | None = None,
+) -> list[Tensor]:
+    """``box_several`` of gathers, each by its codec, and in backward of the sums, by theirs. Only
+    gradients that are added to a ``.grad`` go by codecs; those that ``torch.autograd.grad`` asks
+    for, or that are themselves differentiated, go as they are."""
+    with _HookOff():
+        if tracks(locals_):
+            given = None if arrived is None else tuple(arrived)
+            return list(_apply(_BoxCoded, tuple(routes), (given,), arriving, coders, *locals_))
+        return list(arrived) if arrived is not None else gather_each(locals_, routes, coders)
+
+
+class _BoxCoded(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        routes: tuple[Route, ...],
+        arrived: tuple[tuple[Tensor, ...] | None],
+        arriving: Arriving | None,
+        coders: Coders,
+        *locals_: Tensor,
+    ) -> tuple[Tensor, ...]:
+        ctx.routes, ctx.arriving, ctx.coders = routes, arriving, coders
+        ctx.set_materialize_grads(False)
+        (made,) = arrived
+        if made is None:
+            with _HookOff():
+                given = [torch.Tensor.detach(x) for x in locals_]
+                made = tuple(gather_each(given, routes, coders))
+        frozen = [x for x, local in zip(made, locals_, strict=True) if not local.requires_grad]
+        ctx.mark_non_differentiable(*frozen)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            return (None, None, None, None, *sent_back(ctx, grads, lambda at: box_several))
+        nodes = [node for node, _ in ctx.next_functions]
+        coders = [
+            coder if node is not None and is_accumulated(node) else None
+            for node, coder in zip(nodes, ctx.coders, strict=True)
+        ]
+
+        def started(at: Sequence[int]) -> Callable[..., Started]:
+            return partial(start_reduces, coders=[coders[i] for i in at])
+
+        left: Sequence[Tensor | None] = grads
+        if ctx.arriving is not None:
+            duals = [dst.dual for _, dst in ctx.routes]
+            left = ctx.arriving(nodes, grads, duals, start=started)
+
+        def box(at: list[int]) -> Callable[..., list[Tensor]]:
+            return lambda xs, routes: started(at)(xs, routes).wait()
+
+        return (None, None, None, None, *sent_back(ctx, left, box))
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        routes = zip(tangents[4:], ctx.routes, strict=True)
+        return tuple(None if t is None else box_several([t], [route])[0] for t, route in routes)

@@ -1,0 +1,57 @@
+"""How one parameter is sent in fewer bytes, and what of its gradients was not sent yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mirrored.codecs import Codec
+
+from .low_rank import LowRank, first_basis, next_basis
+
+
+class Coder:
+    """The codecs of one parameter.
+
+    Args:
+        gather: for its values; None sends them as they are.
+        reduce: for addends of its gradient; None sends them as they are.
+    """
+
+    def __init__(self, gather: Codec | None, reduce: Codec | LowRank | None) -> None:
+        self.gather, self.reduce = gather, reduce
+        # What codecs have left out of this rank's addends: it is added to the next ones. It is as
+        # large as the gathered parameter, and starts at zero where a module is copied or loaded.
+        self.unsent: Tensor | None = None
+        # The next basis of a sum of low rank, and the one to begin with.
+        self.basis: Tensor | None = None
+        self.first: Tensor | None = None
+
+    def begin(self, shape: Sequence[int], like: Tensor) -> None:
+        """Make room for what is not sent of gradients of ``shape``."""
+        if self.reduce is not None and not like.is_meta:
+            self.unsent = torch.zeros(tuple(shape), dtype=like.dtype, device=like.device)
+        if isinstance(self.reduce, LowRank):
+            self.first = first_basis(shape, self.reduce.rank, like.device)
+            self.basis = self.first.clone()
+
+    def with_unsent(self, addend: Tensor) -> Tensor:
+        """``addend``, and what was not sent of those before."""
+        return addend if self.unsent is None else addend + self.unsent
+
+    def keep(self, addend: Tensor, sent: Tensor) -> None:
+        """Keep what ``sent`` leaves out of ``addend``. What is not finite is dropped, or one
+        gradient that overflows would spoil all that follow."""
+        if self.unsent is not None:
+            torch.sub(addend, sent, out=self.unsent).nan_to_num_(0.0, 0.0, 0.0)
+
+    def turn(self, q: Tensor) -> None:
+        """Let ``q`` be the next basis of a sum of low rank."""
+        if self.basis is not None and self.first is not None:
+            self.basis.copy_(next_basis(q, self.first))
+
+    def __reduce__(self) -> Any:
+        return Coder, (self.gather, self.reduce)

@@ -1,0 +1,113 @@
+"""The codecs that a plan says of a parameter: checked, and made ready for its messages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from mirrored.codecs import BLOCK, CODECS, Codec
+
+from ..dispatch.plans.shards import plain
+from ..movement.coders import Coder
+from ..movement.low_rank import LowRank
+from ..movement.world import my_coordinate
+from ..spec import B, Partial, Placement
+from ..spec.nearest import suggestion
+from .plan.layouts import Layouts
+
+
+def coder_of(param: Any, layouts: Layouts) -> Coder | None:
+    """By what the parameter and its gradients are sent, if its plan says so. This rank has room for
+    what is not sent of its gradients from now on."""
+    axis = _moved(layouts)
+    if axis is None or my_coordinate(param._spec.placement) is None:
+        return None
+    dtype = param._spec.dtype
+    whole = param._spec.with_sbp(layouts.use).local_shape(my_coordinate(param._spec.placement))
+    gather, reduce = (
+        _shorter(said[axis], dtype, whole) if said else None
+        for said in (layouts.gather, layouts.reduce)
+    )
+    if gather is None and reduce is None:
+        return None
+    coder = Coder(gather, reduce)
+    if param.requires_grad:
+        coder.begin(whole, plain(param).detach())
+    return coder
+
+
+def _shorter(name: str | None, dtype: torch.dtype, shape: Sequence[int]) -> Any:
+    """The codec of that name, where it sends fewer bytes than numbers of ``dtype`` have."""
+    codec = None if name is None else codec_named(name)
+    if codec is None or isinstance(codec, LowRank):
+        return codec if codec is not None and codec.fits(shape) else None
+    return codec if codec.nbytes(BLOCK) < BLOCK * dtype.itemsize else None
+
+
+def codec_named(name: str) -> Codec | LowRank | None:
+    """The codec that a plan calls so; None if there is none."""
+    found = _LOW_RANK.fullmatch(name)
+    return LowRank(int(found[1])) if found else CODECS.get(name)
+
+
+_LOW_RANK = re.compile(r"powersgd:([1-9]\d{0,3})")
+
+
+def _moved(layouts: Layouts) -> int | None:
+    """The axis on which a tensor is gathered for use, if it is one."""
+    axes = [a for a, (e, used) in enumerate(zip(layouts.sbp, layouts.use)) if e != used]
+    return axes[0] if len(axes) == 1 else None
+
+
+def check_codecs(name: str, layouts: Layouts, placement: Placement, dtype: torch.dtype) -> None:
+    """Raise ValueError if the codecs that ``layouts`` says of the tensor ``name`` are unknown, or
+    cannot be what it is sent by."""
+    said = [(what, codec) for what in ("gather", "reduce") for codec in getattr(layouts, what)]
+    coded = [(what, codec) for what, codec in said if codec is not None]
+    if not coded:
+        return
+    asked = ", ".join(f"{what}={codec!r}" for what, codec in coded)
+    for what, codec in coded:
+        found = codec_named(codec)
+        if found is None or (what == "gather" and isinstance(found, LowRank)):
+            raise ValueError(
+                f"parallelize: {asked} is said of {name!r}, and there is no codec {codec!r} for "
+                f"{what}.{suggestion(codec, CODECS)} Codecs are {', '.join(CODECS)}, and for "
+                "reduce powersgd:4, say, of any rank."
+            )
+    why = _unfit(layouts, placement, dtype)
+    if why is not None:
+        raise ValueError(
+            f"parallelize: {asked} is said of {name!r}, and {why}.\n"
+            "  A codec rounds floats of a tensor that lies split along one axis and is gathered "
+            "for its use.\n"
+            "  Leave the codec out for this tensor, by a pattern of a Plan or by a plan without it."
+        )
+
+
+def _unfit(layouts: Layouts, placement: Placement, dtype: torch.dtype) -> str | None:
+    """Why a tensor cannot be sent by a codec; None if it can."""
+    if not dtype.is_floating_point:
+        return f"its numbers are {str(dtype).removeprefix('torch.')}, which a codec does not round"
+    if any(isinstance(e, Partial) for e in (*layouts.sbp, *layouts.use)):
+        return "it lies as P: its value is a sum of which no rank could round its addend exactly"
+    axes = [
+        axis
+        for axis, (entry, used) in enumerate(zip(layouts.sbp, layouts.use, strict=True))
+        if entry != used and placement.shape[axis] > 1
+    ]
+    if len(axes) > 1:
+        return f"it is gathered along {len(axes)} axes, {axes}"
+    for what in ("gather", "reduce"):
+        for axis, codec in enumerate(getattr(layouts, what)):
+            if codec is None or placement.shape[axis] == 1 or axis in axes:
+                continue
+            return f"it is not gathered along axis {axis}, where it lies as {layouts.sbp[axis]}"
+    if axes and (not layouts.sbp[axes[0]].is_split or layouts.use[axes[0]] is not B):
+        return f"it goes from {layouts.sbp[axes[0]]} to {layouts.use[axes[0]]} for its use"
+    if axes and layouts.sbp[axes[0]].cut is not None:  # type: ignore[attr-defined]
+        return f"it lies as {layouts.sbp[axes[0]]}, whose items change their order on the way"
+    return None
