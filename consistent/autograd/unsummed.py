@@ -65,8 +65,8 @@ def arriving(
             _keep(leaf, held, grad, spec)
             left[i] = None
     if later:
-        positions, *given = zip(*later, strict=True)
-        scattering.add_later(*given, start(positions))
+        positions, leaves, given, routes = zip(*later, strict=True)
+        scattering.add_later(leaves, given, routes, start(positions))
     return left
 
 

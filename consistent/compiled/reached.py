@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from ..nn.gathered import coders_of
 from .guards import SIMPLE, Guard, is_number
 from .sources import Asked, Attributes, Source
 
@@ -207,6 +208,10 @@ class _Walk:
         for name, x in list(kept.items()):
             if name not in _OF_TORCH and not name.startswith("_consistent"):
                 yield f"{path}.{name}", kept, name, x
+        for coder in coders_of(module):
+            for name, x in vars(coder).items():
+                if isinstance(x, torch.Tensor):
+                    yield f"{path}, {name} by its codecs", vars(coder), name, x
         for cls in type(module).__mro__:
             yield path, None, None, cls
 

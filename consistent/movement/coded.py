@@ -218,7 +218,7 @@ def _summed(item: _Item, me: int, messages: Sequence[Tensor]) -> Tensor:
 def _reduce_low(items: list[_Item], ranks: Ranks) -> Waitable:
     totals = [item.coder.with_unsent(item.x) for item in items]
     ms = [matrix(total) for total in totals]
-    ps = [m @ item.coder.basis for m, item in zip(ms, items, strict=True)]
+    ps = [item.coder.on_basis(m) for m, item in zip(ms, items, strict=True)]
     arriving = current().all_reduce_async(_flat(ps), ranks)
     me = ranks.index(current().rank)
 

@@ -48,10 +48,15 @@ class Coder:
         if self.unsent is not None:
             torch.sub(addend, sent, out=self.unsent).nan_to_num_(0.0, 0.0, 0.0)
 
+    def on_basis(self, m: Tensor) -> Tensor:
+        """A matrix times the basis of a sum of low rank."""
+        assert self.basis is not None, "begin() was called"
+        return m @ self.basis
+
     def turn(self, q: Tensor) -> None:
         """Let ``q`` be the next basis of a sum of low rank."""
-        if self.basis is not None and self.first is not None:
-            self.basis.copy_(next_basis(q, self.first))
+        assert self.basis is not None and self.first is not None, "begin() was called"
+        self.basis.copy_(next_basis(q, self.first))
 
     def __reduce__(self) -> Any:
         return Coder, (self.gather, self.reduce)

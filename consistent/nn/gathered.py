@@ -33,6 +33,7 @@ from torch import nn
 
 from ..autograd.backward import passes
 from ..dispatch.plans.shards import is_global, plain
+from ..movement.coders import Coder
 from .codecs import coder_of
 from .gather_ahead import Orders, Wanted, orders_on
 from .gather_run import KeptRun, OneByOne, Run, Slot, join_kept
@@ -68,6 +69,13 @@ def install_use(module: nn.Module, plan: Plan) -> None:
     if small:
         module.register_forward_hook(together.after_forward)
         undo_on_raise(module)
+
+
+def coders_of(module: nn.Module) -> list[Coder]:
+    """By what the parameters are sent that ``module`` gathers when it is called."""
+    hooks = [getattr(hook, "__self__", None) for hook in module._forward_pre_hooks.values()]
+    slots = [slot for hook in hooks if isinstance(hook, GatheredParameters) for slot in hook.slots]
+    return list(dict.fromkeys(slot.coder for slot in slots if slot.coder is not None))
 
 
 def _orders(module: nn.Module, slot: Slot) -> Orders | None:

@@ -25,6 +25,7 @@ from .planners import plan_for
 from .planners.context import takes_whole
 from .planners.resolve import resolve
 from .planners.searched import searched
+from .planners.zero import zero3
 from .rank_values import check_alike, check_values, laid_text, send_values
 from .same_object import become
 from .slots import Slot, global_slots, plain_attributes, plain_gradients, plain_slots
@@ -33,7 +34,7 @@ from .slots import Slot, global_slots, plain_attributes, plain_gradients, plain_
 def parallelize(
     module: torch.nn.Module,
     placement: Placement | None = None,
-    plan: str | Mapping[str, Any] | Plan | None = None,
+    plan: str | Mapping[str, Any] | Plan | zero3 | None = None,
     *,
     inputs: SbpLike | Mapping[str, SbpLike] | None = None,
     sync: bool = True,

@@ -33,8 +33,8 @@ class Layouts:
     use: NdSbp = ()
     grad: NdSbp = ()
     step: NdSbp = ()
-    gather: Codecs = ()
-    reduce: Codecs = ()
+    gather: Codecs | str = ()
+    reduce: Codecs | str = ()
 
     def __post_init__(self) -> None:
         for name in NAMES:
@@ -182,8 +182,8 @@ def join_axes(parts: list[Layouts | None]) -> Layouts:
     """The layouts of one tensor from those that each axis gives it; None is B."""
     whole = Layouts((B,))
     found = [part or whole for part in parts]
-    laid = {name: sum((getattr(p, name) for p in found), ()) for name in NAMES}
-    coded = {
+    laid: dict[str, Any] = {name: sum((getattr(p, name) for p in found), ()) for name in NAMES}
+    coded: dict[str, Any] = {
         name: sum((getattr(p, name) or (None,) * len(p.sbp) for p in found), ()) for name in CODED
     }
     return Layouts(**laid, **coded)

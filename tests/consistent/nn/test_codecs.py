@@ -1,0 +1,320 @@
+"""zero3 with codecs: bytes are the formula, all ranks have the same bits, and a model learns."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import consistent
+from consistent import B, P, Placement, S, zero3
+from consistent.nn import Layouts, Plan
+from consistent.nn.gathered import GatheredTogether
+from mirrored.codecs import CODECS
+from mirrored.transports.counting import counting
+from tests.consistent.compiled.steps import beside
+from tests.mirrored.kinds import over_gloo
+from tests.mirrored.transports.several_hosts.kinds import on_hosts
+from tests.ranks import ALL, SIZES, on_ranks, pool
+
+STEPS = 500 if ALL else 50
+INT8 = zero3(gather="int8", reduce="int8")
+FSDP = {"dp": "data", "fsdp": INT8}
+
+
+def net(dim: int = 20) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(dim, 67), nn.Tanh(), nn.Linear(67, 50), nn.Tanh(), nn.Linear(50, 9)
+    )
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    rng = torch.Generator().manual_seed(1)
+    x = torch.randn(48, 20, generator=rng)
+    noise = torch.randn(48, 9, generator=rng)
+    return x, torch.tanh(x @ torch.randn(20, 9, generator=rng) / 4) + noise / 2
+
+
+def trained(rank: int, n: int, plan: Any, keep: int | None = None, steps: int = STEPS) -> list:
+    """[the last loss, the parameters, the parameters as forward sees them]."""
+    model: Any = net()
+    if plan is not None:
+        ranks: Any = list(range(n))
+        if isinstance(plan, dict):
+            placement = Placement("cpu", [[0, 1], [2, 3]], axes=tuple(plan))
+        else:
+            placement = Placement("cpu", ranks)
+        consistent.parallelize(model, placement, plan, keep_bytes=keep)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    x, y = batch()
+    loss: Any = None
+    for _ in range(steps):
+        loss = ((model(x) - y) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if plan is None:
+        return [loss.detach()]
+    seen: list[torch.Tensor] = []
+    hook = model[4].register_forward_pre_hook(
+        lambda m, args: seen.extend(p.detach().full() for p in (m.weight, m.bias))
+    )
+    model(x)
+    hook.remove()
+    return [loss.detach().full(), [p.detach().full() for p in model.parameters()], seen]
+
+
+def same(found: list, other: list) -> bool:
+    return all(map(torch.equal, [found[0], *found[1], *found[2]], [other[0], *other[1], *other[2]]))
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_parameters_are_equal_on_all_ranks_and_the_loss_is_near(n: int) -> None:
+    plain = trained(0, 1, None)[0]
+    plans: list[Any] = [INT8] if n < 4 else [FSDP]
+    if ALL:
+        plans = [INT8, zero3(gather="bf16", reduce="bf16"), *([FSDP] if n == 4 else [])]
+    for plan in plans:
+        found = pool(n).run(trained, n, plan)
+        assert all(same(each, found[0]) for each in found), plan
+        assert abs(found[0][0] - plain) < 0.005 * plain, (plan, found[0][0], plain)
+
+
+def test_bits_do_not_depend_on_where_ranks_are_nor_on_when_parameters_are_gathered() -> None:
+    steps = 4
+    together = pool(4).run(trained, 4, INT8, None, steps)[0]
+    one_by_one = pool(4).run(trained, 4, INT8, 0, steps)[0]
+    apart = pool(4).run(over_gloo, trained, 4, INT8, 0, steps)[0]
+    mixed = on_hosts("aabb", trained, 4, INT8, 0, steps)[0]
+    for other in (one_by_one, apart, mixed):
+        assert same(together, other)
+
+
+def one_step_bytes(rank: int, n: int, plan: Any) -> tuple[int, int]:
+    """What this rank sends in the gathers, and in the sums, of a step."""
+    model: Any = consistent.parallelize(
+        nn.Linear(515, 70, bias=False), Placement("cpu", range(n)), plan
+    )
+    x = consistent.distribute(torch.randn(4, 515), model.weight.placement, B)
+    with counting() as log:
+        y = model(x)
+    gathered = log.bytes
+    y = y.sum()
+    with counting() as log:
+        y.backward()
+    return gathered, log.bytes
+
+
+def test_bytes_are_the_formula() -> None:
+    for n in SIZES:
+        rows = [70 // n + (k < 70 % n) for k in range(n)]
+        for gather, reduce in (("int8", "int8"), ("bf16", "fp8"), ("fp8", "bf16")):
+            found = pool(n).run(one_step_bytes, n, zero3(gather=gather, reduce=reduce))
+            for rank, (gathered, summed) in enumerate(found):
+                own = CODECS[gather].nbytes(rows[rank] * 515)
+                others = sum(
+                    CODECS[reduce].nbytes(r * 515) for k, r in enumerate(rows) if k != rank
+                )
+                assert (gathered, summed) == ((n - 1) * own, others)
+        plain = pool(n).run(one_step_bytes, n, "zero3")
+        coded = pool(n).run(one_step_bytes, n, INT8)
+        for a, b in zip(coded, plain, strict=True):
+            assert all(0.25 < x / y < 0.26 for x, y in zip(a, b, strict=True))
+
+
+def low_rank_bytes(rank: int, n: int) -> tuple[int, int]:
+    model: Any = nn.Linear(1024, 512, bias=False)
+    consistent.parallelize(model, Placement("cpu", range(n)), zero3(reduce="powersgd:4"))
+    y = model(torch.randn(4, 1024)).sum()
+    with counting() as log:
+        y.backward()
+    return log.bytes, 512 * 1024 * 4 * (n - 1) // n
+
+
+def test_a_sum_of_low_rank_sends_two_thin_matrices() -> None:
+    for sent, plain in pool(2).run(low_rank_bytes, 2):
+        assert sent == (1024 + 512) * 4 * 4 <= 0.05 * plain
+
+
+# ---- what codecs leave out -----------------------------------------------------------------------
+
+
+def coder(model: Any) -> Any:
+    (hook,) = (h.__self__ for h in model._forward_pre_hooks.values()
+               if isinstance(getattr(h, "__self__", None), GatheredTogether))  # fmt: skip
+    return hook.slots[0].coder
+
+
+@pytest.mark.parametrize("reduce", ["int8", "bf16", "powersgd:2"])
+@on_ranks(3)
+def test_what_is_not_sent_is_sent_later(rank: int, reduce: str) -> None:
+    """All that was sent and what is kept are all gradients."""
+    ranks = Placement("cpu", range(3))
+    model: Any = consistent.parallelize(nn.Linear(40, 30, bias=False), ranks, zero3(reduce=reduce))
+    exact: Any = consistent.parallelize(nn.Linear(40, 30, bias=False), ranks, "zero3")
+    for step in range(4):
+        torch.manual_seed(step)
+        x, y = (consistent.distribute(torch.randn(9, k), ranks, S(0)) for k in (40, 30))
+        for m in (model, exact):
+            (m(x) * y).sum().backward()
+    kept = consistent.from_local(coder(model).unsent, ranks, P).full()
+    assert kept.abs().max() > 0
+    torch.testing.assert_close(
+        model.weight.grad.full() + kept, exact.weight.grad.full(), rtol=1e-5, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("reduce", ["int8", "powersgd:2"])
+@on_ranks(2)
+def test_a_gradient_that_overflows_is_seen_and_spoils_no_other(rank: int, reduce: str) -> None:
+    ranks = Placement("cpu", range(2))
+    model: Any = consistent.parallelize(nn.Linear(40, 30, bias=False), ranks, zero3(reduce=reduce))
+    for step in range(3):
+        model.weight.grad = None
+        x = torch.randn(8, 40)
+        x[0, 0] = torch.inf if step == 1 else 1.0
+        model(x).sum().backward()
+        assert bool(model.weight.grad.full().isfinite().all()) is (step != 1)
+
+
+@on_ranks(2)
+def test_gradients_that_are_only_asked_for_are_exact(rank: int) -> None:
+    ranks = Placement("cpu", range(2))
+    model: Any = consistent.parallelize(nn.Linear(40, 30), ranks, zero3(reduce="int8"))
+    exact: Any = consistent.parallelize(net_of(model), ranks, "zero3")
+    x = torch.randn(8, 40)
+    for create in (False, True):
+        a, b = (
+            torch.autograd.grad((m(x) ** 2).sum(), list(m.parameters()), create_graph=create)
+            for m in (model, exact)
+        )
+        assert all(torch.equal(g.full(), h.full()) for g, h in zip(a, b, strict=True))
+    assert not coder(model).unsent.any()
+
+
+def net_of(model: Any) -> nn.Module:
+    made = nn.Linear(40, 30)
+    made.load_state_dict({k: v.full() for k, v in model.state_dict().items()})
+    return made
+
+
+@on_ranks(2)
+def test_inside_no_sync_nothing_is_sent_and_one_sum_is_coded(rank: int) -> None:
+    ranks = Placement("cpu", range(2))
+    model: Any = consistent.parallelize(nn.Linear(512, 64, bias=False), ranks, INT8)
+    with consistent.no_sync():
+        model(torch.randn(3, 512)).sum().backward()
+    y = model(torch.randn(3, 512)).sum()
+    with counting() as log:
+        y.backward()
+    assert log.bytes == CODECS["int8"].nbytes(32 * 512)
+
+
+@on_ranks(2)
+def test_a_copy_begins_with_nothing_kept(rank: int) -> None:
+    model: Any = consistent.parallelize(nn.Linear(40, 30), Placement("cpu", range(2)), INT8)
+    model(torch.randn(3, 40)).sum().backward()
+    other = copy.deepcopy(model)
+    other(torch.randn(3, 40)).sum().backward()
+    assert coder(other) is not coder(model)
+
+
+# ---- steps as programs ---------------------------------------------------------------------------
+
+
+def step_of(plan: Any) -> Any:
+    def make() -> Any:
+        model: Any = consistent.parallelize(net(), Placement("cpu", range(2)), plan)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+            optimizer.zero_grad()
+            loss = ((model(x) - y) ** 2).mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step, [model, optimizer]
+
+    return make
+
+
+@pytest.mark.parametrize("plan", [INT8, zero3(gather="fp8", reduce="powersgd:2")])
+@on_ranks(2)
+def test_a_compiled_step_does_as_the_step(rank: int, plan: Any) -> None:
+    batches = [batch() for _ in range(4)]
+    beside(step_of(plan), batches, rtol=1e-5)
+
+
+# ---- plans and their errors ----------------------------------------------------------------------
+
+
+def test_a_plan_with_codecs_is_saved_printed_and_loaded(tmp_path: Any) -> None:
+    plan = Plan(
+        {"*.weight": Layouts((B, S(0)), use=(B, B), gather=(None, "int8"), reduce="-, bf16")}
+    )
+    assert plan.tensors["*.weight"].reduce == (None, "bf16")
+    assert Plan.load(plan.save(tmp_path / "plan.yaml")) == plan
+    assert "gather by" in str(plan) and "(-, int8)" in str(plan)
+    one = Plan({"*": {"sbp": S(0), "use": B, "reduce": "powersgd:4"}})
+    assert (
+        Plan.load(one.save(tmp_path / "plan.yaml")) == one != Plan({"*": {"sbp": S(0), "use": B}})
+    )
+
+
+def error(rank: int, make: Any, plan: Any, ranks: Any) -> str:
+    with pytest.raises(ValueError) as caught:
+        consistent.parallelize(make(), Placement("cpu", ranks), plan)
+    return str(caught.value)
+
+
+def integers() -> nn.Module:
+    made = nn.Module()
+    made.table = nn.Parameter(torch.arange(8), requires_grad=False)
+    return made
+
+
+def complexes() -> nn.Module:
+    made = nn.Module()
+    made.table = nn.Parameter(torch.zeros(8, dtype=torch.complex64))
+    return made
+
+
+def linear() -> nn.Module:
+    return nn.Linear(8, 8)
+
+
+GRID = [[0, 1], [2, 3]]
+FAULTS: list[tuple[Any, Any, Any, str]] = [
+    (integers, INT8, range(4), "int64"),
+    (complexes, INT8, range(4), "complex64"),
+    (linear, zero3(gather="int4"), range(4), "no codec 'int4' for gather"),
+    (linear, zero3(gather="powersgd:4"), range(4), "no codec 'powersgd:4' for gather"),
+    (linear, zero3(reduce="powersgd:0"), range(4), "no codec 'powersgd:0'"),
+    (linear, {"*": Layouts((B,), reduce="int8")}, range(4), "not gathered along axis 0"),
+    (linear, {"*": Layouts((S(0), P), use=(B, P), gather=("int8", None))}, GRID, "it lies as P"),
+    (linear, {"*": Layouts((S(0), S(0)), use=(B, B), gather=("int8", None))}, GRID, "along 2 axes"),
+]
+
+
+def faults(rank: int) -> list[str]:
+    return [error(rank, make, plan, ranks) for make, plan, ranks, _ in FAULTS]
+
+
+def test_what_no_codec_rounds_raises_on_every_rank() -> None:
+    for said in pool(4).run(faults):
+        for text, (*_, wanted) in zip(said, FAULTS, strict=True):
+            assert wanted in text and "parallelize: " in text, text
+
+
+@on_ranks(2)
+def test_one_rank_and_numbers_as_short_as_the_codec_need_none(rank: int) -> None:
+    model: Any = consistent.parallelize(nn.Linear(8, 8), Placement("cpu", [0]), INT8)
+    assert not model._forward_pre_hooks
+    short = nn.Linear(8, 8).bfloat16()
+    model = consistent.parallelize(short, Placement("cpu", range(2)), zero3(gather="bf16"))
+    assert coder(model) is None

@@ -1,0 +1,74 @@
+"""Codecs: how many bytes, how near, and what becomes of what is not finite."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mirrored.codecs import BLOCK, CODECS, Blocks
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+SIZES = (0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 1000)
+# Of a block's largest number, or of each number: the most by which one is rounded.
+STEPS = {"bf16": 2**-8, "int8": 0.5 / 127, "fp8": 2**-4}
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_bytes_are_the_formula_and_numbers_are_near(name: str) -> None:
+    codec, rng = CODECS[name], torch.Generator().manual_seed(0)
+    for n in SIZES:
+        wanted = 2 * n if name == "bf16" else n + 4 * -(-n // 256)
+        for dtype in DTYPES:
+            x = torch.randn(n, generator=rng).to(dtype)
+            message = codec.encode(x)
+            assert message.dtype is torch.uint8
+            assert message.numel() == codec.nbytes(n) == wanted
+            y = codec.decode(message, n, dtype)
+            assert y.dtype is dtype and y.shape == (n,)
+            for a, b in zip(x.double().split(BLOCK), y.double().split(BLOCK), strict=True):
+                most = STEPS[name] + torch.finfo(dtype).eps
+                assert not n or (a - b).abs().max() <= most * a.abs().max()
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_a_message_may_begin_at_any_byte_and_gives_new_memory(name: str) -> None:
+    codec, x = CODECS[name], torch.randn(300)
+    message = codec.encode(x.view(10, 30).T)
+    assert torch.equal(message, codec.encode(x.view(10, 30).T.contiguous().view(-1)))
+    moved = torch.cat([message.new_zeros(3), message])[3:]
+    first, second = (codec.decode(m, 300, torch.float32) for m in (message, moved))
+    assert torch.equal(first, second)
+    first.zero_()
+    assert torch.equal(codec.decode(message, 300, torch.float32), second)
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e300])
+def test_a_block_that_is_not_finite_is_nan_whole_and_others_stay(name: str, bad: float) -> None:
+    codec = CODECS[name]
+    x = torch.linspace(-1, 1, 3 * BLOCK - 7, dtype=torch.float64)
+    x[BLOCK + 3] = bad
+    y = codec.decode(codec.encode(x), x.numel(), torch.float64)
+    assert y[BLOCK : 2 * BLOCK].isnan().all()
+    assert y[:BLOCK].isfinite().all() and y[2 * BLOCK :].isfinite().all()
+
+
+def test_bfloat16_keeps_what_is_not_finite() -> None:
+    x = torch.tensor([torch.nan, torch.inf, -torch.inf, 1.0])
+    y = CODECS["bf16"].decode(CODECS["bf16"].encode(x), 4, torch.float32)
+    assert y.isnan().tolist() == [True, False, False, False] and torch.equal(y[1:], x[1:])
+
+
+def test_the_smallest_numbers_do_not_turn_around() -> None:
+    """A scale that a float32 does not hold: numbers become zero or smaller, never of other sign."""
+    for codec in (c for c in CODECS.values() if isinstance(c, Blocks)):
+        for most in (1e-45, 190e-45, 1e-42, 1e-38):
+            x = torch.linspace(-most, most, BLOCK)
+            y = codec.decode(codec.encode(x), BLOCK, torch.float32)
+            assert (x * y >= 0).all() and (y.abs() <= 2 * most).all()
+
+
+def test_zeros_stay_zeros() -> None:
+    for codec in CODECS.values():
+        message = codec.encode(torch.zeros(600))
+        assert torch.equal(codec.decode(message, 600, torch.float32), torch.zeros(600))
