@@ -174,7 +174,7 @@ def test_a_gradient_that_overflows_is_seen_and_spoils_no_other(rank: int, reduce
     ranks = Placement("cpu", range(2))
     model: Any = consistent.parallelize(nn.Linear(40, 30, bias=False), ranks, zero3(reduce=reduce))
     for step in range(3):
-        model.weight.grad = None
+        model.zero_grad()
         x = torch.randn(8, 40)
         x[0, 0] = torch.inf if step == 1 else 1.0
         model(x).sum().backward()
@@ -188,7 +188,7 @@ def test_gradients_that_are_only_asked_for_are_exact(rank: int) -> None:
     exact: Any = consistent.parallelize(net_of(model), ranks, "zero3")
     x = torch.randn(8, 40)
     for create in (False, True):
-        a, b = (
+        a, b = (  # of global tensors
             torch.autograd.grad((m(x) ** 2).sum(), list(m.parameters()), create_graph=create)
             for m in (model, exact)
         )
