@@ -32,11 +32,13 @@ def net(dim: int = 20) -> nn.Module:
     )
 
 
-def batch() -> tuple[torch.Tensor, torch.Tensor]:
+def batch(i: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Other rows in each step, and targets with noise, so that the loss does not go to zero."""
     rng = torch.Generator().manual_seed(1)
-    x = torch.randn(48, 20, generator=rng)
-    noise = torch.randn(48, 9, generator=rng)
-    return x, torch.tanh(x @ torch.randn(20, 9, generator=rng) / 4) + noise / 2
+    w = torch.randn(20, 9, generator=rng) / 4
+    rng.manual_seed(2 + i)
+    x, noise = torch.randn(48, 20, generator=rng), torch.randn(48, 9, generator=rng)
+    return x, torch.tanh(x @ w) + noise / 2
 
 
 def trained(rank: int, n: int, plan: Any, keep: int | None = None, steps: int = STEPS) -> list:
@@ -50,9 +52,9 @@ def trained(rank: int, n: int, plan: Any, keep: int | None = None, steps: int = 
             placement = Placement("cpu", ranks)
         consistent.parallelize(model, placement, plan, keep_bytes=keep)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    x, y = batch()
     loss: Any = None
-    for _ in range(steps):
+    for i in range(steps):
+        x, y = batch(i)
         loss = ((model(x) - y) ** 2).mean()
         loss.backward()
         optimizer.step()
@@ -63,7 +65,7 @@ def trained(rank: int, n: int, plan: Any, keep: int | None = None, steps: int = 
     hook = model[4].register_forward_pre_hook(
         lambda m, args: seen.extend(p.detach().full() for p in (m.weight, m.bias))
     )
-    model(x)
+    model(batch(0)[0])
     hook.remove()
     return [loss.detach().full(), [p.detach().full() for p in model.parameters()], seen]
 
@@ -246,8 +248,8 @@ def step_of(plan: Any) -> Any:
 @pytest.mark.parametrize("plan", [INT8, zero3(gather="fp8", reduce="powersgd:2")])
 @on_ranks(2)
 def test_a_compiled_step_does_as_the_step(rank: int, plan: Any) -> None:
-    batches = [batch() for _ in range(4)]
-    beside(step_of(plan), batches, rtol=1e-5)
+    batches = [batch(i) for i in range(4)]
+    beside(step_of(plan), batches, rtol=1e-4)  # in float32, whose sums a program orders anew
 
 
 # ---- plans and their errors ----------------------------------------------------------------------
