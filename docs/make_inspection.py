@@ -36,7 +36,7 @@ COPIES = "__deepcopy__ __reduce__ __reduce_ex__".split()
 PYTHON = """
 __annotations__ __array_priority__ __class__ __delattr__ __delitem__ __dict__ __dir__ __doc__
 __getattribute__ __getstate__ __hash__ __init__ __init_subclass__ __module__ __new__ __setattr__
-__sizeof__ __subclasshook__ __torch_dispatch__ __torch_function__ __weakref__
+__sizeof__ __firstlineno__ __static_attributes__ __subclasshook__ __torch_dispatch__ __torch_function__ __weakref__
 _clear_non_serializable_cached_data
 """.split()
 OPENED = """

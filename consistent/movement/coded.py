@@ -61,7 +61,7 @@ class _Item(NamedTuple):
     whole: tuple[int, ...]
 
     def shapes(self) -> list[list[int]]:
-        """Of the parts of all ranks."""
+        """The shape of each rank's part."""
         return [resized(self.whole, self.cut.dim, size) for size in self.cut.sizes]
 
 

@@ -87,8 +87,8 @@ def _normal(x: Tensor, dim: int) -> Tensor:
 def part_of_product(
     p: Tensor, q: Tensor, shape: Sequence[int], dim: int, start: int, size: int
 ) -> Tensor:
-    """Of the product ``p q'``, as a tensor of ``shape``, the part ``[start, start + size)`` along
-    ``dim``."""
+    """The part ``[start, start + size)`` along ``dim`` of the product ``p q'``, which is taken as a
+    tensor of ``shape``."""
     if dim == 0:
         return (p[start : start + size] @ q.T).view(size, *shape[1:])
     return (p @ q.T).view(tuple(shape)).narrow(dim, start, size)

@@ -31,8 +31,9 @@ from .world import my_coordinate
 TIMES = 4
 
 _enabled = os.environ.get("CONSISTENT_COMPARE_PLAIN", "1") not in ("", "0")
-# rank -> (placement, kind of meeting) -> how often; by rank, for simulated ranks share this module.
-_met: dict[int, dict[tuple, int]] = {}
+# (rank, size of its world) -> (placement, kind of meeting) -> how often. By rank, for simulated
+# ranks share this module, with each other and with the process that simulates them.
+_met: dict[tuple[int, int], dict[tuple, int]] = {}
 
 
 class _Thread(threading.local):
@@ -80,7 +81,8 @@ def first_times(placement: Placement, kind: Hashable, check: Callable[[], None])
     """
     if placement.size == 1 or not _enabled or my_coordinate(placement) is None:
         return False
-    counts, key = _met.setdefault(default.current().rank, {}), (placement, kind)
+    here = default.current()
+    counts, key = _met.setdefault((here.rank, here.size), {}), (placement, kind)
     times = counts.get(key, 0)
     if times >= TIMES:
         return False

@@ -20,8 +20,8 @@ from .plan.layouts import Layouts
 
 
 def coder_of(param: Any, layouts: Layouts) -> Coder | None:
-    """By what the parameter and its gradients are sent, if its plan says so. This rank has room for
-    what is not sent of its gradients from now on."""
+    """The codecs by which the parameter and its gradients are sent, if its plan says so. This rank
+    has room for what is not sent of its gradients from now on."""
     axis = _moved(layouts)
     if axis is None or my_coordinate(param._spec.placement) is None:
         return None

@@ -72,7 +72,7 @@ def install_use(module: nn.Module, plan: Plan) -> None:
 
 
 def coders_of(module: nn.Module) -> list[Coder]:
-    """By what the parameters are sent that ``module`` gathers when it is called."""
+    """The codecs by which parameters are sent that ``module`` gathers when it is called."""
     hooks = [getattr(hook, "__self__", None) for hook in module._forward_pre_hooks.values()]
     slots = [slot for hook in hooks if isinstance(hook, GatheredParameters) for slot in hook.slots]
     return list(dict.fromkeys(slot.coder for slot in slots if slot.coder is not None))

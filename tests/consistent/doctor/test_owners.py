@@ -12,6 +12,7 @@ from consistent.doctor import owners
 def installed(site: Path, name: str, files: str) -> None:
     """What pip leaves of a distribution of this name."""
     (site / "consistent").mkdir(parents=True, exist_ok=True)
+    (site / "consistent" / "__init__.py").touch()  # Python 3.13 lists files that are there alone
     info = site / f"{name.replace('-', '_')}-0.3.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.3\n")

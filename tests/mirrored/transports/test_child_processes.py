@@ -68,6 +68,7 @@ print(*said, flush=True)
 
 def test_children_that_end_or_have_a_group_do_not_disturb_their_parents(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+    environment["PYTHONWARNINGS"] = "ignore::DeprecationWarning"  # of a fork, since Python 3.12
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", PROGRAM, str(rank), str(tmp_path)],

@@ -36,7 +36,10 @@ def with_bags(body: Callable[..., Any]) -> Callable[..., Any]:
                 input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse,
                 per_sample_weights, include_last_offset, padding_idx,
             )  # fmt: skip
-        rows = F.embedding(input, weight, padding_idx)
+        try:
+            rows = F.embedding(input, weight, padding_idx)
+        except IndexError as error:  # of a row, on every rank; torch raises another one for bags
+            raise RuntimeError(f"embedding_bag, by rows: {error}") from error
         if per_sample_weights is not None:
             rows = rows * per_sample_weights.unsqueeze(-1)
         if padding_idx is None:

@@ -111,6 +111,9 @@ def _quantile(shard: Shards) -> Tensor:
     x, dims, q = shard.tensors[0], shard.call.dims(), shard.get("q")
     rows, n = _rows(x, dims), math.prod(shard.specs[0].shape[d] for d in dims)
     q = (q if isinstance(q, Tensor) else x.new_tensor(q)).reshape(-1, 1)
+    # Torch checks it on the CPU alone, where it need not wait for values. Every rank has all of q.
+    if q.device.type == "cpu" and not ((q >= 0) & (q <= 1)).all():
+        raise RuntimeError(f"{shard.call.name}() q values must be in the range [0, 1]")
     nans = shard.sum(rows.isnan().sum(-1))
     if shard.call.name == "nanquantile":
         place = q * (n - nans - 1).clamp_min(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -22,8 +23,8 @@ PLACES = ([1], [2, 0], [1, 2])
 
 
 def _each_op(rank: int) -> None:
-    for number, case in enumerate(CASES):
-        placement = Placement("cpu", PLACES[number % len(PLACES)])
+    for case, place in itertools.product(CASES, PLACES):
+        placement = Placement("cpu", place)
         expected = raised(lambda c=case: c.run(*c.given(True)))
         for is_bad in (False, True, False):
             pairs = zip(case.given(is_bad), case.sbp, strict=True)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 
-from consistent.spec import S
+import consistent
+from consistent.spec import Placement, S
 from tests.consistent.forms.form_runs import run_form
 from tests.consistent.rules.examples.numbers import real
+from tests.ranks import simulate
 
 
 def test_what_a_median_sends_does_not_grow_with_the_tensor() -> None:
@@ -37,3 +42,18 @@ def test_extreme_integers_are_selected() -> None:
     x = torch.tensor([ends.max, 0, ends.min, -1, 1])
     for value, _ in run_form("median_of_all", torch.median, (x,), (S(0),)):
         assert value == 0
+
+
+def _refuses(rank: int, function: Any, ranks: int, q: list[float]) -> None:
+    placement = Placement("cpu", range(ranks))
+    x = consistent.distribute(real(6, 4), placement, S(0))
+    given = consistent.distribute(torch.tensor(q).double(), placement, S(0))
+    with pytest.raises(RuntimeError, match=r"quantile\(\) q values must be in the range"):
+        function(x, given, 0)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("function", [torch.quantile, torch.nanquantile])
+def test_a_quantile_out_of_range_is_refused(function: Any, ranks: int) -> None:
+    for q in ([0.1, 2.0], [0.5, -0.1], [float("nan"), 1.0]):
+        simulate(_refuses, 2, function, ranks, q)
