@@ -22,6 +22,8 @@ NO_PROGRAM = {
     *("one_hot", "bincount", "repeat_interleave", "ctc_loss", "multinomial", "poisson"),
     *("histc", "histogram"),
 }
+# A program has the lookup of rows that split bags are added up from, and that has its own error.
+ROWS_OF_BAGS = {"embedding_bag": "IndexError"}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -38,7 +40,8 @@ def test_each_op_raises_on_all_ranks_what_one_shard_makes_it_raise(rank: int, ba
         assert mine and expected, (case, mine, expected)
         # What decides lies whole on every rank: Inductor's kernel checks, and has its own error.
         by_kernel = backend == "inductor" and mine[1].startswith("kernel, ")
-        assert by_kernel or mine[0] == expected[0], (case, mine, expected)
+        as_torch = mine[0] in (expected[0], ROWS_OF_BAGS.get(case.name))
+        assert by_kernel or as_torch, (case, mine, expected)
         # A check that each rank makes by itself names the file of its kernel under Inductor.
         on_every_rank_alike((case.name, mine if backend == "ops" else mine[0]))
         assert raised(lambda s=step, c=case: s(*laid(c, False))) is None, case.name
