@@ -126,7 +126,10 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "type": lambda x: x.type(),
 }
 # Calls that take the tensor's own say on what it is and where it lies: not those of another one.
-OWN = {"_cdata", "_use_count", "_fix_weakref", "__dict__", "__class__", "__weakref__", "__hash__"}
+OWN = {
+    *("_cdata", "_use_count", "_fix_weakref", "__dict__", "__class__", "__weakref__", "__hash__"),
+    *("__firstlineno__", "__static_attributes__"),  # of a class, since Python 3.13
+}
 OWN |= {"__sizeof__", "__str__", "__repr__", "__format__", "__reduce__", "__reduce_ex__", "__new__"}
 OWN |= {"__init_subclass__", "__subclasshook__", "__getstate__", "__doc__", "__module__"}
 OWN |= {"__torch_function__", "__torch_dispatch__", "__annotations__", "__delitem__", "__init__"}
