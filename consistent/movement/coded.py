@@ -41,10 +41,12 @@ from .several import (
     Route,
     Started,
     box_several,
+    boxed,
     cut_of,
     run_several,
     sent_back,
     start_several,
+    tangents_of,
 )
 
 Coders = Sequence[Coder | None]
@@ -277,16 +279,9 @@ class _BoxCoded(torch.autograd.Function):
         coders: Coders,
         *locals_: Tensor,
     ) -> tuple[Tensor, ...]:
-        ctx.routes, ctx.arriving, ctx.coders = routes, arriving, coders
-        ctx.set_materialize_grads(False)
-        (made,) = arrived
-        if made is None:
-            with _HookOff():
-                given = [torch.Tensor.detach(x) for x in locals_]
-                made = tuple(gather_each(given, routes, coders))
-        frozen = [x for x, local in zip(made, locals_, strict=True) if not local.requires_grad]
-        ctx.mark_non_differentiable(*frozen)
-        return made
+        ctx.coders = coders
+        box = partial(gather_each, coders=coders)
+        return boxed(ctx, locals_, routes, arrived[0], arriving, box)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
@@ -313,5 +308,4 @@ class _BoxCoded(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        routes = zip(tangents[4:], ctx.routes, strict=True)
-        return tuple(None if t is None else box_several([t], [route])[0] for t, route in routes)
+        return tangents_of(ctx, tangents)

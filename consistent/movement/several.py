@@ -223,6 +223,32 @@ def sent_back(
     return out
 
 
+def boxed(
+    ctx: Any,
+    locals_: Sequence[Tensor],
+    routes: tuple[Route, ...],
+    arrived: tuple[Tensor, ...] | None,
+    arriving: Arriving | None,
+    box: Callable[[list[Tensor], Sequence[Route]], list[Tensor]],
+) -> tuple[Tensor, ...]:
+    """What a function's forward gives: ``arrived``, or what ``box`` gives of ``locals_``."""
+    ctx.routes, ctx.arriving = routes, arriving
+    ctx.set_materialize_grads(False)
+    made = arrived
+    if made is None:
+        with _HookOff():
+            made = tuple(box([torch.Tensor.detach(x) for x in locals_], routes))
+    frozen = [x for x, local in zip(made, locals_, strict=True) if not local.requires_grad]
+    ctx.mark_non_differentiable(*frozen)
+    return made
+
+
+def tangents_of(ctx: Any, tangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """The tangents of what was boxed along ``ctx.routes``, the last inputs of a function."""
+    given = zip(tangents[-len(ctx.routes) :], ctx.routes, strict=True)
+    return tuple(None if t is None else box_several([t], [route])[0] for t, route in given)
+
+
 class _BoxSeveral(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -232,15 +258,7 @@ class _BoxSeveral(torch.autograd.Function):
         arriving: Arriving | None,
         *locals_: Tensor,
     ) -> tuple[Tensor, ...]:
-        ctx.routes, ctx.arriving = routes, arriving
-        ctx.set_materialize_grads(False)
-        (made,) = arrived
-        if made is None:
-            with _HookOff():
-                made = tuple(run_several([torch.Tensor.detach(x) for x in locals_], routes))
-        frozen = [x for x, local in zip(made, locals_, strict=True) if not local.requires_grad]
-        ctx.mark_non_differentiable(*frozen)
-        return made
+        return boxed(ctx, locals_, routes, arrived[0], arriving, run_several)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
@@ -252,5 +270,4 @@ class _BoxSeveral(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        routes = zip(tangents[3:], ctx.routes, strict=True)
-        return tuple(None if t is None else box_several([t], [route])[0] for t, route in routes)
+        return tangents_of(ctx, tangents)

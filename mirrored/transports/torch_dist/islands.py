@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from . import rejoin
-from .launcher import end_with_process
+from .launcher import end_with_process, take_gpu
 
 
 class Between:
@@ -109,8 +109,7 @@ def enter(count: int, timeout_s: float) -> Between:
         return Between(0, 1, None)
     store, rank, size = next(rendezvous("env://"))
     number, place, ranks = rank * count // size, rank % (size // count), size // count
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+    take_gpu()
     inside = c10d.PrefixStore(f"islands/{count}/{number}", store)
     rejoin.enter(inside, place, ranks, timeout_s, is_first=True)
     atexit.register(end_with_process, os.getpid())

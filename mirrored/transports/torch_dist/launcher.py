@@ -13,11 +13,15 @@ import torch.distributed as dist
 
 def init_from_environment() -> None:
     """Start the default process group, by what torchrun has put into the environment."""
-    cuda = torch.cuda.is_available()
-    if cuda:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+    take_gpu()
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     atexit.register(end_with_process, os.getpid())  # the process that starts it ends it
+
+
+def take_gpu() -> None:
+    """Let this process use the GPU of its number on this host, if there are GPUs."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
 
 
 def let_workers_finish() -> None:
