@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field, replace
 
+SECONDS = "GPU_CHECK_SECONDS"  # what the driver tells a program of its limit
+
 
 @dataclass(frozen=True)
 class Check:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.gpu.checks import CHECKS, LISTS, MINUTES_9, Check, listed
+from tests.gpu.checks import CHECKS, LISTS, MINUTES_9, SECONDS, Check, listed
 from tests.gpu.table import Result, write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,7 +62,7 @@ def run(check: Check, device: str, log: Path, limit: float) -> str:
         process = subprocess.Popen(
             words,
             cwd=ROOT,
-            env=environment(check, device, os.environ),
+            env=environment(check, device, os.environ) | {SECONDS: f"{limit:.0f}"},
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,

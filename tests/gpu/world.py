@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import ctypes
+import faulthandler
 import os
 import shutil
 import signal
@@ -25,6 +26,7 @@ import torch.distributed as dist
 from benchmarks import process_group
 from mirrored.transports.default import current
 from mirrored.transports.tuning import table
+from tests.gpu.checks import SECONDS
 
 SHOWN = 20  # faults a rank
 
@@ -90,6 +92,8 @@ def start(description: str | None) -> World:
     if sys.platform == "linux":  # ranks end with their launcher, however that ends
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     torch.set_num_threads(1)
+    if seconds := os.environ.get(SECONDS):  # one that hangs says where before it is ended
+        faulthandler.dump_traceback_later(max(1.0, 0.9 * float(seconds)))
     process_group.start(device)
     world = World(device, dist.get_rank(), dist.get_world_size())
     where = torch.cuda.get_device_name() if device == "cuda" else table.processors()
