@@ -1,7 +1,7 @@
 // Masked look-up on CUDA: one block for each row, up to 16 bytes for each thread. In the backward a
-// warp takes the run of look-ups of one row, 16 bytes of it in each lane, and adds them in order,
-// so no atomics are needed and every run gives the same bits. The warps of a block share a long
-// run: each adds a piece of it.
+// warp takes the runs of look-ups (those of one row) that begin among 32 of them, 16 bytes of each
+// in every lane, and adds each in order, so no atomics are needed and every launch gives the same
+// bits. The warps of a block share a long run: each adds a piece of it.
 
 #include <algorithm>
 
@@ -17,8 +17,10 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kAddThreads = kPieces * kWarp;  // of a block in the backward
-constexpr int kBlocksAtOnce = 4;              // of a multiprocessor: leaves 64 registers a thread
-constexpr int kAhead = 4;                     // look-ups that are loaded before the first is added
+// Blocks of a multiprocessor at once, which leaves 80 registers to a thread for packs of eight.
+template <int kCount>
+constexpr int kBlocksAtOnce = kCount == 8 ? 3 : 4;
+constexpr int kAhead = 4;  // look-ups that are loaded before the first is added
 constexpr int64_t kMostBlocks = most_blocks(1 << 16);  // beyond it, a block takes several rows
 constexpr int64_t kMostTiles = most_blocks(1 << 15);   // the same for the columns of a row
 
@@ -93,80 +95,117 @@ __device__ __forceinline__ Run run_at(const SortedRows& sorted, int64_t k, int64
   return Run{row, k, last + 1};
 }
 
-// Adds look-ups [begin, end) of some columns to `sums`, in order.
+// Columns of the gradient that a lane adds, and of the table that it writes.
 template <class T, int kCount>
-__device__ __forceinline__ void add_run(Real<T> (&sums)[kCount], const T* gradient,
-                                        const int64_t* order, int64_t begin, int64_t end,
-                                        int64_t width) {
-  using P = Pack<T, kCount>;
-  const auto add = [&](const P& pack) {
+struct Columns {
+  using R = Real<T>;
+  T* out;
+  const T* gradient;
+  const SortedRows& sorted;
+  int64_t width;
+  double scale;
+  bool by_count;
+  R sums[kCount];
+
+  __device__ __forceinline__ void clear() {
 #pragma unroll
-    for (int j = 0; j < kCount; ++j) sums[j] += Storage<T>::load(pack.value[j]);
-  };
-  int64_t k = begin;
-#pragma unroll 1
-  for (; end - k >= kAhead; k += kAhead) {
-    P packs[kAhead];
-#pragma unroll
-    for (int a = 0; a < kAhead; ++a) packs[a] = load_pack<P>(gradient + order[k + a] * width);
-#pragma unroll
-    for (int a = 0; a < kAhead; ++a) add(packs[a]);
+    for (int j = 0; j < kCount; ++j) sums[j] = R(0);
   }
+
+  // Adds look-ups [begin, end) in order, and calls added(k) after each; kAhead are loaded before
+  // the first is added.
+  template <class Added>
+  __device__ __forceinline__ void add(int64_t begin, int64_t end, const Added& added) {
+    using P = Pack<T, kCount>;
 #pragma unroll 1
-  for (; k < end; ++k) add(load_pack<P>(gradient + order[k] * width));
-}
+    for (int64_t k = begin; k < end; k += kAhead) {
+      P packs[kAhead] = {};
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) {
+        if (k + a < end) packs[a] = load_pack<P>(gradient + sorted.order[k + a] * width);
+      }
+#pragma unroll
+      for (int a = 0; a < kAhead; ++a) {
+        if (k + a >= end) break;
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) sums[j] += Storage<T>::load(packs[a].value[j]);
+        added(k + a);
+      }
+    }
+  }
+
+  // The sums of `count` look-ups, to a row of the table.
+  __device__ __forceinline__ void write(int64_t row, int64_t count) {
+    const R by = R(by_count ? scale / double(count) : scale);
+    Pack<T, kCount> pack;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) pack.value[j] = Storage<T>::store(R(sums[j] * by));
+    store_pack(out + row * width, pack);
+  }
+};
 
 template <class T, int kCount>
-__global__ void __launch_bounds__(kAddThreads, kBlocksAtOnce)
+__global__ void __launch_bounds__(kAddThreads, kBlocksAtOnce<kCount>)
     add_rows(T* out, const T* gradient, SortedRows sorted, double scale, bool by_count,
              RowWindow window) {
   using R = Real<T>;
-  static_assert(kLongRun >= kPieces, "two long runs would begin at the look-ups of one block");
-  __shared__ Run shared;
+  constexpr unsigned kAll = 0xFFFFFFFFu;
+  static_assert(kLongRun >= kWarp, "two long runs would begin at the look-ups of one warp");
+  __shared__ Run shared[kPieces];  // the long run that begins at the look-ups of each warp
   __shared__ R pieces[kPieces][kCount][kWarp];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   constexpr int64_t kTile = kWarp * kCount;
   const int64_t tiles = (window.width + kTile - 1) / kTile;
-  const auto write = [&](const Run& run, int64_t column, const R(&sums)[kCount]) {
-    const R by = R(by_count ? scale / double(run.count()) : scale);
-    Pack<T, kCount> pack;
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) pack.value[j] = Storage<T>::store(R(sums[j] * by));
-    store_pack(out + run.row * window.width + column, pack);
-  };
-  for (int64_t first = blockIdx.x * int64_t(kPieces); first < sorted.count;
-       first += gridDim.x * int64_t(kPieces)) {
-    const Run mine = run_at(sorted, first + warp, window.held);
-    __syncthreads();  // some may still read the long run of the turn before
-    if (threadIdx.x == 0) shared = Run{0, 0, 0};
-    __syncthreads();  // or a long run would be overwritten by none
-    if (lane == 0 && mine.count() > kLongRun) shared = mine;
-    __syncthreads();  // or it would be read before it is written
-    const Run hot = shared;
+  for (int64_t first = blockIdx.x * int64_t(kAddThreads); first < sorted.count;
+       first += gridDim.x * int64_t(kAddThreads)) {
+    if (sorted.row[first] >= window.held) break;  // what follows belongs to no row
+    const Run own = run_at(sorted, first + threadIdx.x, window.held);
+    const bool is_long = own.count() > kLongRun;
+    // The short runs that begin at the look-ups of this warp lie side by side.
+    const unsigned starts = __ballot_sync(kAll, own.count() > 0 && !is_long);
+    const int oldest = starts == 0 ? 0 : __ffs(int(starts)) - 1;
+    const int newest = starts == 0 ? 0 : kWarp - 1 - __clz(int(starts));
+    const int64_t begin = __shfl_sync(kAll, own.begin, oldest);
+    const int64_t end = starts == 0 ? begin : __shfl_sync(kAll, own.end, newest);
+    const unsigned hot = __ballot_sync(kAll, is_long);
+    __syncthreads();  // some may still read the long runs of the turn before
+    if (is_long) shared[warp] = own;
+    if (lane == 0 && hot == 0) shared[warp] = Run{0, 0, 0};
+    __syncthreads();  // or they would be read before they are written
     for (int64_t tile = blockIdx.y; tile < tiles; tile += gridDim.y) {
       const int64_t column = tile * kTile + lane * kCount;
       const bool inside = column < window.width;
-      if (inside && mine.count() > 0 && mine.count() <= kLongRun) {
-        R sums[kCount] = {};
-        add_run(sums, gradient + column, sorted.order, mine.begin, mine.end, window.width);
-        write(mine, column, sums);
-      }
-      if (hot.count() == 0) continue;
-      R sums[kCount] = {};
+      Columns<T, kCount> columns{out + column, gradient + column, sorted, window.width,
+                                 scale,        by_count,          {}};
       if (inside) {
-        add_run(sums, gradient + column, sorted.order, hot.begin + piece_begin(hot.count(), warp),
-                hot.begin + piece_begin(hot.count(), warp + 1), window.width);
+        int64_t since = begin;
+        columns.add(begin, end, [&](int64_t k) {
+          const int64_t row = sorted.row[k];
+          if (k + 1 < end && sorted.row[k + 1] == row) return;
+          columns.write(row, k + 1 - since);
+          columns.clear();
+          since = k + 1;
+        });
       }
-      __syncthreads();  // the first warp may still read the pieces of the tile before
+      for (int other = 0; other < kPieces; ++other) {
+        const Run run = shared[other];
+        if (run.count() == 0) continue;
+        columns.clear();
+        if (inside) {
+          columns.add(run.begin + piece_begin(run.count(), warp),
+                      run.begin + piece_begin(run.count(), warp + 1), [](int64_t) {});
+        }
+        __syncthreads();  // the first warp may still read the pieces of the run before
 #pragma unroll
-      for (int j = 0; j < kCount; ++j) pieces[warp][j][lane] = sums[j];
-      __syncthreads();  // or it would read those of other warps before they are written
-      if (warp != 0 || !inside) continue;
+        for (int j = 0; j < kCount; ++j) pieces[warp][j][lane] = columns.sums[j];
+        __syncthreads();  // or it would read those of other warps before they are written
+        if (warp != 0 || !inside) continue;
 #pragma unroll
-      for (int j = 0; j < kCount; ++j) {
-        for (int p = 1; p < kPieces; ++p) sums[j] += pieces[p][j][lane];
+        for (int j = 0; j < kCount; ++j) {
+          for (int p = 1; p < kPieces; ++p) columns.sums[j] += pieces[p][j][lane];
+        }
+        columns.write(run.row, run.count());
       }
-      write(hot, column, sums);
     }
   }
 }
@@ -205,7 +244,7 @@ struct LaunchAdd {
   template <class T, int kCount>
   void with() const {
     const int64_t tile = kWarp * kCount, tiles = (window.width + tile - 1) / tile;
-    const dim3 blocks(blocks_for((sorted.count + kPieces - 1) / kPieces),
+    const dim3 blocks(blocks_for((sorted.count + kAddThreads - 1) / kAddThreads),
                       unsigned(std::min(tiles, kMostTiles)));
     launch({blocks, kAddThreads, 0, stream}, add_rows<T, kCount>, static_cast<T*>(out),
            static_cast<const T*>(gradient), sorted, scale, by_count, window);

@@ -23,20 +23,47 @@ struct Draw {
   uint64_t counter;
 };
 
+constexpr int kRounds = 10;
+
+// The two keys of a round of Philox, made from the seed.
+struct Seed {
+  uint64_t seed;
+  CONSISTENT_INLINE uint32_t first(int round) const {
+    return uint32_t(seed) + uint32_t(round) * 0x9E3779B9u;
+  }
+  CONSISTENT_INLINE uint32_t second(int round) const {
+    return uint32_t(seed >> 32) + uint32_t(round) * 0xBB67AE85u;
+  }
+};
+
+// The same keys made ahead: as parameters of a kernel they cost its threads nothing.
+struct RoundKeys {
+  uint32_t firsts[kRounds], seconds[kRounds];
+  explicit RoundKeys(Seed seed) {
+    for (int round = 0; round < kRounds; ++round) {
+      firsts[round] = seed.first(round), seconds[round] = seed.second(round);
+    }
+  }
+  CONSISTENT_INLINE uint32_t first(int round) const { return firsts[round]; }
+  CONSISTENT_INLINE uint32_t second(int round) const { return seconds[round]; }
+};
+
 // The four words of one counter value (block of the logical tensor, op counter).
-CONSISTENT_INLINE void philox(Draw draw, uint32_t block_low, uint32_t block_high, uint32_t out[4]) {
+template <class Keys>
+CONSISTENT_INLINE void philox(const Keys& keys, uint64_t counter, uint32_t block_low,
+                              uint32_t block_high, uint32_t out[4]) {
   uint32_t c0 = block_low, c1 = block_high;
-  uint32_t c2 = uint32_t(draw.counter), c3 = uint32_t(draw.counter >> 32);
-  uint32_t k0 = uint32_t(draw.seed), k1 = uint32_t(draw.seed >> 32);
-  for (int round = 0; round < 10; ++round) {
+  uint32_t c2 = uint32_t(counter), c3 = uint32_t(counter >> 32);
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+  for (int round = 0; round < kRounds; ++round) {
     const uint64_t p0 = uint64_t(0xD2511F53u) * c0;
     const uint64_t p1 = uint64_t(0xCD9E8D57u) * c2;
-    c0 = uint32_t(p1 >> 32) ^ c1 ^ k0;
+    c0 = uint32_t(p1 >> 32) ^ c1 ^ keys.first(round);
     c1 = uint32_t(p1);
-    c2 = uint32_t(p0 >> 32) ^ c3 ^ k1;
+    c2 = uint32_t(p0 >> 32) ^ c3 ^ keys.second(round);
     c3 = uint32_t(p0);
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
   }
   out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
 }

@@ -90,24 +90,31 @@ __device__ __forceinline__ void write(T* out, const Place& place, const Pack<T, 
   }
 }
 
+// What a kernel needs of a Draw.
+struct KeyedDraw {
+  RoundKeys keys;
+  uint64_t counter;
+  KeyedDraw(Draw draw) : keys(Seed{draw.seed}), counter(draw.counter) {}
+};
+
 // The words of the stretch's elements, in order.
 template <class Word, int kCount>
 struct Words {
   static constexpr int kPerBlock = 16 / int(sizeof(Word));
   Word word[kCount];
-  __device__ __forceinline__ Words(Draw draw, const Place& place) {
+  __device__ __forceinline__ Words(const KeyedDraw& draw, const Place& place) {
 #pragma unroll
     for (int i = 0; i < kCount; i += kPerBlock) {
       const uint64_t block = (place.first + uint64_t(i)) / kPerBlock;
       uint32_t raw[4];
-      philox(draw, uint32_t(block), uint32_t(block >> 32), raw);
+      philox(draw.keys, draw.counter, uint32_t(block), uint32_t(block >> 32), raw);
       memcpy(word + i, raw, sizeof(raw));
     }
   }
 };
 
 template <class F, class T>
-__global__ void __launch_bounds__(kThreads) fill_kernel(T* out, F f, Draw draw, Box box) {
+__global__ void __launch_bounds__(kThreads) fill_kernel(T* out, F f, KeyedDraw draw, Box box) {
   using Word = typename F::Word;
   constexpr int kCount = kStretchOf<T, 16 / int(sizeof(Word))>;
   each_stretch<kCount>(box, [&](const Place& place) {
@@ -126,7 +133,7 @@ __global__ void __launch_bounds__(kThreads) fill_kernel(T* out, F f, Draw draw, 
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    bernoulli_kernel(T* out, const double* p, Draw draw, Box box) {
+    bernoulli_kernel(T* out, const double* p, KeyedDraw draw, Box box) {
   constexpr int kCount = kStretchOf<T, 4>;
   each_stretch<kCount>(box, [&](const Place& place) {
     const Pack<double, kCount> chances = read<double, kCount>(p, place);
@@ -143,7 +150,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    dropout_kernel(T* out, const T* x, Dropout dropout, Draw draw, Box box) {
+    dropout_kernel(T* out, const T* x, Dropout dropout, KeyedDraw draw, Box box) {
   constexpr int kCount = kStretchOf<T, 4>;
   const Real<T> scale = Real<T>(dropout.scale);
   each_stretch<kCount>(box, [&](const Place& place) {

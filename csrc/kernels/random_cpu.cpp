@@ -35,7 +35,7 @@ struct Chunk {
 
 CONSISTENT_INLINE void generate(Draw draw, const Chunk& chunk, int blocks, uint32_t* words) {
   for (int64_t i = 0; i < blocks; ++i) {
-    philox(draw, chunk.low[i], chunk.high[i], words + kWords * i);
+    philox(Seed{draw.seed}, draw.counter, chunk.low[i], chunk.high[i], words + kWords * i);
   }
 }
 

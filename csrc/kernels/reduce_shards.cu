@@ -123,13 +123,44 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce<kCount>)
   }
 }
 
+// A row in shared memory, by the packs of its columns. A pack lies in pieces of 16 bytes with those
+// of other packs between them: so the lanes of a warp, which take packs side by side, reach
+// different banks.
+template <class R, int kCount>
+struct KeptRow {
+  static constexpr int kEach = kCount < kPackOf<R> ? kCount : kPackOf<R>, kPieces = kCount / kEach;
+  using Piece = Pack<R, kEach>;
+  Piece* pieces;
+  int64_t packs;
+
+  __device__ __forceinline__ void write(int64_t pack, const R (&from)[kCount]) const {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      Piece piece;
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) piece.value[j] = from[i * kEach + j];
+      pieces[i * packs + pack] = piece;
+    }
+  }
+
+  __device__ __forceinline__ void read(int64_t pack, R (&to)[kCount]) const {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const Piece piece = pieces[i * packs + pack];
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) to[i * kEach + j] = piece.value[j];
+    }
+  }
+};
+
 template <class T, class Out, int kCount, bool kKept>
 __global__ void __launch_bounds__(kThreads, kBlocksAtOnce<kCount>)
     reduce_rows(Out* out, Out* total, Parts parts, Epilogue epilogue, RowsOfSlice slice) {
   using R = Real<T>;
   CONSISTENT_DYNAMIC_SHARED(double, memory);
   __shared__ Sum<R> shared[kThreads / kWarp];
-  R* row = reinterpret_cast<R*>(memory);
+  using Kept = KeptRow<R, kCount>;
+  const Kept row{reinterpret_cast<typename Kept::Piece*>(memory), slice.columns / kCount};
   const R count = R(slice.columns);
   for (int64_t r = blockIdx.x; r < slice.rows; r += gridDim.x) {
     const int64_t start = slice.start(r), first = r * slice.columns;
@@ -148,29 +179,33 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce<kCount>)
     const auto again = [&](const auto& visit) {
       if constexpr (kKept) {
         for (int64_t c = threadIdx.x * kCount; c < slice.columns; c += kThreads * kCount) {
-          visit(c, row + c);
+          R values[kCount];
+          row.read(c / kCount, values);
+          visit(c, values);
         }
       } else {
         each(nullptr, visit);
       }
     };
-    R sum = 0, squares = 0;
-    each(total, [&](int64_t c, const R* values) {
+    const bool centred = epilogue.norm == Norm::layer;
+    R sum = 0, squares = 0, mean = 0;
+    each(total, [&](int64_t c, const R(&values)[kCount]) {
 #pragma unroll
-      for (int j = 0; j < kCount; ++j) {
-        sum += values[j];
-        if constexpr (kKept) row[c + j] = values[j];
-      }
+      for (int j = 0; j < kCount; ++j)
+        centred ? sum += values[j] : squares += values[j] * values[j];
+      if constexpr (kKept) row.write(c / kCount, values);
     });
-    const R mean = epilogue.norm == Norm::layer ? block_sum(sum, shared) / count : R(0);
-    again([&](int64_t, const R* values) {
+    if (centred) {
+      mean = block_sum(sum, shared) / count;
+      again([&](int64_t, const R(&values)[kCount]) {
 #pragma unroll
-      for (int j = 0; j < kCount; ++j) squares += (values[j] - mean) * (values[j] - mean);
-    });
+        for (int j = 0; j < kCount; ++j) squares += (values[j] - mean) * (values[j] - mean);
+      });
+    }
     const R by = R(1) / root(R(block_sum(squares, shared) / count + R(epilogue.eps)));
     const R* weight = static_cast<const R*>(epilogue.weight);
     const R* bias = static_cast<const R*>(epilogue.norm_bias);
-    again([&](int64_t c, const R* values) {
+    again([&](int64_t c, const R(&values)[kCount]) {
       R made[kCount];
       Pack<R, kCount> scale = {}, shift = {};
       if (weight != nullptr) scale = read_vector<kCount>(weight + c);

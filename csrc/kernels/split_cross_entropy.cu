@@ -1,9 +1,11 @@
-// Split-class cross-entropy on CUDA. A block reads a row once, 16 bytes in each thread, and keeps
+// Split-class cross-entropy on CUDA. A block reads a row once, 32 bytes in each thread, and keeps
 // the largest logit so far and the sum of exponentials relative to it, which it rescales when a
 // larger logit comes. Where the classes of a row are not contiguous (inner > 1), the lanes of a
 // warp take neighbouring rows.
 
 #include <algorithm>
+#include <cmath>
+#include <type_traits>
 
 #include "approximate.h"
 #include "block.cuh"
@@ -98,21 +100,37 @@ __global__ void __launch_bounds__(kThreads)
     };
     const int64_t head = head_of(x, split.held), packs = (split.held - head) / kCount;
     for (int64_t c = threadIdx.x; c < head; c += kThreads) one(c);
-    for (int64_t p = threadIdx.x; p < packs; p += kThreads) {
-      const PackOf<T> pack = load_pack<PackOf<T>>(x + head + p * kCount);
-      R values[kCount], top = least<R>();
+    // Takes the classes of this thread's packs p, p + kThreads, ...: all are loaded before the
+    // first is used, and the sums are rescaled at most once.
+    const auto several = [&](int64_t p, auto together) {
+      constexpr int kTogether = decltype(together)::value;
+      PackOf<T> read[kTogether];
+      R values[kTogether][kCount], top = least<R>();
 #pragma unroll
-      for (int j = 0; j < kCount; ++j) {
-        values[j] = Storage<T>::load(pack.value[j]);
-        top = values[j] > top ? values[j] : top;
+      for (int k = 0; k < kTogether; ++k) {
+        read[k] = load_pack<PackOf<T>>(x + head + (p + k * kThreads) * kCount);
+      }
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) {
+          values[k][j] = Storage<T>::load(read[k].value[j]);
+          top = fmax(top, values[k][j]);
+        }
       }
       mine.raise(top);
-      const int64_t c = head + p * kCount;
 #pragma unroll
-      for (int j = 0; j < kCount; ++j) {
-        mine.add(values[j], weight == nullptr ? R(1) : weight[c + j], split.smooth);
+      for (int k = 0; k < kTogether; ++k) {
+        const int64_t c = head + (p + k * kThreads) * kCount;
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) {
+          mine.add(values[k][j], weight == nullptr ? R(1) : weight[c + j], split.smooth);
+        }
       }
-    }
+    };
+    int64_t p = threadIdx.x;
+    for (; p + kThreads < packs; p += 2 * kThreads) several(p, std::integral_constant<int, 2>());
+    if (p < packs) several(p, std::integral_constant<int, 1>());
     for (int64_t c = head + packs * kCount + threadIdx.x; c < split.held; c += kThreads) one(c);
     mine = block_reduce(mine, shared, Join());
     if (threadIdx.x == 0) write_row(statistics, row, mine, x, target, split);

@@ -81,7 +81,7 @@ FAULTS = [
     ),
     Fault(
         "a thread that reads what another one wrote", REDUCE,
-        "visit(c, row + c);", "visit(c, row + (c + kCount) % slice.columns);",
+        "row.read(c / kCount, values);", "row.read((c / kCount + 1) % row.packs, values);",
         "reduce_shards", THREADS, RACE,
     ),
     Fault(

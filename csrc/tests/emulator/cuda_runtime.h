@@ -82,6 +82,10 @@ inline uint64_t __umul64hi(uint64_t a, uint64_t b) {
   return uint64_t((static_cast<unsigned __int128>(a) * b) >> 64);
 }
 
+// Counted from 1, 0 if there is none; and of 0 all 32.
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(unsigned(x)); }
+
 // What the GPU computes with an instruction of its own, here with all its bits.
 inline float __fdividef(float a, float b) {
   return std::fabs(b) > 0x1p126f && std::fabs(b) <= 0x1p127f * 1.99999988f ? a * 0.0f : a / b;
