@@ -3,11 +3,15 @@ side with plain torch. It runs on the ranks of a pool."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
+import sys
+import unittest
 import warnings
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -33,9 +37,22 @@ def label(op: Any) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
 
 
+_device = "cpu"
+
+
+def use(device: str) -> None:
+    """Take samples, and lay them out, on "cpu" or "cuda" from now on."""
+    global _device
+    _device = device
+
+
 @lru_cache(maxsize=1)
 def operators() -> dict[str, Any]:
     """All OpInfos except those that leave memory uninitialised or make sparse tensors."""
+    # Torch's tests need it beside the database, which is read with it or without.
+    with contextlib.suppress(ImportError):
+        import expecttest  # noqa: F401
+    sys.modules.setdefault("expecttest", SimpleNamespace(TestCase=unittest.TestCase))  # type: ignore[arg-type]
     from torch.testing._internal.common_methods_invocations import op_db
 
     return {label(op): op for op in op_db if op.dtypes and not SKIPPED.match(label(op))}
@@ -78,7 +95,7 @@ def samples_of(name: str, count: int) -> list[Any]:
     dtype = dtype_of(op)
     torch.manual_seed(0)
     wants = dtype.is_floating_point and op.supports_autograd
-    found = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=wants), 24))
+    found = list(itertools.islice(op.sample_inputs(_device, dtype, requires_grad=wants), 24))
     found = [s for s in found if _is_plain(s)]
     step = max(1, len(found) // count)
     return found[::step][:count]
@@ -166,7 +183,7 @@ def addend(x: torch.Tensor, parts: int, index: int) -> torch.Tensor:
     )
     generator = torch.Generator().manual_seed(1)
     order = torch.rand(parts, *x.shape, generator=generator).argsort(0)
-    times = torch.tensor(signs)[order[index]].to(x.dtype)
+    times = torch.tensor(signs)[order[index]].to(x.device, x.dtype)
     x = x.detach()
     return torch.where(x.isfinite(), x * times, x if index == 0 else torch.zeros_like(x))
 
@@ -179,7 +196,7 @@ class Ours:
 
         self.lib = consistent
         ranks = torch.arange(dist.get_world_size()).reshape(grid).tolist()
-        self.placement = consistent.placement("cpu", ranks)
+        self.placement = consistent.placement(_device, ranks)
 
     def make(self, x: torch.Tensor, how: tuple[Entry, ...], requires_grad: bool) -> Any:
         """``x`` as a tensor of this side, in the layout."""
@@ -206,7 +223,7 @@ class Rival:
     def __init__(self, grid: Grid):
         from torch.distributed.device_mesh import init_device_mesh
 
-        self.mesh = init_device_mesh("cpu", grid)
+        self.mesh = init_device_mesh(_device, grid)
 
     def make(self, x: torch.Tensor, how: tuple[Entry, ...], requires_grad: bool) -> Any:
         """``x`` as a tensor of this side, in the layout."""
@@ -277,7 +294,8 @@ def expected(name: str, count: int, index: int, mode: str) -> Any:
         return result
     outs = [(i, x) for i, x in enumerate(tensors_in(result)) if x.requires_grad]
     generator = torch.Generator().manual_seed(0)
-    weights = [torch.randn(x.shape, dtype=x.dtype, generator=generator) for _, x in outs]
+    drawn = [torch.randn(x.shape, dtype=x.dtype, generator=generator) for _, x in outs]
+    weights = [w.to(_device) for w in drawn]
     if outs:
         _loss([x for _, x in outs], weights).backward()
     return [i for i, _ in outs], weights, [x.grad for x in leaves]

@@ -23,8 +23,10 @@ from tests.ranks import ALL
 RUN = ROOT / "tests" / "gpu" / "run"
 ON_RANKS = [
     "native_ops", "random_bits", "boxing_2_messages", "products_2_messages", "training_2_messages",
-    "compiled_2_messages", "schedules_4_messages",
+    "compiled_2_messages", "schedules_4_messages", "models_2_messages", "operators_2_messages",
 ]  # fmt: skip
+
+LONG = ("models_2_messages", "operators_2_messages")
 
 
 def row(name: str, program: str, seconds: int = 20) -> Check:
@@ -55,8 +57,9 @@ def test_a_check_by_its_name_finds_nothing_wrong_and_says_so(tmp_path: Path) -> 
 def test_nothing_is_wrong_on_cpu_ranks(name: str) -> None:
     (check,) = [check for check in CHECKS if check.name == name]
     program = ROOT / "tests" / "gpu" / f"{check.command.split()[1].split('.')[-1]}.py"
+    few = ["--every", "60"] if name in LONG else []  # benchmarks and tests of models have all
     done = launch(
-        program, "--device", "cpu", ranks=check.ranks, environment=check.environment,
+        program, "--device", "cpu", *few, ranks=check.ranks, environment=check.environment,
         timeout=check.seconds,
     )  # fmt: skip
     assert done.status == 0, done
@@ -71,6 +74,9 @@ BROKEN = {
     "native_ops": "m.TOLERANCES = dict.fromkeys(m.TOLERANCES, 0.0)",
     "training": "m.CLOSE, m.lenet = -1.0, lambda *_: None",
     "compiled_steps": "m.CLOSE = -1.0",
+    "models": "m.RUNS, m.allowed = m.RUNS[:1], lambda name: -1.0; m.MODELS = {'GPT2': 0}",
+    "operators": "m.operators = lambda: ['add']; "
+    "m.run_cases = lambda *given: [('wrong', '')] * len(given[3])",
 }
 
 

@@ -38,6 +38,7 @@ class World:
     device: str
     rank: int
     size: int
+    part: slice = field(default_factory=lambda: slice(None))  # of what there is to try
     tried: int = 0
     faults: list[str] = field(default_factory=list)
 
@@ -88,14 +89,17 @@ def start(description: str | None) -> World:
     """Reads ``--device`` and meets the other ranks."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    device = parser.parse_args().device
+    parser.add_argument("--every", type=int, default=1, help="try each N-th member of a long list")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    asked = parser.parse_args()
+    device, part = asked.device, slice(asked.first, None, asked.every)
     if sys.platform == "linux":  # ranks end with their launcher, however that ends
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     torch.set_num_threads(1)
     if seconds := os.environ.get(SECONDS):  # one that hangs says where before it is ended
         faulthandler.dump_traceback_later(max(1.0, 0.9 * float(seconds)))
     process_group.start(device)
-    world = World(device, dist.get_rank(), dist.get_world_size())
+    world = World(device, dist.get_rank(), dist.get_world_size(), part)
     where = torch.cuda.get_device_name() if device == "cuda" else table.processors()
     _use_built_in_tables(world.size, where)
     world.say(f"torch {torch.__version__}, {where}, {world.size} rank(s), {_transports()}")

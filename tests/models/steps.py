@@ -34,18 +34,36 @@ def _loss(out: Any) -> torch.Tensor:
     return out["loss"]
 
 
-def alone(name: str) -> dict[str, Any]:
+def alone(name: str, device: str = "cpu", dtype: torch.dtype | None = None) -> dict[str, Any]:
     """The step of one process."""
+    return step(*made(name, device, dtype))
+
+
+def made(
+    name: str, device: str, dtype: torch.dtype | None
+) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """(model, inputs) there; with another dtype than their own, if one is given."""
     model, inputs = MODELS[name]()
-    return step(model.eval(), inputs)
+
+    def move(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        return x.to(device, dtype if x.is_floating_point() else None)
+
+    return model.eval().to(device, dtype), {key: move(x) for key, x in inputs.items()}
 
 
 def laid_out(
-    name: str, plan: Any, placement: Placement, part: bool, keep_bytes: int | None = None
+    name: str,
+    plan: Any,
+    placement: Placement,
+    part: bool,
+    keep_bytes: int | None = None,
+    dtype: torch.dtype | None = None,
 ) -> tuple[torch.nn.Module, dict[str, Any]]:
     """(model, inputs) under a plan; ``part``: each rank passes its part of the batch."""
-    model, inputs = MODELS[name]()
-    model = consistent.parallelize(model.eval(), placement, plan, keep_bytes=keep_bytes)
+    model, inputs = made(name, placement.type, dtype)
+    model = consistent.parallelize(model, placement, plan, keep_bytes=keep_bytes)
     if part:
         inputs = {
             key: consistent.distribute(x, placement, (S(0), *[consistent.B] * (placement.ndim - 1)))
@@ -57,10 +75,15 @@ def laid_out(
 
 
 def under(
-    name: str, plan: Any, placement: Placement, part: bool, keep_bytes: int | None = None
+    name: str,
+    plan: Any,
+    placement: Placement,
+    part: bool,
+    keep_bytes: int | None = None,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Watched, dict[str, Any]]:
     """(what was watched, the step of ``laid_out``)."""
-    model, inputs = laid_out(name, plan, placement, part, keep_bytes)
+    model, inputs = laid_out(name, plan, placement, part, keep_bytes, dtype)
     watched = Watched()
     with consistent.plain_may_differ():  # comparing plain tensors is not part of a step
         found = step(model, inputs, watched)
@@ -90,18 +113,19 @@ def allowed(name: str) -> float:
     return gamma(LAYERS * (4 * DIM + 2 * INNER), torch.float32) if name in SINGLE else 1e-5
 
 
-def worst(found: dict[str, Any], wanted: dict[str, Any]) -> tuple[str, float]:
-    """The largest difference, relative to the largest element, and where it is."""
-    errors = {key: _error(found[key], wanted[key]) for key in wanted}
+def worst(found: dict[str, Any], wanted: dict[str, Any], least: float = 1e-6) -> tuple[str, float]:
+    """The largest difference, relative to the largest element, and where it is. Where that element
+    is less than ``least``, as in a gradient that is 0 but for rounding, relative to ``least``."""
+    errors = {key: _error(found[key], wanted[key], least) for key in wanted}
     key = max(errors, key=lambda k: errors[k])
     return key, errors[key]
 
 
-def _error(ours: Any, plain: Any) -> float:
+def _error(ours: Any, plain: Any, least: float) -> float:
     if ours is None or plain is None:
         return 0.0 if ours is plain else float("inf")
     value = ours.full() if isinstance(ours, consistent.GlobalTensor) else ours
     if not bool(torch.isfinite(plain).all()):
         return 0.0 if torch.equal(value.isfinite(), plain.isfinite()) else float("inf")
-    scale = plain.abs().max().clamp_min(1e-6)
+    scale = plain.abs().max().clamp_min(least)
     return float((value - plain).abs().max() / scale)
