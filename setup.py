@@ -8,6 +8,7 @@ CONSISTENT_CUDA=1 insists on CUDA kernels, CONSISTENT_CUDA=0 leaves them out; un
 when torch has CUDA and nvcc is found."""
 
 import os
+import shlex
 import shutil
 import site
 import subprocess
@@ -63,6 +64,21 @@ def check_compiler(cpp_extension) -> None:
             "environment variable CXX, or build a wheel on a machine that has one "
             "(`pip wheel . --no-deps`) and install that."
         )
+
+
+def make_compiler_one_word() -> None:
+    """Torch takes CXX for one program, and calls ccache by itself where it is found."""
+    words = shlex.split(os.environ.get("CXX", ""))
+    if len(words) > 1 and Path(words[0]).name in ("ccache", "sccache"):
+        words = words[1:]
+    if len(words) > 1:
+        script = Path("build", "cxx").absolute()
+        script.parent.mkdir(exist_ok=True)
+        script.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+        script.chmod(0o755)
+        words = [str(script)]
+    if words:
+        os.environ["CXX"] = words[0]
 
 
 def wants_cuda(torch, cpp_extension) -> bool:
@@ -139,6 +155,7 @@ def extension(cpp_extension, cuda, package, folders):
 
 torch, cpp_extension = load_cpp_extension()
 check_compiler(cpp_extension)
+make_compiler_one_word()
 cuda = wants_cuda(torch, cpp_extension)
 if cuda:
     choose_gpus(torch, cpp_extension)

@@ -21,6 +21,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .reduction import accumulated_in, ordered_reduce
+from .transports import _C  # noqa: F401  # pyright: ignore # it registers torch.ops.mirrored
+
 BLOCK = 256
 _SCALE_BYTES = 4
 
@@ -37,12 +40,17 @@ class Codec(Protocol):
         """How many bytes ``n`` numbers are written in."""
         ...
 
-    def encode(self, x: Tensor) -> Tensor:
-        """The numbers of ``x``, in order, as a uint8 tensor of ``nbytes(x.numel())``."""
+    def write(self, x: Tensor, unsent: Tensor | None = None) -> Tensor:
+        """The numbers of ``x``, in order, as a uint8 tensor of ``nbytes(x.numel())``.
+
+        With ``unsent``, of x's shape and dtype, those of ``x + unsent``. What the message leaves
+        out of them is in ``unsent`` then; 0 where it is not finite, or one number that overflows
+        would spoil all that follow.
+        """
         ...
 
-    def decode(self, message: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-        """The ``n`` numbers that ``message`` was written from, rounded, as a new tensor with one
+    def read(self, messages: Sequence[Tensor], n: int, dtype: torch.dtype) -> Tensor:
+        """The sum, in order, of what messages of ``n`` numbers say, as a new tensor with one
         dim."""
         ...
 
@@ -57,16 +65,21 @@ class Rounded:
     def nbytes(self, n: int) -> int:
         return n * self.dtype.itemsize
 
-    def encode(self, x: Tensor) -> Tensor:
-        return x.reshape(-1).to(self.dtype).view(torch.uint8)
+    def write(self, x: Tensor, unsent: Tensor | None = None) -> Tensor:
+        total = _total(x, unsent)
+        said = total.to(self.dtype)
+        if unsent is not None:
+            keep_rest(unsent, total, said)
+        return said.reshape(-1).view(torch.uint8)
 
-    def decode(self, message: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-        return _as(message, self.dtype).to(dtype, copy=True)
+    def read(self, messages: Sequence[Tensor], n: int, dtype: torch.dtype) -> Tensor:
+        return _summed([_as(message, self.dtype) for message in messages], dtype)
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Numbers of one byte, and for each block of them the float32 by which they are multiplied."""
+    """Numbers of one byte, and for each block of them the float32 by which they are multiplied. On
+    the CPU this is one pass of csrc/peer/blocks.cpp; on a GPU ops of torch give the same bits."""
 
     name: str
     dtype: torch.dtype
@@ -75,9 +88,31 @@ class Blocks:
     def nbytes(self, n: int) -> int:
         return n + _SCALE_BYTES * -(-n // BLOCK)
 
-    def encode(self, x: Tensor) -> Tensor:
-        parts = [self._encoded(part) for part in _blocks(x.reshape(-1).float())]
-        return torch.cat([x.view(-1).view(torch.uint8) for x in (*_first(parts), *_second(parts))])
+    def write(self, x: Tensor, unsent: Tensor | None = None) -> Tensor:
+        if x.is_cuda:
+            return self._write_by_ops(x, unsent)
+        message, rest = torch.ops.mirrored.write_blocks(x, unsent, self.name)
+        if unsent is not None:
+            unsent.copy_(rest)
+        return message
+
+    def read(self, messages: Sequence[Tensor], n: int, dtype: torch.dtype) -> Tensor:
+        if messages[0].is_cuda:
+            return self._read_by_ops(messages, n, dtype)
+        return torch.ops.mirrored.read_blocks(messages, n, dtype, self.name)
+
+    def _write_by_ops(self, x: Tensor, unsent: Tensor | None) -> Tensor:
+        total = _total(x, unsent)
+        parts = [self._encoded(part) for part in _blocks(total.reshape(-1).float())]
+        message = torch.cat(
+            [x.view(-1).view(torch.uint8) for x in (*_first(parts), *_second(parts))]
+        )
+        if unsent is not None:
+            keep_rest(unsent, total, self._decoded(message, total.numel()).view(total.shape))
+        return message
+
+    def _read_by_ops(self, messages: Sequence[Tensor], n: int, dtype: torch.dtype) -> Tensor:
+        return _summed([self._decoded(message, n) for message in messages], dtype)
 
     def _encoded(self, block: Tensor) -> tuple[Tensor, Tensor]:
         """(scales, numbers) of a matrix whose rows are blocks."""
@@ -85,14 +120,28 @@ class Blocks:
         scale = scale.masked_fill(~torch.isfinite(scale), torch.nan)
         # Beside a scale that is too small for a float32, or nearly, numbers may be too large.
         number = (block / scale.masked_fill(scale == 0, 1)).clamp_(-self.largest, self.largest)
-        if not self.dtype.is_floating_point:
-            number = number.round_().nan_to_num_()
-        return scale, number.to(self.dtype)
+        number = number.masked_fill_(scale.isnan(), 0)
+        return scale, (number if self.dtype.is_floating_point else number.round_()).to(self.dtype)
 
-    def decode(self, message: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+    def _decoded(self, message: Tensor, n: int) -> Tensor:
+        """The n numbers of a message, in float32."""
         scales, numbers = message.split([message.numel() - n, n])
         rows = zip(_blocks(numbers.view(self.dtype)), _rows(_as(scales, torch.float32), n))
-        return torch.cat([(x.float() * scale).view(-1) for x, scale in rows]).to(dtype)
+        return torch.cat([(x.float() * scale).view(-1) for x, scale in rows])
+
+
+def _summed(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    wide = [part.to(accumulated_in(dtype)) for part in parts]
+    return ordered_reduce(wide).to(dtype)
+
+
+def _total(x: Tensor, unsent: Tensor | None) -> Tensor:
+    return x if unsent is None else x.to(accumulated_in(x.dtype)) + unsent
+
+
+def keep_rest(unsent: Tensor, total: Tensor, said: Tensor) -> None:
+    """Let ``unsent`` be what ``said`` leaves out of ``total``; 0 where that is not finite."""
+    unsent.copy_((total - said.to(total.dtype)).nan_to_num_(0.0, 0.0, 0.0))
 
 
 def _blocks(flat: Tensor) -> list[Tensor]:

@@ -26,7 +26,6 @@ from torch import Tensor
 
 from mirrored.codecs import Codec
 from mirrored.comm import Ranks, Waitable, resized
-from mirrored.reduction import ordered_reduce
 from mirrored.transports.default import current
 from mirrored.transports.failures import counts_lacks
 
@@ -146,7 +145,7 @@ class _Read:
 
 
 def _gather(items: list[_Item], ranks: Ranks) -> Waitable:
-    messages = [_gather_codec(item).encode(item.x) for item in items]
+    messages = [_gather_codec(item).write(item.x) for item in items]
     sizes = [[_gather_codec(item).nbytes(math.prod(s)) for s in item.shapes()] for item in items]
     arriving = current().start_join_several(messages, [0] * len(items), sizes, ranks)
 
@@ -165,7 +164,7 @@ def _joined(item: _Item, message: Tensor, sizes: list[int]) -> Tensor:
     """All parts of a tensor, from the bytes of all ranks."""
     codec, dtype = _gather_codec(item), item.x.dtype
     parts = [
-        codec.decode(part, math.prod(shape), dtype).view(shape)
+        codec.read([part], math.prod(shape), dtype).view(shape)
         for part, shape in zip(message.split(sizes), item.shapes(), strict=True)
     ]
     return torch.cat(parts, item.cut.dim)
@@ -192,25 +191,21 @@ def _reduce(items: list[_Item], ranks: Ranks) -> Waitable:
 def _written(item: _Item) -> list[Tensor]:
     """What each rank is to get of an addend, and of what was not sent of those before, in bytes.
     What these leave out is kept."""
+    codec, (dim, sizes) = _reduce_codec(item), (item.cut.dim, item.cut.sizes)
+    parts = zip(item.x.split(sizes, dim), item.coder.unsent_parts(sizes, dim), strict=True)
+    return [codec.write(part, unsent) for part, unsent in parts]
+
+
+def _reduce_codec(item: _Item) -> Codec:
     codec = item.coder.reduce
     assert codec is not None and not isinstance(codec, LowRank)
-    total = item.coder.with_unsent(item.x)
-    parts = total.split(item.cut.sizes, item.cut.dim)
-    messages = [codec.encode(part) for part in parts]
-    said = [
-        codec.decode(message, part.numel(), part.dtype).view(part.shape)
-        for message, part in zip(messages, parts, strict=True)
-    ]
-    item.coder.keep(total, torch.cat(said, item.cut.dim))
-    return messages
+    return codec
 
 
 def _summed(item: _Item, me: int, messages: Sequence[Tensor]) -> Tensor:
     """This rank's part of a sum, from the bytes of each addend."""
-    codec, shape = item.coder.reduce, item.shapes()[me]
-    assert codec is not None and not isinstance(codec, LowRank)
-    n, dtype = math.prod(shape), item.x.dtype
-    return ordered_reduce([codec.decode(x, n, dtype).view(shape) for x in messages])
+    shape = item.shapes()[me]
+    return _reduce_codec(item).read(messages, math.prod(shape), item.x.dtype).view(shape)
 
 
 # ---- sums of low rank -------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mirrored.codecs import Codec
+from mirrored.codecs import Codec, keep_rest
 
 from .low_rank import LowRank, first_basis, next_basis
 
@@ -43,10 +43,13 @@ class Coder:
         return addend if self.unsent is None else addend + self.unsent
 
     def keep(self, addend: Tensor, sent: Tensor) -> None:
-        """Keep what ``sent`` leaves out of ``addend``. What is not finite is dropped, or one
-        gradient that overflows would spoil all that follow."""
+        """Keep what ``sent`` leaves out of ``addend``."""
         if self.unsent is not None:
-            torch.sub(addend, sent, out=self.unsent).nan_to_num_(0.0, 0.0, 0.0)
+            keep_rest(self.unsent, addend, sent)
+
+    def unsent_parts(self, sizes: Sequence[int], dim: int) -> Sequence[Tensor | None]:
+        """What was not sent to each rank, as views."""
+        return [None] * len(sizes) if self.unsent is None else self.unsent.split(list(sizes), dim)
 
     def on_basis(self, m: Tensor) -> Tensor:
         """A matrix times the basis of a sum of low rank."""

@@ -1,0 +1,35 @@
+// Numbers of a message in one byte each. Those of a block share a float32 by which they are
+// multiplied; a message of n numbers has the blocks' float32 first, and then n bytes:
+//
+//   number = scale * integer              in -127 to 127, or
+//   number = scale * float8_e4m3fn        of at most 448
+//
+// A block that holds a NaN, an infinity or a number beyond float32 has the scale NaN, and is read
+// as NaN whole. Messages may begin at any byte.
+
+#pragma once
+
+#include <cstdint>
+
+#include "../kernels/storage.h"
+
+namespace consistent::peer {
+
+enum class Code { int8, fp8 };
+
+constexpr int64_t kNumbers = 256;  // of a block
+
+inline int64_t blocks_of(int64_t n) { return (n + kNumbers - 1) / kNumbers; }
+inline int64_t bytes_of(int64_t n) { return n + int64_t(sizeof(float)) * blocks_of(n); }
+
+// Writes blocks [begin, end) of the n numbers `x` of a floating type. If `unsent` is not null, of
+// `x + unsent`; what the message leaves out of it is then in `unsent`, 0 where that is not finite.
+void write_blocks(uint8_t* message, const void* x, void* unsent, Dtype dtype, int64_t n, Code code,
+                  int64_t begin, int64_t end);
+
+// out = the numbers of the first message + those of the second + ..., for blocks [begin, end) of
+// n numbers each. Sums are kept in float32 or float64, and rounded once.
+void read_blocks(void* out, const uint8_t* const* messages, int count, Dtype dtype, int64_t n,
+                 Code code, int64_t begin, int64_t end);
+
+}  // namespace consistent::peer
