@@ -5,6 +5,7 @@ FSDP2 and DTensor tensor parallel, in turn in one run, with peak memory.
     python benchmarks/gpt.py --layers 3     5.1 M parameters instead of 10.0 M
     python benchmarks/gpt.py --hosts 2      ranks on two hosts: network namespaces, made by root
     python benchmarks/gpt.py --link 1Gbit,100us --ranks 4      2 x 2 ranks, and a slow link
+    python benchmarks/gpt.py --link 100Mbit,100us --codecs     what is sent in fewer bytes
 
 Each way runs in its own processes, so that its memory can be measured. All run at once and take one
 step each, round after round, so that other load on the machine affects all equally. The ratios to
@@ -115,6 +116,24 @@ def ddp(rank: int) -> Step:
     return stepper(nn.parallel.DistributedDataParallel(GPT()), *part(rank))
 
 
+def ddp_with(hook: str) -> Callable[[int], Step]:
+    """DDP with one of torch's hooks that send fewer bytes."""
+
+    def make(rank: int) -> Step:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+        model = nn.parallel.DistributedDataParallel(GPT())
+        if hook == "powersgd":
+            state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4)
+            state.start_powerSGD_iter = 2  # the least that torch takes
+            model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        else:
+            model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        return stepper(model, *part(rank))
+
+    return make
+
+
 def fsdp(rank: int) -> Step:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -154,13 +173,14 @@ COLUMNS_AND_ROWS = {
 }
 
 
-def ours(plan: dict[str, int] | str, split_batch: bool) -> Callable[[int], Step]:
+def ours(plan: dict[str, int] | str, split_batch: bool, **codecs: str) -> Callable[[int], Step]:
     def make(rank: int) -> Step:
         import consistent
         from consistent import B, S
 
         everywhere = consistent.placement.all("cpu")
         given = plan if isinstance(plan, str) else {k: S(d) for k, d in plan.items()}
+        given = consistent.zero3(**codecs) if codecs else given
         model = consistent.parallelize(GPT(), everywhere, given)
         lie = S(0) if split_batch else B
         return stepper(model, *(consistent.distribute(x, everywhere, lie) for x in batch()))
@@ -179,6 +199,16 @@ WAYS: dict[str, Callable[[int], Step]] = {
     "columns and rows split: ours": ours(COLUMNS_AND_ROWS, False),
     "columns and rows split: DTensor": dtensor,
 }
+
+FEWER_BYTES: dict[str, Callable[[int], Step]] = {
+    "zero3, bf16": ours("zero3", True, gather="bf16", reduce="bf16"),
+    "zero3, fp8": ours("zero3", True, gather="fp8", reduce="fp8"),
+    "zero3, int8": ours("zero3", True, gather="int8", reduce="int8"),
+    "zero3, int8 and powersgd:4": ours("zero3", True, gather="int8", reduce="powersgd:4"),
+    "DDP, hook of fp16": ddp_with("fp16"),
+    "DDP, hook of PowerSGD, rank 4": ddp_with("powersgd"),
+}
+MAKERS = WAYS | FEWER_BYTES
 
 
 def resident() -> float:
@@ -205,7 +235,7 @@ def serve(way: str, rank: int, world: World, layers: int, told: Connection) -> N
     for library in ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "consistent"):
         importlib.import_module(library)
     before = resident()
-    step = WAYS[way](rank)
+    step = MAKERS[way](rank)
     while told.recv():
         dist.barrier()
         start = time.perf_counter()
@@ -225,10 +255,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--layers", type=int, default=GPT.layers)
-    parser.add_argument("--ways", nargs="*", default=list(WAYS)[1:], choices=list(WAYS)[1:])
+    parser.add_argument("--ways", nargs="*", default=list(WAYS)[1:], choices=list(MAKERS)[1:])
+    parser.add_argument("--codecs", action="store_true", help="zero3 and DDP in fewer bytes")
     add_option(parser)
     options = parser.parse_args()
     GPT.layers = options.layers
+    if options.codecs:
+        zero3, ddp = "batch and parameters split: zero3", "batch split: DDP"
+        options.ways = [zero3, ddp, *FEWER_BYTES]
     with hosts(options):
         measure(options)
 
