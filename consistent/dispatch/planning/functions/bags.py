@@ -4,7 +4,6 @@ of torch's makes one row of all bags, and where each begins is a matter of value
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
@@ -13,42 +12,35 @@ from ....spec import Split
 from ...plans.shards import is_global
 
 
-def with_bags(body: Callable[..., Any]) -> Callable[..., Any]:
-    """``body``, that of ``F.embedding_bag``, for all calls but these."""
-
-    def embedding_bag(
-        input: Any,  # noqa: A002
-        weight: Any,
-        offsets: Any = None,
-        max_norm: float | None = None,
-        norm_type: float = 2,
-        scale_grad_by_freq: bool = False,
-        mode: str = "mean",
-        sparse: bool = False,
-        per_sample_weights: Any = None,
-        include_last_offset: bool = False,
-        padding_idx: int | None = None,
-    ) -> Any:
-        plain = max_norm is None and not scale_grad_by_freq and not sparse and offsets is None
-        averages = mode == "mean" and per_sample_weights is None
-        if not plain or not (mode == "sum" or averages) or not _alike(input, weight):
-            return body(
-                input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse,
-                per_sample_weights, include_last_offset, padding_idx,
-            )  # fmt: skip
-        try:
-            rows = F.embedding(input, weight, padding_idx)
-        except IndexError as error:  # of a row, on every rank; torch raises another one for bags
-            raise RuntimeError(f"embedding_bag, by rows: {error}") from error
-        if per_sample_weights is not None:
-            rows = rows * per_sample_weights.unsqueeze(-1)
-        if padding_idx is None:
-            return rows.sum(1) if mode == "sum" else rows.mean(1)
-        counted = (input != padding_idx % weight.shape[0]).unsqueeze(-1)
-        total = rows.where(counted, 0).sum(1)
-        return total if mode == "sum" else total / counted.sum(1).clamp_min(1)
-
-    return embedding_bag
+def embedding_bag(
+    input: Any,  # noqa: A002
+    weight: Any,
+    offsets: Any = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Any = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Any:
+    """``F.embedding_bag`` for these calls, and ``NotImplemented`` for all others."""
+    plain = max_norm is None and not scale_grad_by_freq and not sparse and offsets is None
+    averages = mode == "mean" and per_sample_weights is None
+    if not plain or not (mode == "sum" or averages) or not _alike(input, weight):
+        return NotImplemented
+    try:
+        rows = F.embedding(input, weight, padding_idx)
+    except IndexError as error:  # of a row, on every rank; torch raises another one for bags
+        raise RuntimeError(f"embedding_bag, by rows: {error}") from error
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(-1)
+    if padding_idx is None:
+        return rows.sum(1) if mode == "sum" else rows.mean(1)
+    counted = (input != padding_idx % weight.shape[0]).unsqueeze(-1)
+    total = rows.where(counted, 0).sum(1)
+    return total if mode == "sum" else total / counted.sum(1).clamp_min(1)
 
 
 def _alike(bags: Any, table: Any) -> bool:

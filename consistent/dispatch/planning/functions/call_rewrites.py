@@ -1,5 +1,5 @@
-"""Calls that a plan answers by other calls: arguments of operators by keyword, numbers given as
-tensors, and in-place ops that change a tensor's shape."""
+"""Calls that are answered by other calls: arguments of operators by keyword, numbers given as
+tensors, in-place ops that change a tensor's shape, and functions that cost less another way."""
 
 from __future__ import annotations
 
@@ -11,8 +11,24 @@ from typing import Any
 import torch
 
 from ...plans.shards import HookOff, plain
+from .bags import embedding_bag
 
 _Tensor = torch.Tensor
+
+# Function of torch's -> one that gives NotImplemented for the calls that its own body takes.
+BY_OTHER_CALLS: dict[Any, Callable[..., Any]] = {torch.nn.functional.embedding_bag: embedding_bag}
+
+
+def unless(first: Callable[..., Any] | None, otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """``first``, and ``otherwise`` for the calls for which it gives ``NotImplemented``."""
+    if first is None:
+        return otherwise
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        made = first(*args, **kwargs)
+        return otherwise(*args, **kwargs) if made is NotImplemented else made
+
+    return run
 
 
 def reshaped_in_place(name: str) -> Callable[..., Any]:

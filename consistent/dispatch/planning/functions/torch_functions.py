@@ -20,7 +20,7 @@ from ....rules import table
 from ...plans.plan import handlers, list_ops
 from ...running.whole_call import call_whole
 from ..writes import reshapes_in_place, written_arguments
-from .bags import with_bags
+from .call_rewrites import BY_OTHER_CALLS, unless
 from .other_libraries import SAME
 from .questions import OPERATORS, is_question, refusal
 
@@ -166,9 +166,7 @@ def resolve(func: Callable[..., Any]) -> TorchFunction:
         row = table.find(name)
         if row is not None and row.composite:
             return TorchFunction(name, inplace, func, "op")
-        body = opened_body(inner or func)
-        if func is torch.nn.functional.embedding_bag:
-            body = with_bags(body)
+        body = unless(BY_OTHER_CALLS.get(func), opened_body(inner or func))
         return TorchFunction(name, inplace, body, "open")
     return TorchFunction(name, inplace, func, "op")
 
@@ -219,13 +217,12 @@ def _resolve_op(func: Any, namespace: str) -> TorchFunction:
     if namespace in ("aten", "prims"):
         return TorchFunction(*_canonical(name.split("::")[1]), func, "op")
 
-    marked, same = written_arguments(func, with_out=True), SAME.get(name)
+    marked = written_arguments(func, with_out=True)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        made = NotImplemented if same is None else same(*args, **kwargs)
-        return call_whole(name, func, args, kwargs, marked) if made is NotImplemented else made
+        return call_whole(name, func, args, kwargs, marked)
 
-    return TorchFunction(name, False, run, "whole")
+    return TorchFunction(name, False, unless(SAME.get(name), run), "whole")
 
 
 def _canonical(name: str) -> tuple[str, bool]:
