@@ -21,7 +21,7 @@ from ..boxing.plan import plan
 from ..boxing.steps import Exchange
 from ..spec import TensorSpec
 from .run import begin, run_within
-from .run_exchange import arriving, assembled, departing
+from .run_exchange import batch_of
 
 
 def send(local: Tensor, src: TensorSpec, dst: TensorSpec, label: str) -> list[Handle]:
@@ -33,21 +33,23 @@ def send(local: Tensor, src: TensorSpec, dst: TensorSpec, label: str) -> list[Ha
     x, moves = begin(local, src, dst)
     (middle,) = (move for move in moves if isinstance(move, Exchange))
     x = run_within(x, src, middle.src)
-    parts = departing(x, middle.src, middle.dst)
-    return [current().send(part, to, label) for to, part in parts]
+    messages = batch_of((middle.src, middle.dst), is_target=False).departing([x])
+    return [current().send(message, to, label) for to, message in messages]
 
 
 def receive(src: TensorSpec, dst: TensorSpec, label: str) -> Callable[[], Tensor]:
     """Start receiving a tensor that the ranks of ``src`` send. Called by the ranks of ``dst``
     alone; the function that it returns waits, and gives this rank's shard under ``dst``."""
     (middle,) = (move for move in plan(src, dst) if isinstance(move, Exchange))
+    batch = batch_of((middle.src, middle.dst), is_source=False)
     handles = [
-        current().receive(shape, src.dtype, source, label, device)
-        for source, shape, device in arriving(middle.src, middle.dst)
+        current().receive(shape, dtype, source, label, batch.wire)
+        for source, shape, dtype in batch.arriving
     ]
 
     def arrived() -> Tensor:
         received = [handle.wait() for handle in handles]
-        return run_within(assembled(received, middle.src, middle.dst), middle.dst, dst)
+        (shard,) = batch.assembled(received, [])  # it has no part of its own
+        return run_within(shard, middle.dst, dst)
 
     return arrived

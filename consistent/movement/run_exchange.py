@@ -1,13 +1,21 @@
-"""Carrying out an exchange: one batch of messages, then the parts are put together.
+"""Carrying out exchanges, one or many at once: one message for each pair of ranks, then the parts
+are put together.
 
-Every rank of either placement takes part, even one with nothing to send; the others get a ``meta``
-tensor.
+```
+            tensor a          tensor b             one message
+rank 0      a[0:2] to 2       b[0:1] to 2    --->  a[0:2] b[0:1]  --->  rank 2
+rank 1      a[2:4] to 2                      --->  a[2:4]         --->  rank 2
+```
+
+What a rank has already is copied, and is not sent. Every rank of a placement takes part, even one
+with nothing to send; the others get a ``meta`` tensor.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -22,6 +30,33 @@ from ..boxing.steps import Transfer
 from ..spec import Coordinate, TensorSpec, partial_of
 from .world import device_of
 
+Route = tuple[TensorSpec, TensorSpec]
+Message = tuple[int, tuple[int, ...], torch.dtype]  # source, shape, dtype
+
+
+def run_exchange(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
+    """This rank's shard under ``dst``, a new tensor, from its shard ``local`` under ``src``."""
+    return run_together([local], [(src, dst)])[0]
+
+
+def run_together(
+    locals_: Sequence[Tensor], routes: Sequence[Route], into: Sequence[Tensor] | None = None
+) -> list[Tensor]:
+    """``run_exchange`` of each shard along its route, all in one batch of messages.
+
+    Args:
+        locals_: this rank's shards.
+        routes: (src, dst) of each, all between devices of the same kinds.
+        into: the shards to fill, of routes none of which ends or begins partial. One that is
+            ``locals_``' own tensor is left alone: this rank keeps what it has.
+    """
+    batch = batch_of(*routes)
+    received: list[Tensor] = []
+    if batch.takes_part:
+        sends = batch.departing(locals_)
+        received = current().exchange(sends, batch.arriving, batch.members, batch.wire)
+    return batch.assembled(received, locals_, into)
+
 
 class Orders(NamedTuple):
     """One rank's share of an exchange: what it sends as ``source``, and gets as ``target``. These
@@ -33,93 +68,157 @@ class Orders(NamedTuple):
     to: Coordinate | None  # in the target placement
     going: tuple[Transfer, ...]  # to other ranks
     arriving: tuple[Transfer, ...]  # to this rank, from itself too
-    members: Ranks  # who takes part in the messages; empty if nobody sends any
 
 
-def run_exchange(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
-    """This rank's shard under ``dst``, a new tensor, from its shard under ``src``."""
-    orders = orders_of(src, dst)
-    origin = src.region(orders.at)[0]
-    received = iter(_messages(local, origin, src, dst, orders))
-    if orders.to is None:
-        return torch.empty(dst.local_shape(None), dtype=dst.dtype, device="meta")
-    pieces = [
-        (t, cut(local, t, origin) if t.source == orders.source else next(received))
-        for t in orders.arriving
-    ]
-    kind = partial_of(src.sbp)
-    return _assemble(pieces, "sum" if kind is None else kind.op, dst, orders.to)
+class Batch:
+    """One rank's share of exchanges that are done together.
+
+    The parts for one rank lie side by side as bytes, in the order of the routes; one part alone
+    goes as it is.
+    """
+
+    def __init__(self, routes: Sequence[Route], orders: Sequence[Orders]) -> None:
+        self._routes, self._orders = routes, orders
+        self.members = _members(routes)
+        """The ranks between which something is sent, the same on every rank."""
+        self.takes_part = any(rank in self.members for each in orders for rank in each[:2])
+        """Whether this rank is one of them."""
+        self._coming: dict[int, list[tuple[int, int]]] = {}  # source -> (route, transfer) of parts
+        for i, each in enumerate(orders):
+            for k, t in enumerate(each.arriving):
+                if t.source != each.source:
+                    self._coming.setdefault(t.source, []).append((i, k))
+
+    @property
+    def wire(self) -> torch.device:
+        """Where messages lie; between device types everything passes through the host."""
+        src, dst = (end.placement for end in self._routes[0])
+        return device_of(src) if src.type == dst.type else torch.device("cpu")
+
+    def departing(self, locals_: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
+        """What this rank sends, (to, message)."""
+        going: dict[int, list[Tensor]] = {}
+        for i, each in enumerate(self._orders):
+            if each.going:
+                origin = self._routes[i][0].region(each.at)[0]
+                for t in each.going:
+                    going.setdefault(t.target, []).append(_cut(locals_[i], t, origin))
+        return [(to, _packed(parts).to(self.wire)) for to, parts in going.items()]
+
+    @cached_property
+    def arriving(self) -> list[Message]:
+        """What this rank receives."""
+        made: list[Message] = []
+        for source, parts in self._coming.items():
+            (i, k), *more = parts
+            if more:
+                made.append((source, (sum(map(self._nbytes, parts)),), torch.uint8))
+            else:
+                made.append((source, self._orders[i].arriving[k].sizes, self._routes[i][0].dtype))
+        return made
+
+    def assembled(
+        self,
+        received: Sequence[Tensor],
+        locals_: Sequence[Tensor],
+        into: Sequence[Tensor] | None = None,
+    ) -> list[Tensor]:
+        """This rank's shards under the second specs, of the messages that ``arriving`` lists and of
+        what it has; ``into`` as in ``run_together``."""
+        parts: dict[tuple[int, int], Tensor] = {}
+        for message, places in zip(received, self._coming.values(), strict=True):
+            if len(places) == 1:
+                parts[places[0]] = message
+                continue
+            for place, x in zip(places, message.split([*map(self._nbytes, places)]), strict=True):
+                (src, _), t = self._routes[place[0]], self._orders[place[0]].arriving[place[1]]
+                parts[place] = x.view(src.dtype).view(t.sizes)
+        made = []
+        for i, each in enumerate(self._orders):
+            out = None if into is None else into[i]
+            if out is None or (each.to is not None and out is not locals_[i]):
+                out = self._shard(i, parts, locals_, out)
+            made.append(out)
+        return made
+
+    def _nbytes(self, place: tuple[int, int]) -> int:
+        i, k = place
+        return math.prod(self._orders[i].arriving[k].sizes) * self._routes[i][0].dtype.itemsize
+
+    def _shard(
+        self,
+        i: int,
+        parts: dict[tuple[int, int], Tensor],
+        locals_: Sequence[Tensor],
+        out: Tensor | None,
+    ) -> Tensor:
+        (src, dst), each = self._routes[i], self._orders[i]
+        if each.to is None:
+            return torch.empty(dst.local_shape(None), dtype=dst.dtype, device="meta")
+        origin = src.region(each.at)[0]
+        pieces = [
+            (t, _cut(locals_[i], t, origin) if t.source == each.source else parts[i, k])
+            for k, t in enumerate(each.arriving)
+        ]
+        kind = partial_of(src.sbp)
+        return _assembled(pieces, "sum" if kind is None else kind.op, dst, each.to, out)
 
 
-def departing(local: Tensor, src: TensorSpec, dst: TensorSpec) -> list[tuple[int, Tensor]]:
-    """What a rank of ``src`` sends, (to, part), for placements without common ranks."""
-    orders = orders_of(src, dst)
-    origin, wire = src.region(orders.at)[0], wire_of(src, dst)
-    return [(t.target, cut(local, t, origin).to(wire)) for t in orders.going]
+def batch_of(*routes: Route, is_source: bool = True, is_target: bool = True) -> Batch:
+    """This rank's share of exchanges along ``routes``: as one of their sources, their targets, or
+    both."""
+    rank_in = current().rank_in
+    ranks = tuple(
+        (rank_in(src.placement) if is_source else -1, rank_in(dst.placement) if is_target else -1)
+        for src, dst in routes
+    )
+    return _batch(routes, ranks)
 
 
-def arriving(src: TensorSpec, dst: TensorSpec) -> list[tuple[int, tuple[int, ...], torch.device]]:
-    """What a rank of ``dst`` receives, (from, shape, device), in the order of ``departing``."""
-    orders = orders_of(src, dst)
-    return [(t.source, t.sizes, wire_of(src, dst)) for t in orders.arriving]
+@lru_cache(maxsize=1 << 10)
+def _batch(routes: tuple[Route, ...], ranks: tuple[tuple[int, int], ...]) -> Batch:
+    return Batch(routes, [_orders(*route, *own) for route, own in zip(routes, ranks, strict=True)])
 
 
-def assembled(received: Sequence[Tensor], src: TensorSpec, dst: TensorSpec) -> Tensor:
-    """This rank's shard under ``dst`` of the parts that ``arriving`` lists."""
-    orders, kind = orders_of(src, dst), partial_of(src.sbp)
-    assert orders.to is not None
-    pieces = list(zip(orders.arriving, received, strict=True))
-    return _assemble(pieces, "sum" if kind is None else kind.op, dst, orders.to)
-
-
-def orders_of(src: TensorSpec, dst: TensorSpec) -> Orders:
-    """This rank's share in the exchange from ``src`` to ``dst``."""
-    transport = current()
-    source, target = transport.rank_in(src.placement), transport.rank_in(dst.placement)
-    return _orders(src, dst, source, target)
-
-
-@lru_cache(maxsize=1 << 11)
 def _orders(src: TensorSpec, dst: TensorSpec, source: int, target: int) -> Orders:
     transfers = exchange(src, dst).transfers
-    ends = (src.placement, dst.placement)
-    at, to = (end.coordinate_of(rank) for end, rank in zip(ends, (source, target), strict=True))
-    takes_part = at is not None or to is not None
-    sent = any(t.source != t.target for t in transfers)
-    members = sorted({r for end in ends for r in end.ranks.ravel().tolist()})
     return Orders(
         source,
         target,
-        at,
-        to,
+        src.placement.coordinate_of(source),
+        dst.placement.coordinate_of(target),
         tuple(t for t in transfers if t.source == source and t.target != source),
         tuple(t for t in transfers if t.target == target),
-        tuple(members) if takes_part and sent else (),
     )
 
 
-def _messages(
-    local: Tensor,
-    origin: Sequence[int],
-    src: TensorSpec,
+def _members(routes: Sequence[Route]) -> Ranks:
+    """The ranks of all placements between which something is sent."""
+    found: set[int] = set()
+    for route in routes:
+        if exchange(*route).total:
+            found.update(r for end in route for r in end.placement.ranks.ravel().tolist())
+    return tuple(sorted(found))
+
+
+def _packed(parts: list[Tensor]) -> Tensor:
+    """The message that carries ``parts``."""
+    return parts[0] if len(parts) == 1 else torch.cat([_as_bytes(x) for x in parts])
+
+
+def _as_bytes(x: Tensor) -> Tensor:
+    return x.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+
+
+def _assembled(
+    pieces: Sequence[tuple[Transfer, Tensor]],
+    op: str,
     dst: TensorSpec,
-    orders: Orders,
-) -> list[Tensor]:
-    """The parts that come from other ranks, in the order of ``orders.arriving``."""
-    if not orders.members:
-        return []
-    wire = wire_of(src, dst)
-    sends = [(t.target, cut(local, t, origin).to(wire)) for t in orders.going]
-    receives = [
-        (t.source, t.sizes, src.dtype) for t in orders.arriving if t.source != orders.source
-    ]
-    return current().exchange(sends, receives, orders.members, wire)
-
-
-def _assemble(
-    pieces: Sequence[tuple[Transfer, Tensor]], op: str, dst: TensorSpec, to: Coordinate
+    to: Coordinate,
+    out: Tensor | None,
 ) -> Tensor:
-    """The sum of the addends, each put together from its parts, with zeros where P leaves gaps.
+    """The sum of the addends, each put together from its parts, with zeros where P leaves gaps; in
+    ``out``, if it is given, of a shard that has one addend.
 
     For P(max) and P(min) it is the largest or smallest, with the value that loses against every
     other.
@@ -128,6 +227,8 @@ def _assemble(
     to_kind = partial_of(dst.sbp)
 
     def new() -> Tensor:
+        if out is not None:
+            return out
         x = torch.empty(sizes, dtype=dst.dtype, device=device_of(dst.placement))
         return x if to_kind is None else x.fill_(identity(dst.dtype, to_kind.op))
 
@@ -135,7 +236,7 @@ def _assemble(
     for t, x in pieces:
         if t.addend not in addends:
             addends[t.addend] = new()
-        cut(addends[t.addend], t, starts).copy_(x)
+        _cut(addends[t.addend], t, starts).copy_(x)
     if not addends:
         return new()
     if len(addends) == 1:
@@ -143,14 +244,8 @@ def _assemble(
     return ordered_reduce([addends[k] for k in sorted(addends)], op)
 
 
-def cut(x: Tensor, t: Transfer, origin: Sequence[int]) -> Tensor:
+def _cut(x: Tensor, t: Transfer, origin: Sequence[int]) -> Tensor:
     """The box of ``t`` in ``x``, whose first element is at ``origin`` of the logical tensor."""
     for dim, (start, size, first) in enumerate(zip(t.starts, t.sizes, origin)):
         x = x.narrow(dim, start - first, size)
     return x
-
-
-def wire_of(src: TensorSpec, dst: TensorSpec) -> torch.device:
-    """Where messages lie; between device types everything passes through the host."""
-    same = src.placement.type == dst.placement.type
-    return device_of(src.placement) if same else torch.device("cpu")
