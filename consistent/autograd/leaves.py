@@ -24,7 +24,7 @@ from ..dispatch import _C
 from ..dispatch.planning.planning import common_placement
 from ..dispatch.plans.gradients import set_raw_grad, settled_spec, summed_axes
 from ..dispatch.plans.shards import HookOff, attach, lay_anew, plain, rebox, take_in
-from ..movement.differentiable import box
+from ..movement.boxed import box
 from ..movement.run import run
 from ..movement.world import my_coordinate
 from ..spec import TensorSpec

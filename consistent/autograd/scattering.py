@@ -26,7 +26,7 @@ from torch.autograd import Variable
 from ..dispatch import _C
 from ..dispatch.plans.shards import HookOff, attach, plain
 from ..movement import check_mode
-from ..movement.differentiable import box
+from ..movement.boxed import box
 from ..movement.several import Route, Started, start_several, travels
 from ..spec import TensorSpec
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..movement.differentiable import box
+from ..movement.boxed import box
 from ..movement.run import addends
 from ..rules.fused_reduce_scatter import FORM
 from ..spec import TensorSpec

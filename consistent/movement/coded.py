@@ -8,7 +8,7 @@ reduce     g + unsent  -encode->  bytes by rank  ==all-to-all==>  -decode, sum i
 
 This stands beside ``several``, which sends numbers as they are and knows of no codec. Which of the
 two boxes a parameter is said when a module gets its plan. What no single gather, or sum that is
-scattered, does goes as it is: specs say so, on all ranks alike.
+scattered, does goes as it is: specs say so, on all ranks alike. ``boxed`` puts both under autograd.
 
 A rank reads its own part from bytes as others do. So all ranks have the same bits, and a sum does
 not depend on which of them makes it.
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -30,23 +29,9 @@ from mirrored.transports.default import current
 from mirrored.transports.failures import counts_lacks
 
 from .coders import Coder
-from .differentiable import _apply, _HookOff
-from .grad_mode import is_accumulated, tracks
 from .low_rank import LowRank, matrix, orthonormal, part_of_product
 from .run import begin, ended
-from .several import (
-    Arriving,
-    Cut,
-    Route,
-    Started,
-    box_several,
-    boxed,
-    cut_of,
-    run_several,
-    sent_back,
-    start_several,
-    tangents_of,
-)
+from .several import Cut, Route, Started, cut_of, run_several, start_several
 
 Coders = Sequence[Coder | None]
 
@@ -242,65 +227,3 @@ def _flat(xs: Sequence[Tensor]) -> Tensor:
 def _taken_apart(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     parts = flat.split([x.numel() for x in like])
     return [part.view(x.shape) for part, x in zip(parts, like, strict=True)]
-
-
-# ---- under autograd ------------------------------------------------------------------------------
-
-
-def box_coded(
-    locals_: Sequence[Tensor],
-    routes: Sequence[Route],
-    coders: Coders,
-    arrived: Sequence[Tensor] | None = None,
-    arriving: Arriving | None = None,
-) -> list[Tensor]:
-    """``box_several`` of gathers, each by its codec, and in backward of the sums, by theirs. Only
-    gradients that are added to a ``.grad`` go by codecs; those that ``torch.autograd.grad`` asks
-    for, or that are themselves differentiated, go as they are."""
-    with _HookOff():
-        if tracks(locals_):
-            given = None if arrived is None else tuple(arrived)
-            return list(_apply(_BoxCoded, tuple(routes), (given,), arriving, coders, *locals_))
-        return list(arrived) if arrived is not None else gather_each(locals_, routes, coders)
-
-
-class _BoxCoded(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        routes: tuple[Route, ...],
-        arrived: tuple[tuple[Tensor, ...] | None],
-        arriving: Arriving | None,
-        coders: Coders,
-        *locals_: Tensor,
-    ) -> tuple[Tensor, ...]:
-        ctx.coders = coders
-        box = partial(gather_each, coders=coders)
-        return boxed(ctx, locals_, routes, arrived[0], arriving, box)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        if torch.is_grad_enabled():
-            return (None, None, None, None, *sent_back(ctx, grads, lambda at: box_several))
-        nodes = [node for node, _ in ctx.next_functions]
-        coders = [
-            coder if node is not None and is_accumulated(node) else None
-            for node, coder in zip(nodes, ctx.coders, strict=True)
-        ]
-
-        def started(at: Sequence[int]) -> Callable[..., Started]:
-            return partial(start_reduces, coders=[coders[i] for i in at])
-
-        left: Sequence[Tensor | None] = grads
-        if ctx.arriving is not None:
-            duals = [dst.dual for _, dst in ctx.routes]
-            left = ctx.arriving(nodes, grads, duals, start=started)
-
-        def box(at: list[int]) -> Callable[..., list[Tensor]]:
-            return lambda xs, routes: started(at)(xs, routes).wait()
-
-        return (None, None, None, None, *sent_back(ctx, left, box))
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        return tangents_of(ctx, tangents)

@@ -1,9 +1,7 @@
-"""Boxing under autograd, forward and backward as mirror images.
+"""Other moves of data under autograd, forward and backward as mirror images: from and to a value
+that every rank has whole, sums and extremes over ranks, and rows that change hands.
 
-    forward     src ------> dst
-    backward    dual(src) <------ dual(dst)
-
-The backward of boxing is boxing, so it is built from itself and can be differentiated any number of
+Each backward is built from these moves and from ``box``, so it can be differentiated any number of
 times. Locals may be of a Tensor subclass whose ``shape`` is the logical one; results are plain
 tensors.
 """
@@ -16,56 +14,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from mirrored.transports.default import current
 from mirrored.transports.failures import counts_lacks
 
-from ..spec import B, NdSbp, Placement, TensorSpec
-from .grad_mode import tracks
+from ..spec import B, Placement, TensorSpec
+from .boxed import box
+from .grad_mode import HookOff, apply, tracks
 from .run import run
 from .world import my_coordinate
-
-_HookOff = torch._C.DisableTorchFunctionSubclass
-
-
-def box(
-    local: Tensor,
-    src: TensorSpec,
-    dst: TensorSpec,
-    grad_sbp: NdSbp | None = None,
-    arrived: Tensor | None = None,
-) -> Tensor:
-    """This rank's shard under ``dst``, from its shard under ``src``; differentiable.
-
-    ``grad_sbp`` is an SBP that the gradient is boxed to on its way from ``dst.dual`` to
-    ``src.dual``. Without it, ``src`` to itself returns ``local``. ``arrived`` is the result,
-    where it was made in advance.
-
-    Raises:
-        ValueError: ``src`` or ``dst`` is P(max) or P(min), and gradients are asked for.
-    """
-    if src is dst and grad_sbp is None:
-        return local
-    with _HookOff():
-        if tracks((local,)) and not _is_forward_only(local, src, dst):
-            # Not as an argument of its own, or autograd would take the result for a view of it.
-            return _apply(_Box, local, src, dst, grad_sbp, None if arrived is None else (arrived,))
-        return run(torch.Tensor.detach(local), src, dst) if arrived is None else arrived
-
-
-def _is_forward_only(local: Tensor, src: TensorSpec, dst: TensorSpec) -> bool:
-    """Whether ``src`` or ``dst`` is P(max) or P(min), which have no derivative."""
-    ends = [e for spec in (src, dst) for e in spec.sbp if e.is_extreme]
-    if not ends:
-        return False
-    if local.requires_grad or forward_ad.unpack_dual(local).tangent is not None:
-        raise ValueError(
-            f"boxing: {ends[0]} has no derivative, for no rank knows alone which of them wins, and "
-            f"x requires grad.\n  x is {src}, the target is {dst}.\n"
-            "  Box to S or B, or x.detach()."
-        )
-    return True
 
 
 @counts_lacks
@@ -81,7 +38,7 @@ def spread(whole: Tensor, dst: TensorSpec, alias: bool = False) -> Tensor:
     is the whole shares its storage.
     """
     if tracks((whole,)):
-        return _apply(_Spread, whole, dst, alias)
+        return apply(_Spread, whole, dst, alias)
     if alias and dst is _everywhere(dst) and my_coordinate(dst.placement) is not None:
         return whole
     return _spread(whole, dst, alias)
@@ -105,9 +62,9 @@ def gather(local: Tensor, src: TensorSpec) -> Tensor:
     backward   dual(src) <------ dL/da   every rank has the whole gradient, and keeps its part
     ```
     """
-    with _HookOff():
+    with HookOff():
         if tracks((local,)):
-            return _apply(_Gather, local, src)
+            return apply(_Gather, local, src)
         if local.__class__ is Tensor and src is _everywhere(src):
             return local
         return _gather(local, src)
@@ -127,9 +84,9 @@ def land(local: Tensor, whole: Tensor, dst: TensorSpec) -> None:
     backward   dL/da <------ dual(dst)
     ```
     """
-    with _HookOff():
+    with HookOff():
         if tracks((local, whole)):
-            _apply(_Land, local, whole, dst)
+            apply(_Land, local, whole, dst)
         else:
             _land(local, whole, dst)
 
@@ -155,9 +112,9 @@ def sum_over(local: Tensor, placement: Placement, axes: Sequence[int]) -> Tensor
     """
     if my_coordinate(placement) is None:
         return local
-    with _HookOff():
+    with HookOff():
         if tracks((local,)):
-            return _apply(_SumOver, local, placement, tuple(axes))
+            return apply(_SumOver, local, placement, tuple(axes))
         return _reduce(local, placement, axes, "sum")
 
 
@@ -182,9 +139,9 @@ def swap(x: Tensor, counts: Tensor, me: int, ranks: Sequence[int]) -> Tensor:
 
     A step that is recorded may have other counts in each run, if as many rows come to each rank.
     """
-    with _HookOff():
+    with HookOff():
         if tracks((x,)):
-            return _apply(_Swap, x, counts, me, tuple(ranks))
+            return apply(_Swap, x, counts, me, tuple(ranks))
         return _swapped(x, counts, me, tuple(ranks))
 
 
@@ -205,39 +162,6 @@ class _Rows:
         pieces = [piece.contiguous() for piece in x.split(going)]
         shapes = [(n, *x.shape[1:]) for n in coming]
         return [torch.cat(current().all_to_all(pieces, shapes, self.ranks))]
-
-
-class _Box(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        local: Tensor,
-        src: TensorSpec,
-        dst: TensorSpec,
-        grad_sbp: NdSbp | None,
-        arrived: tuple[Tensor] | None,
-    ) -> Tensor:
-        ctx.route = src, dst, grad_sbp
-        if arrived is not None:
-            return arrived[0]
-        with _HookOff():
-            x = torch.Tensor.detach(local)
-            # src to itself, wanted for its grad_sbp alone, returns x: an output must not be an
-            # input's alias.
-            return x.clone() if src is dst else run(x, src, dst)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
-        src, dst, grad_sbp = ctx.route
-        if grad_sbp is None:
-            return box(grad, dst.dual, src.dual), None, None, None, None
-        stop = dst.with_sbp(grad_sbp)
-        return box(box(grad, dst.dual, stop), stop, src.dual), None, None, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        src, dst, _grad_sbp = ctx.route
-        return tangent.clone() if src is dst else box(tangent, src, dst)
 
 
 class _Spread(torch.autograd.Function):
@@ -328,7 +252,7 @@ class _SumOver(torch.autograd.Function):
 
 def _reduce(local: Tensor, placement: Placement, axes: Sequence[int], op: str) -> Tensor:
     """``local`` combined over ``axes``, in one group if no other axis has ranks; a new tensor."""
-    with _HookOff():
+    with HookOff():
         x = torch.Tensor.detach(local)
         wide = [axis for axis in axes if placement.shape[axis] > 1]
         if not wide:
@@ -340,17 +264,3 @@ def _reduce(local: Tensor, placement: Placement, axes: Sequence[int], op: str) -
         for axis in wide:
             x = current().all_reduce(x, placement.axis_ranks(axis, at), op)
         return x
-
-
-def _apply(function: Any, *args: Any) -> Any:
-    """``function.apply``, bypassing the guard that keeps users' own autograd functions from global
-    tensors."""
-    if torch._C._are_functorch_transforms_active():
-        raise RuntimeError(
-            "boxing: a torch.func transform (grad, vmap, jvp) is active.\n"
-            "  It would see this rank's shard only, and boxing moves data between ranks.\n"
-            "  Use torch.autograd.grad or backward on global tensors; in place of jvp, "
-            "torch.autograd.functional.jvp or torch.autograd.forward_ad."
-        )
-    past_guard: Any = super(torch.autograd.Function, function)
-    return past_guard.apply(*args)

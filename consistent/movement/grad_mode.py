@@ -1,4 +1,4 @@
-"""Whether autograd records what is done to tensors."""
+"""Whether autograd records what is done to tensors, and functions of its that communicate."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+
+HookOff = torch._C.DisableTorchFunctionSubclass
 
 
 def is_recording() -> bool:
@@ -37,3 +39,17 @@ def is_accumulated(node: Any) -> bool:
         return torch._C._will_engine_execute_node(node)  # type: ignore[attr-defined]
     except RuntimeError:  # the gradient is asked for, and not accumulated
         return False
+
+
+def apply(function: Any, *args: Any) -> Any:
+    """``function.apply``, bypassing the guard that keeps users' own autograd functions from global
+    tensors."""
+    if torch._C._are_functorch_transforms_active():
+        raise RuntimeError(
+            "boxing: a torch.func transform (grad, vmap, jvp) is active.\n"
+            "  It would see this rank's shard only, and boxing moves data between ranks.\n"
+            "  Use torch.autograd.grad or backward on global tensors; in place of jvp, "
+            "torch.autograd.functional.jvp or torch.autograd.forward_ad."
+        )
+    past_guard: Any = super(torch.autograd.Function, function)
+    return past_guard.apply(*args)

@@ -1,13 +1,10 @@
-"""Boxing several tensors at once: those that are gathered, or reduced and scattered, over the same
-ranks go in one message.
-
-    forward     srcs ------> dsts               one gather
-    backward    duals of srcs <------ duals of dsts     one reduce-scatter
+"""Several shards at once: those that are gathered, or reduced and scattered, over the same ranks go
+in one message. No autograd.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -21,14 +18,9 @@ from mirrored.transports.failures import counts_lacks
 from ..boxing.plan import plan
 from ..boxing.steps import Move
 from ..spec import Coordinate, Split, TensorSpec, piece
-from .differentiable import _apply, _HookOff
-from .grad_mode import tracks
 from .run import begin, ended, run, run_within
+from .run_exchange import Route
 from .world import my_coordinate
-
-Route = tuple[TensorSpec, TensorSpec]
-# (nodes of the graph that the gradients go to, gradients, their specs) -> those that still go there
-Arriving = Callable[..., Sequence[Tensor | None]]
 
 
 class Cut(NamedTuple):
@@ -183,91 +175,3 @@ def _one_move(src: TensorSpec, dst: TensorSpec, at: Coordinate | None) -> Cut | 
         return None
     sizes = tuple(piece(sizes_of[split.dim], parts, k)[1] for k in range(parts))
     return Cut(move.kind, src.placement.axis_ranks(move.axis, at), split.dim, sizes)
-
-
-def box_several(
-    locals_: Sequence[Tensor],
-    routes: Sequence[Route],
-    arrived: Sequence[Tensor] | None = None,
-    arriving: Arriving | None = None,
-) -> list[Tensor]:
-    """``box`` of each shard along its route; differentiable.
-
-    Args:
-        locals_: this rank's shards.
-        routes: (src, dst) of each, which differ.
-        arrived: the results, where they were made in advance.
-        arriving: in backward it sees the gradients before they are boxed, and returns those that
-            are left to be; not where backward is itself differentiated.
-    """
-    with _HookOff():
-        if tracks(locals_):
-            given = None if arrived is None else tuple(arrived)
-            return list(_apply(_BoxSeveral, tuple(routes), (given,), arriving, *locals_))
-        return list(arrived) if arrived is not None else run_several(locals_, routes)
-
-
-def sent_back(
-    ctx: Any,
-    grads: Sequence[Tensor | None],
-    box: Callable[[list[int]], Callable[[Sequence[Tensor], Sequence[Route]], list[Tensor]]],
-) -> list[Tensor | None]:
-    """The gradients of what was boxed along ``ctx.routes``, the last inputs of a function: those of
-    ``grads`` that are there and asked for, boxed by ``box(their positions)``."""
-    first = len(ctx.needs_input_grad) - len(grads)
-    at = [i for i, x in enumerate(grads) if x is not None and ctx.needs_input_grad[first + i]]
-    routes = [(ctx.routes[i][1].dual, ctx.routes[i][0].dual) for i in at]
-    out: list[Tensor | None] = [None] * len(grads)
-    for i, made in zip(at, box(at)([grads[i] for i in at], routes), strict=True):  # type: ignore[misc]
-        out[i] = made
-    return out
-
-
-def boxed(
-    ctx: Any,
-    locals_: Sequence[Tensor],
-    routes: tuple[Route, ...],
-    arrived: tuple[Tensor, ...] | None,
-    arriving: Arriving | None,
-    box: Callable[[list[Tensor], Sequence[Route]], list[Tensor]],
-) -> tuple[Tensor, ...]:
-    """What a function's forward gives: ``arrived``, or what ``box`` gives of ``locals_``."""
-    ctx.routes, ctx.arriving = routes, arriving
-    ctx.set_materialize_grads(False)
-    made = arrived
-    if made is None:
-        with _HookOff():
-            made = tuple(box([torch.Tensor.detach(x) for x in locals_], routes))
-    frozen = [x for x, local in zip(made, locals_, strict=True) if not local.requires_grad]
-    ctx.mark_non_differentiable(*frozen)
-    return made
-
-
-def tangents_of(ctx: Any, tangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """The tangents of what was boxed along ``ctx.routes``, the last inputs of a function."""
-    given = zip(tangents[-len(ctx.routes) :], ctx.routes, strict=True)
-    return tuple(None if t is None else box_several([t], [route])[0] for t, route in given)
-
-
-class _BoxSeveral(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        routes: tuple[Route, ...],
-        arrived: tuple[tuple[Tensor, ...] | None],
-        arriving: Arriving | None,
-        *locals_: Tensor,
-    ) -> tuple[Tensor, ...]:
-        return boxed(ctx, locals_, routes, arrived[0], arriving, run_several)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        left: Sequence[Tensor | None] = grads
-        if ctx.arriving is not None and not torch.is_grad_enabled():
-            nodes = [node for node, _ in ctx.next_functions]
-            left = ctx.arriving(nodes, grads, [dst.dual for _, dst in ctx.routes])
-        return (None, None, None, *sent_back(ctx, left, lambda at: box_several))
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        return tangents_of(ctx, tangents)

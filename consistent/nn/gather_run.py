@@ -11,10 +11,10 @@ from torch import nn
 from ..autograd.unsummed import arriving
 from ..dispatch.plans.shards import HookOff, attach, is_global, plain
 from ..movement import check_mode
-from ..movement.coded import box_coded, gather_each
+from ..movement.boxed import box_several
+from ..movement.coded import gather_each
 from ..movement.coders import Coder
 from ..movement.run import run
-from ..movement.several import box_several
 from ..spec import NdSbp, TensorSpec
 from ..tensor.storage import memory
 from . import saved_shards
@@ -244,10 +244,8 @@ def _boxed(params: Any, targets: Any, coders: Any, arrived: Any, arriving: Any) 
     if torch.is_inference_mode_enabled():  # a tensor made there does not count writes into it
         with torch.inference_mode(False), torch.no_grad(), HookOff():
             made = arrived or gather_each([torch.Tensor.detach(x) for x in params], routes, coders)
-    elif any(coders):
-        made = box_coded(params, routes, coders, arrived, arriving)
     else:
-        made = box_several(params, routes, arrived, arriving)
+        made = box_several(params, routes, arrived, arriving, coders)
     return [attach(x, target) for x, target in zip(made, targets, strict=True)]
 
 

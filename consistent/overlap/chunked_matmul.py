@@ -26,7 +26,7 @@ from mirrored.background import BackgroundCalls, has_spare_cores
 from ..boxing.chunks import Chunk, cut, worth
 from ..forms.native import load as native
 from ..forms.native.reduce_shards import Epilogue, Given, reduce_shards, through_activation
-from ..movement.differentiable import box
+from ..movement.boxed import box
 from ..movement.run import begin, run_within
 from ..movement.world import my_coordinate
 from ..spec import TensorSpec

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..dispatch.plans.shards import is_global, plain
-from ..movement.differentiable import box
+from ..movement.boxed import box
 from ..movement.world import whole_on_world
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from consistent.movement.differentiable import box
+from consistent.movement.boxed import box
 from consistent.spec import B, P, Placement, S, TensorSpec
 from tests.gpu.world import World, start
 from tests.reference import gather, in_grid_order, scatter, shard_at, whole_numbers

@@ -14,7 +14,8 @@ import torch
 from mirrored.mirrored_tensor import MirroredTensor
 
 from ...movement import check_mode, plain_values
-from ...movement.differentiable import box, spread
+from ...movement.boxed import box
+from ...movement.differentiable import spread
 from ...movement.grad_mode import records
 from ...movement.world import my_coordinate
 from ...spec import B, Placement, TensorSpec, misfit

@@ -13,7 +13,7 @@ from mirrored.transports.default import current
 
 from ...forms import FORMS, RAISE_FIRST, Shards
 from ...movement import check_mode
-from ...movement.differentiable import box
+from ...movement.boxed import box
 from ...movement.world import is_apart
 from ...rules.choose import Choice
 from ...rules.raising import DIVISIONS

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from ...movement.differentiable import box
-from ...movement.several import Arriving, Route, box_several, travels
+from ...movement.boxed import Arriving, box, box_several
+from ...movement.several import Route, travels
 from ...spec import Layout
 
 # What becomes of gradients that would be boxed on their way to leaves: autograd's, which is above.

@@ -12,7 +12,7 @@ from mirrored.mirrored_tensor import MirroredTensor
 from ...dispatch.plans.shards import attach, check_partial, plain
 from ...dispatch.running.moved_views import fresh
 from ...movement import check_mode
-from ...movement.differentiable import box
+from ...movement.boxed import box
 from ...movement.world import my_coordinate
 from ...spec import NdSbp, Placement, SbpLike, TensorSpec, resolve_sbp
 from ...spec.tracer import callbacks

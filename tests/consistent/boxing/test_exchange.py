@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from consistent.boxing.exchange import exchange
 from consistent.boxing.plan import plan, plan_bytes, total_sent
 from consistent.boxing.steps import Exchange, show
+from consistent.movement.boxed import box
 from consistent.movement.check_mode import check_mode
-from consistent.movement.differentiable import box
 from consistent.movement.run import run
 from consistent.movement.world import whole_on_world
 from consistent.spec import EXTREMES, B, NdSbp, P, Placement, S, Sbp, TensorSpec, may_be

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from torch.autograd import forward_ad
 
-from consistent.movement.differentiable import box, max_over, min_over, sum_over
+from consistent.movement.boxed import box, box_several
+from consistent.movement.differentiable import max_over, min_over, sum_over
 from consistent.movement.world import my_coordinate
 from consistent.spec import B, P, Placement, S, TensorSpec
 from consistent.spec.tracer import Tracer
@@ -211,6 +212,24 @@ def test_forward_mode_boxes_the_tangent(src, dst):
     full = whole_numbers((7, 5))
     with forward_ad.dual_level():  # one level for all threads
         out = simulate(tangents, 3, scatter(full, of(src)), of(src), of(dst))
+    assert torch.equal(gather(out, of(dst)), 2 * full)
+
+
+def tangents_of_some(rank: int, shards, src, dst) -> torch.Tensor:
+    frozen = shard_at(shards, src, rank)
+    x, learned = forward_ad.make_dual(frozen.clone(), 2 * frozen), frozen.clone().requires_grad_()
+    made = box_several([x, frozen, learned], [(src, dst)] * 3)
+    moved, none, zero = (forward_ad.unpack_dual(out).tangent for out in made)
+    assert none is None and not made[1].requires_grad and made[2].requires_grad
+    assert moved is not None and zero is None
+    return moved.clone()
+
+
+@pytest.mark.parametrize(("src", "dst"), [(S(0), B), (P, S(1)), (P, B)], ids=str)
+def test_forward_mode_boxes_the_tangents_that_there_are(src, dst):
+    full = whole_numbers((7, 5))
+    with forward_ad.dual_level():  # one level for all threads
+        out = simulate(tangents_of_some, 3, scatter(full, of(src)), of(src), of(dst))
     assert torch.equal(gather(out, of(dst)), 2 * full)
 
 

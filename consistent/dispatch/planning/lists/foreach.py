@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ....movement.differentiable import box
+from ....movement.boxed import box
 from ....movement.world import my_coordinate, whole_on_world
 from ....spec import B, Placement, TensorSpec
 from ...plans.plan import FAST, OtherCall, Plan, list_ops

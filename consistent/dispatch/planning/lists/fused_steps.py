@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ....movement.differentiable import box
+from ....movement.boxed import box
 from ....movement.world import my_coordinate, whole_on_world
 from ....spec import B, TensorSpec
 from ...plans.shards import HookOff, adopt, is_global, plain, rebox

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from ....movement.differentiable import box, max_over, min_over, sum_over
+from ....movement.boxed import box
+from ....movement.differentiable import max_over, min_over, sum_over
 from ....movement.grad_mode import records
 from ....movement.world import whole_on_world
 from ....spec import B, Placement, TensorSpec

@@ -13,7 +13,7 @@ import torch
 
 from mirrored.transports.default import current
 
-from ....movement.differentiable import box
+from ....movement.boxed import box
 from ....movement.world import my_coordinate, whole_on_world
 from ....spec import B, TensorSpec
 from ...plans.shards import is_global, plain, rebox

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from mirrored.transports.default import current
 
-from ....movement.differentiable import box, swap
+from ....movement.boxed import box
+from ....movement.differentiable import swap
 from ....spec import B, Split
 from ...join_results import slot
 from ...registry import Shards, form

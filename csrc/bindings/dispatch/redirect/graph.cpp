@@ -17,7 +17,8 @@ namespace {
 using torch::autograd::AccumulateGrad;
 using torch::autograd::Node;
 
-// The autograd nodes of this library that communicate: consistent/movement/differentiable.py.
+// The autograd nodes of this library that communicate: consistent/movement/boxed.py and
+// differentiable.py.
 constexpr const char* kMoving[] = {"_BoxBackward",  "_SpreadBackward", "_GatherBackward",
                                    "_LandBackward", "_SwapBackward",   "_SumOverBackward"};
 

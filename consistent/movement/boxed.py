@@ -1,0 +1,185 @@
+"""Boxing under autograd: shards, each along its route. One shard is a list of one.
+
+```
+forward     srcs ------> dsts               those that can be in one message
+backward    duals of srcs <------ duals of dsts
+```
+
+The backward of boxing is boxing, so it is built from itself and can be differentiated any number of
+times. Locals may be of a Tensor subclass whose ``shape`` is the logical one; results are plain
+tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ..spec import NdSbp, TensorSpec
+from .coded import Coders, gather_each, start_reduces
+from .grad_mode import HookOff, apply, is_accumulated, tracks
+from .run import run
+from .several import Route, Started, run_several, start_several
+
+# (nodes of the graph that the gradients go to, gradients, their specs) -> those that still go there
+Arriving = Callable[..., Sequence[Tensor | None]]
+
+
+def box(
+    local: Tensor,
+    src: TensorSpec,
+    dst: TensorSpec,
+    grad_sbp: NdSbp | None = None,
+    arrived: Tensor | None = None,
+) -> Tensor:
+    """This rank's shard under ``dst``, from its shard under ``src``; differentiable.
+
+    ``grad_sbp`` is an SBP that the gradient is boxed to on its way from ``dst.dual`` to
+    ``src.dual``. Without it, ``src`` to itself returns ``local``. ``arrived`` is the result,
+    where it was made in advance.
+
+    Raises:
+        ValueError: ``src`` or ``dst`` is P(max) or P(min), and gradients are asked for.
+    """
+    if src is dst and grad_sbp is None:
+        return local
+    with HookOff():
+        if tracks((local,)) and not _is_forward_only(local, src, dst):
+            made = None if arrived is None else (arrived,)
+            return apply(_Box, _how_of_one(src, dst, grad_sbp), made, local)[0]
+        return run(torch.Tensor.detach(local), src, dst) if arrived is None else arrived
+
+
+def box_several(
+    locals_: Sequence[Tensor],
+    routes: Sequence[Route],
+    arrived: Sequence[Tensor] | None = None,
+    arriving: Arriving | None = None,
+    coders: Coders = (),
+) -> list[Tensor]:
+    """``box`` of each shard along its route, in as few messages as possible.
+
+    Args:
+        locals_: this rank's shards.
+        routes: (src, dst) of each, which differ.
+        arrived: the results, where they were made in advance.
+        arriving: in backward it sees the gradients before they are boxed, and returns those that
+            are left to be; not where backward is itself differentiated.
+        coders: of each gather its codecs, or None; in backward those of its sum. Only gradients
+            that are added to a ``.grad`` go by codecs; those that ``torch.autograd.grad`` asks for,
+            or that are themselves differentiated, go as they are.
+    """
+    if forward_ad._current_level >= 0:
+        # Torch asks for a tangent of each output, or of none, and not where they share memory.
+        given = arrived or [None] * len(routes)
+        return [box(x, *ends, None, y) for x, ends, y in zip(locals_, routes, given, strict=True)]
+    run_each = partial(gather_each, coders=coders) if any(coders) else run_several
+    with HookOff():
+        if tracks(locals_):
+            back = tuple((dst.dual, src.dual) for src, dst in routes)
+            how = _How(routes, back, run_each, coders, arriving)
+            return list(apply(_Box, how, None if arrived is None else (*arrived,), *locals_))
+        return list(run_each(locals_, routes) if arrived is None else arrived)
+
+
+class _How(NamedTuple):
+    """How shards are boxed, and their gradients."""
+
+    routes: Sequence[Route]
+    back: Sequence[Route]  # of the gradients; of one shard, all that its gradient takes in turn
+    run: Callable[[Sequence[Tensor], Sequence[Route]], Sequence[Tensor]]  # without autograd
+    coders: Coders = ()
+    arriving: Arriving | None = None
+    is_one: bool = False
+
+
+@lru_cache(maxsize=1 << 11)
+def _how_of_one(src: TensorSpec, dst: TensorSpec, grad_sbp: NdSbp | None) -> _How:
+    stops = [dst.dual, *([] if grad_sbp is None else [dst.with_sbp(grad_sbp)]), src.dual]
+    return _How(((src, dst),), tuple(pairwise(stops)), _run_one, is_one=True)
+
+
+def _run_one(locals_: Sequence[Tensor], routes: Sequence[Route]) -> tuple[Tensor]:
+    (src, dst), x = routes[0], torch.Tensor.detach(locals_[0])
+    # src to itself, wanted for its grad_sbp alone: an output must not be an input's alias.
+    return (x.clone() if src is dst else run(x, src, dst),)
+
+
+def _is_forward_only(local: Tensor, src: TensorSpec, dst: TensorSpec) -> bool:
+    """Whether ``src`` or ``dst`` is P(max) or P(min), which have no derivative."""
+    ends = [e for spec in (src, dst) for e in spec.sbp if e.is_extreme]
+    if not ends:
+        return False
+    if local.requires_grad or forward_ad.unpack_dual(local).tangent is not None:
+        raise ValueError(
+            f"boxing: {ends[0]} has no derivative, for no rank knows alone which of them wins, and "
+            f"x requires grad.\n  x is {src}, the target is {dst}.\n"
+            "  Box to S or B, or x.detach()."
+        )
+    return True
+
+
+class _Box(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, how: _How, arrived: tuple[Tensor, ...] | None, *locals_: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.how = how
+        made = tuple(how.run(locals_, how.routes)) if arrived is None else arrived
+        if not how.is_one:
+            # Gradients of some may not be there, on any rank. That of one shard is boxed be it
+            # zero, for another rank may wait for it.
+            ctx.set_materialize_grads(False)
+            frozen = [x for x, local in zip(made, locals_, strict=True) if not local.requires_grad]
+            ctx.mark_non_differentiable(*frozen)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        how: _How = ctx.how
+        if how.is_one:
+            x: Any = grads[0]
+            for route in how.back:
+                x = box(x, *route)
+            return None, None, x
+        return None, None, *_boxed_back(ctx, how, grads)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> tuple[Tensor]:
+        ((src, dst),), tangent = ctx.how.routes, tangents[-1]
+        return (tangent.clone() if src is dst else box(tangent, src, dst),)
+
+
+def _boxed_back(ctx: Any, how: _How, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """The gradients of shards, of those of what they were boxed to."""
+    coders = _coders_of(ctx)
+
+    def start(at: Sequence[int]) -> Callable[..., Started]:
+        return partial(start_reduces, coders=[coders[i] for i in at]) if coders else start_several
+
+    left = grads
+    if how.arriving is not None and not torch.is_grad_enabled():
+        nodes = [node for node, _ in ctx.next_functions]
+        left = how.arriving(nodes, grads, [spec for spec, _ in how.back], start=start)
+    needed = ctx.needs_input_grad[-len(grads) :]
+    given = {i: x for i, x in enumerate(left) if x is not None and needed[i]}
+    xs, routes = list(given.values()), [how.back[i] for i in given]
+    boxed = start([*given])(xs, routes).wait() if coders else box_several(xs, routes)
+    made = dict(zip(given, boxed, strict=True))
+    return [made.get(i) for i in range(len(grads))]
+
+
+def _coders_of(ctx: Any) -> Coders:
+    """Those by which the gradients that a backward has brought go; empty where none does."""
+    if torch.is_grad_enabled() or not any(ctx.how.coders):
+        return ()
+    return [
+        coder if node is not None and is_accumulated(node) else None
+        for (node, _), coder in zip(ctx.next_functions, ctx.how.coders, strict=True)
+    ]
