@@ -17,15 +17,14 @@ from collections.abc import Sequence
 from ...boxing.plan import boxing_bytes
 from ...compiled.layout_search.chain import CHOSEN, MOVE, Chain, Step
 from ...rules.candidates import candidates
-from ...rules.choose import Choice, choose
-from ...rules.signature import Call, Signature
-from ...spec import B, NdSbp, Split, TensorSpec, is_one_way
-from ..layouts.figures import Figures, flops_of, held_bytes, shares
-from ..layouts.options import layouts_of
+from ...rules.choose import choose
+from ...rules.signature import Signature
+from ...spec import B, NdSbp, is_one_way
+from ..layouts.figures import Figures
 from ..layouts.problem import Edge, Node, Option, Problem
+from ..layouts.signatures import chosen_on, has_one_form, layouts_of, may_be, work
 
 _MOST_JOINT = 64  # layouts of an op on several axes; of more, those that differ on one axis
-_WITH_BACKWARD = 3  # the work of an op and of the gradients of its two operands
 _NEVER = 10.0  # seconds of what cannot be
 
 
@@ -90,6 +89,8 @@ def _options(chain: Chain, step: Step, figures: Figures) -> tuple[list[Option], 
         if step.call is not None and step.call.inplace:
             wants[0] = outs[0].sbp
         return [Option(tuple(wants), tuple(spec.sbp for spec in outs), 0.0, 0)], 0
+    call = step.call
+    assert call is not None
     base, axes = _signatures(step)
     pinned = [i for i, v in enumerate(step.outs) if chain.values[v].pinned]
     found: dict[tuple, Option] = {}
@@ -97,8 +98,9 @@ def _options(chain: Chain, step: Step, figures: Figures) -> tuple[list[Option], 
         if any(s.outs[i] is not b.outs[i] for s, b in zip(signatures, base) for i in pinned):
             continue
         layouts = layouts_of(signatures)
-        cost = _cost(step, ins, outs, layouts, figures)
         nbytes = sum(s.nbytes for s in signatures)
+        tracked = any(step.tracked)
+        cost = 0.0 if step.view else work(figures, call, (ins, outs), layouts, tracked)[0]
         cost += figures.sending(nbytes) if nbytes else 0.0
         option = Option(*layouts, cost, nbytes, tuple(signatures))
         if layouts not in found or (option.nbytes, cost) < (
@@ -124,31 +126,14 @@ def _signatures(step: Step) -> tuple[list[Signature], list[list[Signature]]]:
     assert by_axis is not None
     choice = choose(call, specs, by_axis, specs[0].sbp if call.inplace else None)
     assert choice is not None
-    base = [_of_axis(options, choice, a) for a, options in enumerate(by_axis)]
+    found = [chosen_on(a, choice, options) for a, options in enumerate(by_axis)]
+    base = [signature for signature in found if signature is not None]
     if any(out.data_dependent for out in call.outs):
         return base, [[s] for s in base]
     return base, [
-        [s for s in dict.fromkeys([own, *options]) if s == own or _may_be(s, call, parts)]
+        [s for s in dict.fromkeys([own, *options]) if s == own or may_be(s, call, parts)]
         for own, options, parts in zip(base, by_axis, specs[0].placement.shape, strict=True)
     ]
-
-
-def _of_axis(options: Sequence[Signature], choice: Choice, axis: int) -> Signature:
-    ins, outs = (tuple(sbp[axis] for sbp in side) for side in (choice.ins, choice.outs))
-    form = choice.form if axis in choice.form_axes else None
-    same = [s for s in options if (s.ins, s.outs, s.form) == (ins, outs, form)]
-    return min(same, key=lambda s: s.nbytes)
-
-
-def _may_be(option: Signature, call: Call, parts: int) -> bool:
-    """Whether every rank gets something of each split tensor, and nothing is a partial maximum."""
-    if any(e.is_extreme for e in (*option.ins, *option.outs)):
-        return False
-    if call.inplace and option.ins[0] is not option.outs[0]:
-        return False
-    pairs = [(e, o.shape) for e, o in zip(option.ins, call.operands, strict=True)]
-    pairs += [(e, o.shape) for e, o in zip(option.outs, call.outs, strict=True)]
-    return all(not isinstance(e, Split) or shape[e.dim] >= parts for e, shape in pairs)
 
 
 def _joint(
@@ -163,7 +148,7 @@ def _joint(
     return [
         chosen
         for chosen in joint
-        if len({s.form for s in chosen} - {None}) < 2
+        if has_one_form(chosen)
         and all(is_one_way(sbp) for side in layouts_of(chosen) for sbp in side)
     ]
 
@@ -175,21 +160,3 @@ def _neighbours(
     for axis, options in enumerate(axes):
         found += [(*base[:axis], s, *base[axis + 1 :]) for s in options]
     return list(dict.fromkeys(found))
-
-
-def _cost(
-    step: Step,
-    ins: Sequence[TensorSpec],
-    outs: Sequence[TensorSpec],
-    layouts: tuple[Sequence[NdSbp], Sequence[NdSbp]],
-    figures: Figures,
-) -> float:
-    """Seconds of the work of an op on each rank, forward and backward."""
-    assert step.call is not None
-    if step.view:
-        return 0.0
-    touched = sum(held_bytes(s.with_sbp(n)) for s, n in zip(ins, layouts[0], strict=True))
-    touched += sum(held_bytes(s.with_sbp(n)) for s, n in zip(outs, layouts[1], strict=True))
-    parts = shares(outs[0].placement.shape, (*layouts[0], *layouts[1]))
-    seconds = flops_of(step.call) / parts / figures.flops + touched / figures.memory
-    return seconds * (_WITH_BACKWARD if any(step.tracked) else 1)

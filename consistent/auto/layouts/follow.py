@@ -19,6 +19,7 @@ from .figures import Figures, held_bytes
 from .options import cost_of_op, reducing_seconds, step_seconds
 from .problem import box
 from .program import INPUT, OP, PARAMETER, Enter, Exit, Op, Program
+from .signatures import chosen_on
 
 
 @dataclass(frozen=True)
@@ -158,10 +159,5 @@ def _with_specs(call: Call, specs: Sequence) -> Call:
 
 def _sent(choice: Choice, by_axis: Sequence[Sequence[Signature]]) -> int:
     """Bytes that the form of the chosen signatures sends."""
-    total = 0
-    for axis, options in enumerate(by_axis):
-        form = choice.form if axis in choice.form_axes else None
-        ins, outs = (tuple(sbp[axis] for sbp in side) for side in (choice.ins, choice.outs))
-        found = (s.nbytes for s in options if (s.ins, s.outs, s.form) == (ins, outs, form))
-        total += min(found, default=0)
-    return total
+    found = (chosen_on(axis, choice, options) for axis, options in enumerate(by_axis))
+    return sum(signature.nbytes for signature in found if signature is not None)

@@ -10,22 +10,20 @@ the others as they then are, until no axis finds better (``search.py``).
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 
 from ...rules.candidates import candidates
 from ...rules.signature import Signature
 from ...spec import B, NdSbp, Placement, Split, TensorSpec
 from .blocks import keys
-from .figures import Figures, flops_of, held_bytes, shares
+from .figures import Figures, held_bytes
 from .problem import Edge, Node, Option, Problem
 from .program import INPUT, OP, PARAMETER, Op, Program, Value
+from .signatures import joint, layouts_of, may_be, work
 
 # What Adam keeps: a parameter's gradient and two more tensors of its size. A step of it reads four
 # and writes three.
 _KEPT, _STEP = 4, 7
-# Backward of an op computes a gradient for each of its two operands.
-_WITH_BACKWARD = 3
 Axes = Sequence[Sequence[Signature]]
 
 
@@ -40,13 +38,13 @@ def problem_of(program: Program, figures: Figures, given: Sequence[Axes] | None 
     alike = keys(program)
     made: dict[int, tuple[int, int]] = {}  # value -> the node that makes it, which output
     for index, (value, op) in enumerate(_nodes(program)):
-        joint = list(_joint(axes[index], op))
+        chosen = list(joint(axes[index]))
         if op is None:
             assert value is not None
-            options = [_given(program, value, figures, s) for s in joint]
+            options = [_given(program, value, figures, s) for s in chosen]
             node = Node(program.values[value].name, _unique(options), (), (value,))
         else:
-            options = [_of_op(program, op, figures, s) for s in joint]
+            options = [_of_op(program, op, figures, s) for s in chosen]
             node = Node(op.name, _unique(options), op.ins, op.outs)
         node.alike = alike[index]
         problem.nodes.append(node)
@@ -101,39 +99,11 @@ def _signatures(op: Op, placement: Placement) -> Axes:
     found = candidates(op.row, op.call, placement)
     if found is None:
         return whole
-    shapes = [o.shape for o in op.call.operands], [o.shape for o in op.call.outs]
     made = []
-    for axis, options in enumerate(found):
-        parts = placement.shape[axis]
-        kept = [
-            s
-            for s in dict.fromkeys(options)
-            if _fills(s.ins, shapes[0], parts)
-            and _fills(s.outs, shapes[1], parts)
-            and not any(e.is_extreme for e in (*s.ins, *s.outs))
-            and not (op.call.inplace and s.ins[0] is not s.outs[0])
-        ]
+    for options, parts in zip(found, placement.shape, strict=True):
+        kept = [s for s in dict.fromkeys(options) if may_be(s, op.call, parts)]
         made.append(kept or [op.call.whole()])
     return made
-
-
-def _fills(entries: NdSbp, shapes: Sequence[Sequence[int]], parts: int) -> bool:
-    """Whether each rank gets something of every split tensor."""
-    pairs = zip(entries, shapes, strict=True)
-    return all(not isinstance(e, Split) or shape[e.dim] >= parts for e, shape in pairs)
-
-
-def _joint(axes: Axes, op: Op | None) -> Iterable[tuple[Signature, ...]]:
-    """One signature for each axis; a single form serves all of them."""
-    for chosen in itertools.product(*axes):
-        if op is None or len({s.form for s in chosen if s.form is not None}) < 2:
-            yield chosen
-
-
-def layouts_of(chosen: Sequence[Signature]) -> tuple[tuple[NdSbp, ...], tuple[NdSbp, ...]]:
-    """The nd-sbp of every operand and output."""
-    ins = tuple(zip(*(s.ins for s in chosen), strict=True))
-    return ins, tuple(zip(*(s.outs for s in chosen), strict=True))
 
 
 def _given(program: Program, index: int, figures: Figures, chosen: Sequence[Signature]) -> Option:
@@ -182,14 +152,10 @@ def cost_of_op(
     ``sent`` bytes."""
     if op.view:
         return 0.0, 0
-    ins, outs = layouts
     values = program.values
-    held = sum(held_bytes(values[v].spec.with_sbp(s)) for v, s in zip(op.ins, ins, strict=True))
-    made = sum(held_bytes(values[v].spec.with_sbp(s)) for v, s in zip(op.outs, outs, strict=True))
-    flops = flops_of(op.call) / shares(program.placement.shape, (*ins, *outs))
-    seconds = flops / figures.flops + (held + made) / figures.memory
+    specs = [values[v].spec for v in op.ins], [values[v].spec for v in op.outs]
     tracked = any(values[v].tracked for v in op.outs)
-    seconds *= _WITH_BACKWARD if tracked else 1
+    seconds, made = work(figures, op.call, specs, layouts, tracked)
     seconds += figures.sending(sent) if sent else 0.0
     return seconds, made if tracked else 0
 

@@ -1,0 +1,76 @@
+"""What one op may do: its signatures on each axis, on all axes together, and what its work costs.
+Plans of a whole model and the layouts of a recorded step ask here alike."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from ...rules.choose import Choice
+from ...rules.signature import Call, Signature
+from ...spec import NdSbp, Split, TensorSpec
+from .figures import Figures, flops_of, held_bytes, shares
+
+# Backward of an op computes a gradient for each of its two operands.
+_WITH_BACKWARD = 3
+
+
+def may_be(signature: Signature, call: Call, parts: int) -> bool:
+    """Whether every one of ``parts`` ranks gets something of each split tensor, what is written in
+    place stays as it lies, and nothing is a partial maximum, which has no gradient."""
+    if any(e.is_extreme for e in (*signature.ins, *signature.outs)):
+        return False
+    if call.inplace and signature.ins[0] is not signature.outs[0]:
+        return False
+    pairs = [(e, x.shape) for e, x in zip(signature.ins, call.operands, strict=True)]
+    pairs += [(e, x.shape) for e, x in zip(signature.outs, call.outs, strict=True)]
+    return all(not isinstance(e, Split) or shape[e.dim] >= parts for e, shape in pairs)
+
+
+def joint(axes: Sequence[Sequence[Signature]]) -> Iterator[tuple[Signature, ...]]:
+    """One signature for each axis; a single form serves all of them."""
+    return filter(has_one_form, itertools.product(*axes))
+
+
+def has_one_form(chosen: Sequence[Signature]) -> bool:
+    """Whether no two axes are served by different forms."""
+    return len({s.form for s in chosen if s.form is not None}) < 2
+
+
+def layouts_of(chosen: Sequence[Signature]) -> tuple[tuple[NdSbp, ...], tuple[NdSbp, ...]]:
+    """The nd-sbp of every operand and output."""
+    ins = tuple(zip(*(s.ins for s in chosen), strict=True))
+    return ins, tuple(zip(*(s.outs for s in chosen), strict=True))
+
+
+def chosen_on(axis: int, choice: Choice, options: Sequence[Signature]) -> Signature | None:
+    """The signature of ``options`` that ``choice`` has on ``axis``: of equal ones that which sends
+    least."""
+    ins, outs = (tuple(sbp[axis] for sbp in side) for side in (choice.ins, choice.outs))
+    form = choice.form if axis in choice.form_axes else None
+    same = (s for s in options if (s.ins, s.outs, s.form) == (ins, outs, form))
+    return min(same, key=lambda s: s.nbytes, default=None)
+
+
+def work(
+    figures: Figures,
+    call: Call,
+    specs: tuple[Sequence[TensorSpec], Sequence[TensorSpec]],
+    layouts: tuple[Sequence[NdSbp], Sequence[NdSbp]],
+    tracked: bool,
+) -> tuple[float, int]:
+    """(seconds of an op's work on each rank, bytes of its results there).
+
+    Args:
+        specs: of its operands and of its results, in any layouts.
+        layouts: those that it takes and gives.
+        tracked: whether its backward runs, too.
+    """
+    taken, made = (
+        sum(held_bytes(spec.with_sbp(sbp)) for spec, sbp in zip(*side, strict=True))
+        for side in zip(specs, layouts, strict=True)
+    )
+    grid = next(spec.placement.shape for side in specs for spec in side)
+    flops = flops_of(call) / shares(grid, (*layouts[0], *layouts[1]))
+    seconds = flops / figures.flops + (taken + made) / figures.memory
+    return seconds * (_WITH_BACKWARD if tracked else 1), made
