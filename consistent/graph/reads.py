@@ -29,9 +29,13 @@ _NO_VALUES = frozenset(
 
 
 def is_followed(x: torch.Tensor) -> bool:
-    """Whether the values of an argument are known while a step is recorded."""
-    whole = not (x.dtype.is_floating_point or x.dtype.is_complex)
-    return whole and not x.is_meta and x.numel() <= KNOWN
+    """Whether the values of an argument are known while a step is recorded or simulated."""
+    return not x.is_meta and may_be_followed(x.dtype, x.numel())
+
+
+def may_be_followed(dtype: torch.dtype, numel: int) -> bool:
+    """Whether the values of so many elements are known, where they follow from others that are."""
+    return not (dtype.is_floating_point or dtype.is_complex) and numel <= KNOWN
 
 
 def is_answer(name: str, out: Any) -> bool:

@@ -2,7 +2,8 @@
 touched.
 
 ```
-small and computed from what is real     runs (masks, positions, counters: a program may ask)
+whole numbers, truths, and what is small,
+computed from what is real               runs (masks, positions, counters: a program may ask)
 all else                                 its shape is asked of torch's `meta` kernel; nothing runs
 ```
 
@@ -24,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mirrored.transports.faults.place import user_line
 
 from ...dispatch.plans.shards import is_global
+from ...graph.reads import is_followed, may_be_followed
 from ...spec.nested import map_tensors, tensors_in
 from ..machines.op_signature import OpSignature
 from ..machines.work import Work, work_of
@@ -36,7 +38,7 @@ from .values import Values
 _aten = torch.ops.aten
 _Off = torch._C.DisableTorchFunction
 _T = torch.Tensor
-# The most elements that an op on real tensors makes and still runs.
+# The most elements that an op on real tensors makes and still runs, and no time is counted.
 SMALL = 1 << 14
 # These look at no values; the first three give a tensor on the same memory, which their schemas
 # do not say.
@@ -113,13 +115,18 @@ class Imagined(TorchDispatchMode):
             return self._values.read(func, args)
         if given and real and all(x.numel() <= SMALL for x in given):
             return func(*args, **kwargs)
+        if real and self._values.is_sized(func, args) and all(map(is_followed, given)):
+            return func(*args, **kwargs)
         made = self._values.shape_of(func, args, kwargs, self._shapes)
         if real and sum(x.numel for x in _made_in(made)) <= SMALL:
             return func(*args, **kwargs)
         placement = next((x._spec.placement for x in given if is_global(x)), None)
         rank = self._rank_of(placement)
         cold = 0.0 if self._recency is None else self._recency.cold(rank, self._memories(given))
-        out = self._results(func, args, kwargs, made, rank)
+        if real and _is_known(func, made):
+            out = func(*args, **kwargs)
+        else:
+            out = self._results(func, args, kwargs, made, rank)
         if placement is not None:  # which tells its logical shape
             args, kwargs, shards = map_tensors((args, kwargs, out), _shard)
             work = work_of(func, args, kwargs, shards)
@@ -197,6 +204,14 @@ def _is_meta(x: Tensor) -> bool:
 
 def _shard(x: Tensor) -> Tensor:
     return _T.as_subclass(x, _T) if is_global(x) else x  # type: ignore[arg-type]
+
+
+def _is_known(func: Any, made: Any) -> bool:
+    """Whether recorders follow the values of what an op makes of real tensors. Those of `empty` and
+    random numbers follow from nothing."""
+    if torch.Tag.nondeterministic_seeded in func.tags or "empty" in func._schema.name:
+        return False
+    return all(may_be_followed(x.dtype, x.numel) for x in _made_in(made))
 
 
 def _made_in(made: Any) -> list[Made]:

@@ -48,6 +48,10 @@ class Values:
         self._log.reads(f"{str(func).partition('.')[2].partition('.')[0]} at {user_line()}")
         return 0.0 if func is _aten._local_scalar_dense.default and x.is_floating_point() else False
 
+    def is_sized(self, func: Any, args: tuple) -> bool:
+        """Whether values decide the size of what the op gives."""
+        return func in _SIZED and (func is not _aten.index.Tensor or _has_mask(args[1]))
+
     def shape_of(self, func: Any, args: tuple, kwargs: dict[str, Any], shapes: Shapes) -> Any:
         """What the op gives, with Made in place of tensors.
 
@@ -55,7 +59,7 @@ class Values:
             RuntimeError: its size depends on values and there is no bound, or torch does not know
                 the shape.
         """
-        if func in _SIZED and (func is not _aten.index.Tensor or _has_mask(args[1])):
+        if self.is_sized(func, args):
             if self._bound is None:
                 raise _unknown_size(str(func))
             return _SIZED[func](self._bound, *args, **kwargs)

@@ -55,6 +55,17 @@ def test_bytes_are_exact_and_memory_is_within_a_tenth(name: str) -> None:
     assert made.peak_bytes == pytest.approx(held, rel=0.1)
 
 
+def test_whole_numbers_have_the_values_that_recorders_follow() -> None:
+    ids = (torch.arange(1 << 15) % 7 + 1).reshape(64, 512)
+    with consistent.simulate(ranks=2, machine="h100-8") as sim:
+        assert (ids != 0).all() and int(ids.max()) == 7
+        assert len((ids == 7).nonzero()) == int((ids == 7).sum()) == 4681
+        model = consistent.parallelize(nn.Embedding(8, 4), consistent.placement("cuda", [0, 1]))
+        model(ids)
+    assert any(isinstance(event, Op) for event in sim.events)  # and their time is counted
+    assert "read and taken for 0" not in str(sim.report())
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_stages_send_what_they_send_and_hold_what_they_hold(schedule: str) -> None:
     real = pool(2).run(programs.measured, programs.begin_stages, schedule)
