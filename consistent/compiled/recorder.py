@@ -22,6 +22,7 @@ from mirrored.transports.base.unseen import unseen
 from mirrored.transports.default import current, replace_current
 from mirrored.transports.faults.place import user_line
 
+from ..dispatch.planning.writes import written_tensors
 from ..dispatch.plans.shards import is_global
 from ..forms.random import draw, generator
 from ..forms.seeds import signed
@@ -238,7 +239,7 @@ class Recorder(TorchDispatchMode):
         node = self._add(func, *map_tensors((args, kwargs), lambda x: nodes[id(x)]))
         if fixed and not func._schema.is_mutable:
             self._fixed.add(node)
-        written = _written(func, args, kwargs)
+        written = {storage_of(x) for x in written_tensors(func, args, kwargs) if has_memory(x)}
         if written:
             node.meta["written"] = written
             if not fixed:
@@ -501,22 +502,6 @@ def compiling(value: bool) -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before  # type: ignore[attr-defined]
-
-
-# Ops that write into running statistics, which their schemas do not say.
-_NORMS = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "batch_norm_gather_stats")
-
-
-def _written(func: Any, args: tuple, kwargs: dict[str, Any]) -> set[int]:
-    """The memories that an op writes into."""
-    written: set[int] = set()
-    norm = func._schema.name.partition("::")[2].startswith(_NORMS)
-    for i, argument in enumerate(func._schema.arguments):
-        says_so = argument.alias_info is not None and argument.alias_info.is_write
-        if says_so or (norm and argument.name.startswith("running_")):
-            given = args[i] if i < len(args) else kwargs.get(argument.name)
-            written.update(storage_of(x) for x in tensors_in(given) if has_memory(x))
-    return written
 
 
 _PRINTED = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout)

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mirrored.transports.faults.place import user_line
 
+from ...dispatch.planning.writes import written_tensors
 from ...dispatch.plans.shards import is_global
 from ...graph.reads import is_followed, may_be_followed
 from ...spec.nested import map_tensors, tensors_in
@@ -144,7 +145,7 @@ class Imagined(TorchDispatchMode):
                 yield number, min(x.numel() * x.itemsize, whole)
 
     def _results(self, func: Any, args: tuple, kwargs: dict, made: Any, rank: int) -> Any:
-        written = _written(func, args, kwargs)
+        written = written_tensors(func, args, kwargs)
         for x in written:
             self.memory.put(x, rank)
             if func.namespace != "aten":  # torch counts the writes of its own ops
@@ -217,14 +218,4 @@ def _is_known(func: Any, made: Any) -> bool:
 def _made_in(made: Any) -> list[Made]:
     found: list[Made] = []
     each(made, lambda x: found.append(x) if isinstance(x, Made) else None)
-    return found
-
-
-def _written(func: Any, args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
-    """The tensors that an op writes into."""
-    found: list[Tensor] = []
-    for i, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = args[i] if i < len(args) else kwargs.get(argument.name)
-            found.extend(tensors_in(given))
     return found

@@ -14,6 +14,7 @@ import torch
 
 from ...rules import table
 from ...rules.signature import Call, Operand
+from ...spec.nested import tensors_in
 
 
 def written_operands(
@@ -51,6 +52,24 @@ def written_arguments(
             if _writes(argument) and (with_out or not argument.is_out):
                 found[(position, argument.name)] = None
     return tuple(found)
+
+
+# Norms that write into running statistics, though their schemas do not say so.
+_NORMS = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "batch_norm_gather_stats")
+
+
+def written_tensors(
+    func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]
+) -> list[torch.Tensor]:
+    """The tensors among its arguments that an operator writes into."""
+    found: list[torch.Tensor] = []
+    is_norm = func._schema.name.partition("::")[2].startswith(_NORMS)
+    for position, argument in enumerate(func._schema.arguments):
+        says_so = argument.alias_info is not None and argument.alias_info.is_write
+        if says_so or (is_norm and argument.name.startswith("running_")):
+            given = args[position] if position < len(args) else kwargs.get(argument.name)
+            found.extend(tensors_in(given))
+    return found
 
 
 def _writes(argument: Any) -> bool:
