@@ -16,7 +16,7 @@ import torch
 
 from ...dispatch.plans.arguments import fill
 from ...dispatch.plans.shards import HookOff, is_global
-from ...dispatch.running.moved_views import is_view
+from ...dispatch.running.views import is_view
 from ...graph.reads import is_followed
 from ...graph.stand_ins import of_spec, outside
 from ...nn.slots import Slot, plain_slots

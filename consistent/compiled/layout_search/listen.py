@@ -17,8 +17,8 @@ import torch
 from ...dispatch import _C
 from ...dispatch.plans.plan import Plan, looked_up_in
 from ...dispatch.plans.shards import is_global
-from ...dispatch.running.moved_views import is_view
 from ...dispatch.running.on_shards import InPlaceOnCopy
+from ...dispatch.running.views import is_view
 from ...rules import table
 from ...spec.nested import tensors_in
 from ...spec.tracer import Tracer

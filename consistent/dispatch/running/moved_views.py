@@ -7,7 +7,6 @@ put into the source.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -18,27 +17,17 @@ from mirrored.transports.base.unseen import unseen
 
 from ...movement.grad_mode import is_recording, records
 from ...movement.world import my_coordinate
-from ...rules.layout.view import groups
 from ..plans.arguments import collect, with_tensors
-from ..plans.shards import HookOff, attach, is_global, plain
+from ..plans.shards import HookOff, attach, plain
 from . import writes
 from .agreed import all_ranks
 from .refused_gradients import Refused
+from .views import on_one_device, strides_decide
 
 # One entry for each moved view; while the list is not empty, the hook looks for moved views among
 # operands.
 alive: list[None] = []
 
-VIEWS = frozenset(
-    """getitem select narrow slice view reshape view_as reshape_as transpose t permute movedim
-    moveaxis swapaxes swapdims adjoint squeeze unsqueeze atleast_1d atleast_2d atleast_3d expand
-    expand_as broadcast_to split chunk split_with_sizes tensor_split hsplit vsplit dsplit
-    unsafe_chunk unsafe_split unsafe_split_with_sizes unbind diagonal linalg_diagonal flatten ravel
-    unflatten unfold real imag detach""".split()
-)
-# Where these join dims, strides decide whether torch gives a view. They are looked at once somebody
-# could tell: when the source or the result was written.
-_AT_TIMES = frozenset(("reshape", "reshape_as", "flatten", "ravel"))
 # An element of these stands for several elements, or for a part of one: writing into them raises.
 _NOT_ONE_TO_ONE = frozenset("as_strided expand expand_as broadcast_to unfold real imag".split())
 # What torch says of a view whose gradient it cannot know any more.
@@ -139,7 +128,7 @@ class MovedView:
         """The source and the view as they lie in the memory of one device, without values."""
         moved: Any = getattr(self._tensors[0], "_moved_view", None)
         with unseen(), HookOff():
-            tensors = [_on_one_device(x) for x in self._tensors]
+            tensors = [on_one_device(x) for x in self._tensors]
             if moved.__class__ is MovedView:
                 tensors[0] = moved._on_one_device()[1]
             return tensors[0], self._taken(tensors)
@@ -211,18 +200,9 @@ def freshened(args: tuple, kwargs: dict) -> tuple | None:
     return with_tensors(args, kwargs, new)
 
 
-def is_view(plan: Any) -> bool:
-    """Whether the op's result would share storage with its input on one device."""
-    if plan.name != "getitem":
-        return plan.name in VIEWS
-    # Tensors and lists of numbers as an index make a copy, in torch as here.
-    index = plan.call.args[1] if plan.call.args[1].__class__ is tuple else (plan.call.args[1],)
-    return len(plan.call.operands) == 1 and not any(isinstance(part, list | bool) for part in index)
-
-
 def remember(out: Any, plan: Any, source: Any, args: tuple, kwargs: dict) -> Any:
     """The views ``out``, which the call of ``plan`` has moved and which remember ``source`` now."""
-    doubtful = plan.name in _AT_TIMES and _joins_dims(source._spec.shape, out._spec.shape)
+    doubtful = strides_decide(plan, source, out)
     several = isinstance(out, tuple | list)
     views = [_cut_off(view) for view in (out if several else (out,))]
     for index, view in enumerate(views):
@@ -239,28 +219,6 @@ def _cut_off(view: Any) -> Any:
     if is_recording() or not view.requires_grad:
         return view
     return attach(plain(view).detach(), view._spec)
-
-
-def _joins_dims(source: Sequence[int], target: Sequence[int]) -> bool:
-    """Whether some dim of ``target`` runs over several dims of ``source``. If not, torch gives a
-    view, whatever the strides are."""
-    return any(sum(source[d] != 1 for d in dims) > 1 for dims, _ in groups(source, target))
-
-
-def _on_one_device(x: Any) -> torch.Tensor:
-    """A meta tensor that is laid out as the whole of ``x`` would be on one device: its dims in the
-    order of those of the shard, and as far apart."""
-    if not is_global(x):
-        return x.to("meta")
-    shard, sizes = plain(x), tuple(x._spec.shape)
-    strides, whole, local = [0] * len(sizes), 1, 1
-    for d in sorted(range(len(sizes)), key=lambda d: (shard.stride(d), -d)):
-        if shard.stride(d) == 0:  # expanded
-            continue
-        gap = max(1, shard.stride(d) // local)  # what lies between two of its items
-        strides[d] = whole = whole * gap
-        whole, local = whole * max(1, sizes[d]), shard.stride(d) * max(1, shard.shape[d])
-    return torch.empty_strided(sizes, strides, dtype=x._spec.dtype, device="meta")
 
 
 def write_through(plan: Any, args: tuple, kwargs: dict, view: Any) -> Any:

@@ -47,6 +47,7 @@ from .operands import box_operands
 from .outside_ranks import Follow
 from .refused_gradients import watched
 from .user_code import present, write_into_plain
+from .views import is_view
 from .writes import wrote
 
 _Tensor = torch.Tensor
@@ -94,7 +95,7 @@ class OnShards(Plan):
         if type(self) is not OnShards or self.outside or self.follow or self.is_whole:
             return False
         writes = self.writes or (self.inplace and any(index == 0 for index, _ in self.boxes))
-        return not (self.adopt or writes or self.template or moved_views.is_view(self))
+        return not (self.adopt or writes or self.template or is_view(self))
 
     def settle(self) -> OnShards:
         """Say how the hook runs this plan, once it is complete."""
@@ -204,7 +205,7 @@ class OnShards(Plan):
     def _moves_views(self, first: Any) -> bool:
         """Whether the result is a view on one device, and here a copy, because boxing moved the
         data."""
-        if self.inplace or not moved_views.is_view(self):
+        if self.inplace or not is_view(self):
             return False
         return self._moved or getattr(first, "_moved_view", False)
 

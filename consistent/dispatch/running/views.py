@@ -1,0 +1,59 @@
+"""Which ops give a view on one device, and how tensors lie there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...rules.layout.view import groups
+from ..plans.shards import is_global, plain
+
+VIEWS = frozenset(
+    """getitem select narrow slice view reshape view_as reshape_as transpose t permute movedim
+    moveaxis swapaxes swapdims adjoint squeeze unsqueeze atleast_1d atleast_2d atleast_3d expand
+    expand_as broadcast_to split chunk split_with_sizes tensor_split hsplit vsplit dsplit
+    unsafe_chunk unsafe_split unsafe_split_with_sizes unbind diagonal linalg_diagonal flatten ravel
+    unflatten unfold real imag detach""".split()
+)
+# Where these join dims, strides decide whether torch gives a view. They are looked at once somebody
+# could tell: when the source or the result was written.
+_AT_TIMES = frozenset(("reshape", "reshape_as", "flatten", "ravel"))
+
+
+def is_view(plan: Any) -> bool:
+    """Whether the op's result would share storage with its input on one device."""
+    if plan.name != "getitem":
+        return plan.name in VIEWS
+    # Tensors and lists of numbers as an index make a copy, in torch as here.
+    index = plan.call.args[1] if plan.call.args[1].__class__ is tuple else (plan.call.args[1],)
+    return len(plan.call.operands) == 1 and not any(isinstance(part, list | bool) for part in index)
+
+
+def strides_decide(plan: Any, source: Any, out: Any) -> bool:
+    """Whether it depends on the strides of ``source`` that ``out``, which the call of ``plan`` has
+    made of it, is a view."""
+    return plan.name in _AT_TIMES and _joins_dims(source._spec.shape, out._spec.shape)
+
+
+def _joins_dims(source: Sequence[int], target: Sequence[int]) -> bool:
+    """Whether some dim of ``target`` runs over several dims of ``source``. If not, torch gives a
+    view, whatever the strides are."""
+    return any(sum(source[d] != 1 for d in dims) > 1 for dims, _ in groups(source, target))
+
+
+def on_one_device(x: Any) -> torch.Tensor:
+    """A meta tensor that is laid out as the whole of ``x`` would be on one device: its dims in the
+    order of those of the shard, and as far apart."""
+    if not is_global(x):
+        return x.to("meta")
+    shard, sizes = plain(x), tuple(x._spec.shape)
+    strides, whole, local = [0] * len(sizes), 1, 1
+    for d in sorted(range(len(sizes)), key=lambda d: (shard.stride(d), -d)):
+        if shard.stride(d) == 0:  # expanded
+            continue
+        gap = max(1, shard.stride(d) // local)  # what lies between two of its items
+        strides[d] = whole = whole * gap
+        whole, local = whole * max(1, sizes[d]), shard.stride(d) * max(1, shard.shape[d])
+    return torch.empty_strided(sizes, strides, dtype=x._spec.dtype, device="meta")
