@@ -20,6 +20,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from .balance import even_ends
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -98,8 +100,7 @@ def balanced(
             "  Each stage has at least one.\n  Give fewer placements, or a schedule with fewer "
             "stages on each."
         )
-    costs = [cost(unit) for unit in units]
-    ends = _ends(costs, count)
+    ends = even_ends([cost(unit) for unit in units], count)
     stages = tuple(tuple(units[a:b]) for a, b in zip([0, *ends], ends, strict=False))
     return Cut(stages, _owners(model, stages))
 
@@ -132,28 +133,6 @@ def _units(model: nn.Module, opens: Callable[[str, nn.Module], bool]) -> list[Un
 
     visit("", model)
     return found
-
-
-def _ends(costs: Sequence[float], count: int) -> list[int]:
-    """Where each of ``count`` runs of ``costs`` ends, so that the dearest run is cheapest."""
-    n = len(costs)
-    sums = [0.0]
-    for cost in costs:
-        sums.append(sums[-1] + cost)
-    best = [sums[k] if k else float("inf") for k in range(n + 1)]
-    chosen: list[list[int]] = []
-    for stage in range(2, count + 1):
-        now, where = [float("inf")] * (n + 1), [0] * (n + 1)
-        for end in range(stage, n + 1):
-            now[end], where[end] = min(
-                (max(best[k], sums[end] - sums[k]), k) for k in range(stage - 1, end)
-            )
-        best = now
-        chosen.append(where)
-    ends = [n]
-    for where in reversed(chosen):
-        ends.append(where[ends[-1]])
-    return ends[::-1]
 
 
 def _owners(model: nn.Module, stages: Sequence[Sequence[Unit]]) -> dict[str, tuple[nn.Module, int]]:

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from ...pipeline.balance import best_ends
 from ..machines import Machine
 from .costs import Cost
-from .stages import best_ends
 
 
 @dataclass(frozen=True, order=True)

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from consistent.auto.strategies.stages import best_ends
+from consistent.pipeline.balance import best_ends, even_ends
 
 
 @given(
@@ -35,3 +35,10 @@ def test_equals_all_ways_to_cut(seconds: list[int], stages: int, memory: list[in
     assert found is not None and len(found) == stages and found[-1] == len(seconds)
     slowest = max(sum(seconds[a:b]) for a, b in zip([0, *found], found, strict=False))
     assert slowest == min(ways)
+
+
+def test_even_stages_are_the_fastest_from_the_last_one_on() -> None:
+    assert even_ends([1.0] * 7, 3) == [2, 4, 7]
+    assert even_ends([0.1] * 8, 3) == [2, 5, 8]
+    assert even_ends([9.0, 1.0, 1.0, 1.0], 3) == [1, 2, 4]
+    assert even_ends([0.0, 0.0, 0.0], 3) == [1, 2, 3]

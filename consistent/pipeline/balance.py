@@ -1,8 +1,8 @@
-"""Which units each stage has: the slowest stage is as fast as it can be, within the memory."""
+"""Where each stage of a pipeline ends: the slowest is as fast as it can be, within the memory."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
@@ -59,6 +59,18 @@ def best_ends(
         else:
             best, high = found, min(middle, _slowest(sums, found))
     return best
+
+
+def even_ends(seconds: Sequence[float], stages: int) -> list[int]:
+    """``best_ends`` where all fits; of such ends, those of which the last stage has the most units,
+    and those before it are cut in the same way."""
+    sums, ends = [0.0, *accumulate(seconds)], [len(seconds)]
+    for count in range(stages, 1, -1):
+        found = best_ends(seconds[: ends[-1]], count, lambda *_: True)
+        assert found is not None, "there are as many units as stages"
+        least = sums[ends[-1]] - _slowest(sums, found) - _NEAR * sums[-1]
+        ends.append(max(bisect_left(sums, least), count - 1))
+    return ends[::-1]
 
 
 def _slowest(sums: Sequence[float], ends: Sequence[int]) -> float:
