@@ -36,6 +36,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.hosts import add_option, bytes_between, described, enter, hosts
+from benchmarks.progress import doing
 
 VOCAB, DIM, HEADS, TOKENS, BATCH = 2048, 320, 8, 128, 8
 Step = Callable[[], float]
@@ -289,9 +290,13 @@ def measure(options: argparse.Namespace) -> None:
         return [end.recv() for end in ends]
 
     try:
-        first = {way: step(way)[0][1] for way in ways}
+        first = {}
+        for way in ways:
+            doing(f"first step: {way}")
+            first[way] = step(way)[0][1]
         times: dict[str, list[float]] = {way: [] for way in ways}
-        for _ in range(options.rounds):
+        for turn in range(options.rounds):
+            doing(f"round {turn + 1} of {options.rounds}")
             for way in ways:
                 answers = step(way)
                 times[way].append(max(seconds for seconds, _, _ in answers))

@@ -35,6 +35,7 @@ from torch import nn
 import consistent
 from benchmarks.gpt import GPT, VOCAB, Block
 from benchmarks.hosts import add_option, described, enter, hosts
+from benchmarks.progress import doing
 from consistent import Placement, S
 
 ROWS, TOKENS, DIM = 8, 64, 320
@@ -212,6 +213,7 @@ def _worker(
         for way, (make, compiled) in ((way, WAYS[way]) for way in ways):
             torch.manual_seed(0)
             dist.barrier()
+            doing(f"{name}, first steps: {way}") if rank == 0 else None
             begin = time.perf_counter()
             error = ""
             try:
@@ -228,6 +230,7 @@ def _worker(
                     print(f"  {name:6} {way}: {failed[0] or failed[-1]}")
             made[way] = time.perf_counter() - begin
         times: dict[str, list[float]] = {way: [] for way in steps}
+        doing(f"{name}, {rounds} rounds") if rank == 0 else None
         for _ in range(rounds):
             for way, step in steps.items():
                 dist.barrier()

@@ -1,7 +1,7 @@
 """Pipelines: bubbles beside the schedules' formulas, times beside torch's own pipelining, memory.
 
     python benchmarks/pipeline.py              4 ranks for bubbles, 2 for times and memory
-    python benchmarks/pipeline.py --rounds 3
+    python benchmarks/pipeline.py --rounds 3   instead of 4: the whole takes three minutes
     python benchmarks/pipeline.py --hosts 2    ranks on two hosts: network namespaces, made by root
 
 Bubbles: stages that sleep equally long, so that ranks need no cores of their own; a backward sleeps
@@ -34,6 +34,7 @@ from torch import nn
 
 import consistent
 from benchmarks.hosts import add_option, described, enter, hosts
+from benchmarks.progress import doing
 from consistent import Placement
 from consistent.pipeline.schedules import SCHEDULES, stages_per_line
 from consistent.pipeline.simulate import play
@@ -90,6 +91,7 @@ def bubbles(rank: int, rounds: int) -> list[tuple]:
             napping(stages), world, names, loss=F.mse_loss, schedule=name,
             micro_batches=MICRO_BATCHES,
         )  # fmt: skip
+        doing(f"bubbles: {name}") if rank == 0 else None
         pipe.step(x, y)
         seconds = min(timed(lambda p=pipe: p.step(x, y)) for _ in range(rounds))
         work = MICRO_BATCHES * stages / len(world) * 3 * NAP_S
@@ -227,7 +229,8 @@ def times(rank: int, rounds: int) -> dict[str, tuple[list[float], float, float]]
     steps = {name: make() for name, make in WAYS.items()}
     losses = {name: [step(), step()][0] for name, step in steps.items()}
     taken: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(rounds):
+    for turn in range(rounds):
+        doing(f"times: round {turn + 1} of {rounds}") if rank == 0 else None
         for name, step in steps.items():
             taken[name].append(timed(step))
     for name, step in steps.items():
@@ -283,20 +286,22 @@ def be_rank(rank: int, ranks: int, path: str, what: str, rounds: int, answers: A
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=ranks)
     found = {"bubbles": bubbles, "times": times}[what](rank, rounds)
     if rank == 0:
-        answers.put(found)
+        answers.send(found)
     dist.barrier()
     os._exit(0)
 
 
 def on_ranks(ranks: int, what: str, rounds: int) -> Any:
     context = get_context("spawn")
-    answers = context.Queue()
+    # Not a queue: the thread that sends what is put into one may still have it when its rank ends.
+    answers, answer = context.Pipe(duplex=False)
     with tempfile.TemporaryDirectory() as folder:
-        given = (ranks, f"{folder}/store", what, rounds, answers)
+        given = (ranks, f"{folder}/store", what, rounds, answer)
         processes = [context.Process(target=be_rank, args=(r, *given)) for r in range(ranks)]
         for process in processes:
             process.start()
-        found = answers.get(timeout=1500)
+        answer.close()  # so that nothing is waited for when rank 0 has ended without an answer
+        found = answers.recv()
         for process in processes:
             process.join(30)
             process.kill()
@@ -305,7 +310,7 @@ def on_ranks(ranks: int, what: str, rounds: int) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Pipelines.")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--only", choices=["bubbles", "times"])
     add_option(parser)
     options = parser.parse_args()

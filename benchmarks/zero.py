@@ -8,7 +8,8 @@ machine.
 Each way runs in its own processes, one way after the other in turn, round after round. SGD, so that
 memory is that of parameters and gradients. Peaks are those of one step: of the process, and of its
 tensors alone; `before` are the tensors that there are when it begins, `built` is the process's peak
-when the model was made. A gather and a reduce-scatter count as (k-1)/k of the tensor.
+when the model was made. A gather and a reduce-scatter count as (k-1)/k of the tensor. It takes two
+to three minutes, and prints what it does.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import gpt
 from benchmarks.hosts import add_option, described, enter, hosts
+from benchmarks.progress import doing
 
 MIB = 1 << 20
 Sent = Callable[[], int]
@@ -61,7 +63,8 @@ def stepper(model: torch.nn.Module, tokens: torch.Tensor, targets: torch.Tensor)
 
 def lone(rank: int) -> tuple[gpt.Step, Sent]:
     tokens, targets = (x.chunk(dist.get_world_size())[rank] for x in gpt.batch())
-    return stepper(gpt.GPT(), tokens, targets), lambda: 0
+    step = stepper(gpt.GPT(), tokens, targets)
+    return step, lambda: int(step() * 0)
 
 
 def ours(rank: int, on_meta: bool = False) -> tuple[gpt.Step, Sent]:
@@ -132,16 +135,17 @@ WAYS: dict[str, Callable[[int], tuple[gpt.Step, Sent]]] = {
 }
 
 
-def tracked(step: gpt.Step) -> float:
-    """The most memory in MiB that tensors have during a step beyond what they have before it."""
+def tracked(sent: Sent) -> tuple[float, int]:
+    """The most memory in MiB that tensors have during a step beyond what they have before it, and
+    the bytes that it sends."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
-        step()
+        nbytes = sent()
     events = [e for e in prof.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
     now = most = 0
     for event in sorted(events, key=lambda e: e.start_ns()):
         now += event.nbytes()
         most = max(most, now)
-    return most / MIB
+    return most / MIB, nbytes
 
 
 def held() -> float:
@@ -192,14 +196,15 @@ def serve(way: str, rank: int, ranks: int, port: int, sizes: tuple, told: Connec
             step()
             peak = resident() - before
             shard = held()
-            told.send((peak, shard + tracked(step), shard, sent(), built))
+            most, nbytes = tracked(sent)
+            told.send((peak, shard + most, shard, nbytes, built))
     dist.destroy_process_group()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--layers", type=int, default=13)
     parser.add_argument("--dim", type=int, default=768)
     parser.add_argument("--vocabulary", type=int, default=8192)
@@ -233,15 +238,20 @@ def measure(options: argparse.Namespace) -> None:
         return [end.recv() for end in ends]
 
     try:
-        losses = {way: ask(way, "step")[0][1] for way in options.ways}
+        losses = {}
+        for way in options.ways:
+            doing(f"first step: {way}")
+            losses[way] = ask(way, "step")[0][1]
         times: dict[str, list[float]] = {way: [] for way in options.ways}
-        for _ in range(options.rounds):
+        for turn in range(options.rounds):
+            doing(f"round {turn + 1} of {options.rounds}")
             for way in options.ways:
                 times[way].append(max(seconds for seconds, _ in ask(way, "step")))
-        memory = {
-            way: [max(column) for column in zip(*ask(way, "memory"), strict=True)]
-            for way in options.ways
-        }
+        memory = {}
+        for way in options.ways:
+            doing(f"memory: {way}")
+            columns = zip(*ask(way, "memory"), strict=True)
+            memory[way] = [max(column) for column in columns]
     finally:
         for ranks, ends in running.values():
             for end, process in zip(ends, ranks, strict=True):
