@@ -1,5 +1,14 @@
 """Ops that may raise on some ranks alone, as programs hold them: each is a message, after which all
-ranks raise what one of them met (``dispatch/running/agreed.py``)."""
+ranks raise what one of them met (``dispatch/running/agreed.py``).
+
+Where a loss tells by the sum that it makes next, its ops send nothing while all is well:
+
+```
+as written    look at targets              | count, tell | ...
+a program     attempt: look at targets     | count, tell | ...     a rank that has met an error
+                                                                   tells in place of the count
+```
+"""
 
 from __future__ import annotations
 
@@ -10,12 +19,15 @@ import torch
 from torch import Tensor
 
 from mirrored.comm import Ranks
+from mirrored.transports.default import current
 
-from ..dispatch.running.agreed import tell
+from ..dispatch.running.agreed import heed, tell
 from ..forms.refused import kinds
 from ..rules.raising import raises_inside
 from ..spec.nested import map_tensors, tensors_in
 from .opaque import Call, shape_of
+
+KIND = "tell"  # of what is sent once more where another op went before it
 
 
 def may_raise(func: Any) -> bool:
@@ -29,10 +41,19 @@ class Agreed:
 
     It gives tensors of its own that are contiguous, as results of messages are: what an op writes
     in place comes as its first result, and where there is none, it is an empty tensor.
+
+    With ``tells_later`` ranks on which it went well tell each other by the next message.
     """
 
-    def __init__(self, func: Any, args: tuple, kwargs: dict[str, Any], ranks: Ranks) -> None:
-        self.func, self.ranks = func, ranks
+    def __init__(
+        self,
+        func: Any,
+        args: tuple,
+        kwargs: dict[str, Any],
+        ranks: Ranks,
+        tells_later: bool = False,
+    ) -> None:
+        self.func, self.ranks, self.tells_later = func, ranks, tells_later
         self.given = map_tensors((args, kwargs), lambda _: _HERE)
         self.writes = func._schema.is_mutable
 
@@ -43,10 +64,10 @@ class Agreed:
         except Exception as raised:
             kind = kinds.get(str(raised))
             error = raised if kind is None else kind(str(raised))
-        if self.ranks:
-            tell(error, self.ranks)
-        elif error is not None:
+        if error is not None and not self.ranks:
             raise error
+        if self.ranks and not (self.tells_later and error is None):
+            tell(error, self.ranks)
         return self.results(out, xs)
 
     def run(self, xs: list[Tensor]) -> Any:
@@ -61,17 +82,22 @@ class Agreed:
 
     def call(self, results: list[Tensor]) -> Call:
         """It, as a program keeps it."""
-        name = str(self.func)
+        name, kind = str(self.func), "attempt" if self.tells_later else "agree"
         return Call(
-            f"agree {name} {self.given!r} over {self.ranks}",
+            f"{kind} {name} {self.given!r} over {self.ranks}",
             self,
             tuple(map(shape_of, results)),
-            "agree",
+            kind,
             name,
-            self.ranks,
+            () if self.tells_later else self.ranks,
             0,
             computes=True,
         )
+
+    def told_later(self) -> Agreed:
+        """The same op, whose ranks tell each other by the next message."""
+        args, kwargs = self.given
+        return Agreed(self.func, args, kwargs, self.ranks, True)
 
 
 class Heard:
@@ -89,6 +115,26 @@ class Heard:
         """It, as a program keeps it."""
         name, ranks = str(self.func), self.ranks
         return Call(f"hear {name} over {ranks}", self, (), "agree", name, ranks, computes=True)
+
+
+class SumAndTell:
+    """The sum of a few numbers over ``ranks``, in whose message those that are ``told`` tell each
+    other that ops before it went well; else all raise what one of them met."""
+
+    def __init__(self, ranks: Ranks, told: Ranks, op: str) -> None:
+        self.ranks, self.told, self.op = ranks, told, op
+
+    def __call__(self, xs: list[Tensor]) -> list[Tensor]:
+        notes, total = current().all_reduce_with_notes(xs[0], self.ranks, self.told, self.op)
+        heed(notes, self.told)
+        assert total is not None
+        return [total.contiguous()]
+
+    def call(self, total: Tensor, sent: int) -> Call:
+        """It, as a program keeps it."""
+        name = f"all_reduce({self.op})"
+        text = f"tell {self.told} and {name} over {self.ranks}"
+        return Call(text, self, (shape_of(total),), KIND, name, self.told, sent, computes=True)
 
 
 class _Here:

@@ -16,7 +16,7 @@ from mirrored.every_rank import gathered
 from mirrored.transports.failures import counts_lacks
 
 from ..spec.nested import tensors_in
-from .agree import fit_together, no_program, number_of_each, sent
+from .agree import fit_together, least_and_most, no_program, sent
 from .backends import BACKENDS
 from .errors import CannotRecord
 from .key import key_of, kind_of
@@ -123,8 +123,8 @@ class CompiledStep:
     def _agree(self, number: int) -> int:
         """What all ranks do. They differ where shapes of plain tensors do: then all run the step as
         it is written, and record it the next time."""
-        numbers = number_of_each(number)
-        return number if len(set(numbers)) == 1 else min(_RECORD, *numbers)
+        least, most = least_and_most(number)
+        return number if least == most else min(_RECORD, least)
 
     # -- recording ---------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from mirrored.transports.counting import call_of, counting, given_to
 from mirrored.transports.default import current
 
 from ..spec.nested import map_tensors, tensors_in
+from .agreeing import SumAndTell
 from .opaque import Call, put, shape_of
 
 # (call, tensors, results)
@@ -39,8 +40,10 @@ class Noting(Wrapper):
         start: Reducing,
         wait: Reducing,
         refuse: Callable[[str], None],
+        tells: Callable[[Ranks], bool],
     ) -> None:
         super().__init__(inner)
+        self._tells = tells
         self._note, self._start, self._wait = note, start, wait
         self._count, self._refuse = 0, refuse
 
@@ -126,8 +129,18 @@ class Noting(Wrapper):
     start_reduce_scatter_several = Transport.start_reduce_scatter_several
     start_all_to_all = Transport.start_all_to_all
 
-    # What is told is not a part of a program (agreeing.py), and the sum is.
-    all_reduce_with_notes = Transport.all_reduce_with_notes
+    def all_reduce_with_notes(
+        self, x: Tensor, ranks: Ranks, told: Ranks, op: str = "sum"
+    ) -> tuple[list[bytes], Tensor | None]:
+        # What is told is a part of a program (agreeing.py), of this message or of those before it.
+        if len(ranks) == 1 or not self._tells(told):
+            return Transport.all_reduce_with_notes(self, x, ranks, told, op)
+        with unseen():
+            notes, total = self.inner.all_reduce_with_notes(x, ranks, told, op)
+        if total is not None:
+            sent = call_of(self.rank, {"x": x, "ranks": ranks}, "all_reduce").bytes
+            self._note(SumAndTell(ranks, told, op).call(total, sent), [x], [total])
+        return notes, total
 
     # What lets a rank read the others' memory is done by messages.
     peers = Transport.peers

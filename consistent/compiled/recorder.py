@@ -89,6 +89,7 @@ class Recorder(TorchDispatchMode):
         self._boxing: tuple[TensorSpec, TensorSpec] | None = None
         self._paused = 0
         self._agreeing: list[Ranks] = []  # the ranks that will tell each other how an op went
+        self._telling: list[Node] = []  # ops after which they do, since the outermost ones began
         self._objects: list[Any] = []
         self._kept: list[Any] = []
 
@@ -168,7 +169,9 @@ class Recorder(TorchDispatchMode):
     def recording(self) -> Iterator[None]:
         """Inside, all that runs is noted."""
         with ExitStack() as stack:
-            noting = Noting(current(), self._message, self._started, self._waited, self.refuse)
+            noting = Noting(
+                current(), self._message, self._started, self._waited, self.refuse, self._tells
+            )
             stack.enter_context(replace_current(noting))
             tracer = Tracer(
                 on_boxing_begin=self._observed,
@@ -373,6 +376,23 @@ class Recorder(TorchDispatchMode):
     def _agrees(self, ranks: Ranks, begins: bool) -> None:
         # Where those outside are told, too, they and the ranks of the placement are told at once.
         self._agreeing = [*self._agreeing, ranks] if begins else self._agreeing[:-1]
+        if len(self._agreeing) == 1 and begins or not self._agreeing:
+            self._telling = []
+
+    def _tells(self, ranks: Ranks) -> bool:
+        """Whether ``ranks`` tell each other how ops went by the message that comes next, and not
+        after each of these."""
+        if self._paused or not self._agreeing or self._agreeing[0] != ranks:
+            return False
+        for node in self._telling:
+            nodes, number = node.args
+            before = self.calls[number]  # type: ignore[index]
+            later = before.run.told_later()  # type: ignore[union-attr]
+            call = replace(later.call([]), outs=before.outs, where=before.where)
+            self.calls[call.number] = call
+            node.args, node.meta["text"] = (nodes, call.number), call.text
+        self._telling = []
+        return True
 
     def _agreed(self, func: Any, args: tuple, kwargs: dict[str, Any], ranks: Ranks) -> Any:
         """The op as a message. What is recorded raises after it, as all ranks do."""
@@ -382,6 +402,9 @@ class Recorder(TorchDispatchMode):
         if op.writes:
             results = [results[0].clone(memory_format=torch.contiguous_format)]
         self._message(op.call(results), given, results)
+        if self._paused:
+            return out
+        self._telling.append(self.node_of(results[0]).args[0])  # type: ignore[arg-type]
         if not op.writes:
             made = iter(results)
             return map_tensors(out, lambda _: next(made))

@@ -19,12 +19,13 @@ from typing import Any
 
 from torch.fx import Node
 
+from ..agreeing import KIND
 from ..opaque import Call
 from ..options import CompileOptions
 from .trace import Trace, memory_of
 
-# What one rank sends in it twice, another may send once.
-_BY_RANK = ("exchange", "broadcast")
+# What one rank sends in it twice, another may send once; and what tells, tells of what went before.
+_BY_RANK = ("exchange", "broadcast", KIND)
 
 
 def merge_equal(trace: Trace, _: CompileOptions) -> None:

@@ -53,7 +53,8 @@ def on_all(
     except Exception as raised:
         error = raised
     finally:
-        end(ranks)
+        if not is_told():
+            end(ranks)
     try:
         if error is not None or not is_told():
             tell(error, ranks)
@@ -64,14 +65,14 @@ def on_all(
 
 def on_all_by_form(ranks: Ranks, compute: Callable[[], T], raises_first: bool) -> T:
     """``on_all`` for what may send; if it ``raises_first``, it raises no more once it sends."""
-    guard = _Guard(current(), ranks)
+    guard = _Guard(current(), ranks, raises_first)
 
     def guarded() -> T:
         with use(guard):
             return compute()
 
     try:
-        return on_all(ranks, guarded, lambda: raises_first and guard.met)
+        return on_all(ranks, guarded, lambda: guard.is_last and guard.met)
     except _Told as told:
         raise told.error from told.__cause__
 
@@ -94,10 +95,10 @@ def tell(error: Exception | None, ranks: Ranks) -> None:
         Exception: the first error in the order of ``ranks``.
     """
     notes = current().gather_notes(b"" if error is None else note_of(error), ranks)
-    _heed(notes, ranks, error)
+    heed(notes, ranks, error)
 
 
-def _heed(notes: list[bytes], ranks: Ranks, error: Exception | None) -> None:
+def heed(notes: list[bytes], ranks: Ranks, error: Exception | None = None) -> None:
     """Raise the first error that ``notes`` tell of."""
     for rank, note in zip(ranks, notes, strict=True):
         if note:
@@ -137,7 +138,7 @@ def begin(ranks: Ranks) -> None:
 
 
 def end(ranks: Ranks) -> None:
-    """Notify tracers that it has run."""
+    """Notify tracers that it has run, or that the ranks have told each other already."""
     for notify in _ON_AGREEMENT:
         notify(ranks, False)
 
@@ -152,11 +153,11 @@ class _Told(BaseException):
 
 class _Guard(Wrapper):
     """Before its first call, ranks tell each other that they have come here: in the message of that
-    call, if it is a sum of a few numbers."""
+    call, if it is a sum of a few numbers. If that ``is_last``, nothing raises after it."""
 
-    def __init__(self, inner: Transport, ranks: Ranks) -> None:
+    def __init__(self, inner: Transport, ranks: Ranks, is_last: bool) -> None:
         super().__init__(inner)
-        self.ranks, self.met = ranks, False
+        self.ranks, self.is_last, self.met = ranks, is_last, False
 
     def all_reduce(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
         if self.met:
@@ -183,7 +184,9 @@ class _Guard(Wrapper):
         self._heed(self.inner.gather_notes(b"", self.ranks))
 
     def _heed(self, notes: list[bytes]) -> None:
+        if self.is_last:
+            end(self.ranks)
         try:
-            _heed(notes, self.ranks, None)
+            heed(notes, self.ranks)
         except Exception as error:
             raise _Told(error) from error.__cause__

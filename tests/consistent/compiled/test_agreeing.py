@@ -83,3 +83,15 @@ def test_a_compiled_step_leaves_out_the_batch_that_eager_leaves_out(rank: int) -
         assert compiled == eager
         assert [isinstance(x, str) for x in eager] == [i == 4 for i in range(7)]
         on_every_rank_alike(compiled)
+
+
+@on_ranks(2)
+def test_a_loss_tells_by_the_count_that_it_sums(rank: int) -> None:
+    placement = consistent.placement("cpu", [0, 1])
+    step = consistent.compile(F.cross_entropy, backend="ops", fullgraph=True)
+    given = [
+        consistent.distribute(x, placement, S(0)) for x in (torch.rand(6, 5), torch.arange(6) % 5)
+    ]
+    for _ in range(3):
+        step(*given)
+    assert [call.kind for call in step.programs[-1].program.messages()] == ["attempt", "tell"]
