@@ -74,6 +74,17 @@ answer, 64 may be open, and one that is new takes the place of the oldest; a req
 MB long. What a rank answers is the line where it is, and it stops when it is told to; nothing
 else can be asked for.
 
+### A link that is cut, or slow
+
+Between hosts the time-out of the process group is the longest that one call may take. Where a link
+drops what is sent, both ranks raise when that time is up, and within about two seconds more, in
+which they ask each other where they are; where a connection is reset or ended from either side,
+they raise at once. A rank that has sent all of its part may be done with a call that the other one
+raises in: it raises in its next one. A connection that was lost is not made again. The store by
+which ranks find each other is asked for no longer than that either, though TCP itself would wait
+for a quarter of an hour. A slow link only slows: latency, throughput, single bytes and pauses
+change no value, as long as each call is done in time (`tests/faults/test_links.py`).
+
 ### Another process group in the same processes
 
 After `destroy_process_group` and `init_process_group` the ranks find each other again, over the

@@ -26,6 +26,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any
 
+from tests.faults import linked
+from tests.faults.link import Fate, Link, through_links
 from tests.faults.programs import PROGRAMS
 from tests.faults.setting import Setting, T
 
@@ -36,11 +38,14 @@ LIMIT_S = 15.0 + 3 * T  # a world takes a few seconds; a rank that is left after
 
 @dataclass(frozen=True)
 class World:
-    """A program on so many ranks; on two hosts the last rank is alone on the second."""
+    """A program on so many ranks; on two hosts the last rank is alone on the second, and `link`
+    says what happens to the link between them (`link.Fate`), after how many bytes."""
 
     program: str
     ranks: int
     hosts: int
+    link: str = ""
+    after: int = 0
 
 
 @dataclass(frozen=True)
@@ -131,7 +136,10 @@ def be_rank(world: World, rank: int, folder: str, writer: int) -> None:
     os.dup2(log, 2)
     if world.hosts == 2:
         separate(int(rank == world.ranks - 1))
-    store = meet(folder, rank)
+    fate = Fate(world.link, world.after) if world.link else None
+    store = meet(folder, rank, fate)
+    if fate is not None:
+        through_links(fate)
     dist.init_process_group(
         "gloo",
         store=store,
@@ -139,41 +147,48 @@ def be_rank(world: World, rank: int, folder: str, writer: int) -> None:
         world_size=world.ranks,
         timeout=timedelta(seconds=T),
     )
-    setting = Setting(rank, world.ranks)
     found, start = Outcome(), time.monotonic()
     try:
-        value = PROGRAMS[world.program](setting)
+        if fate is not None:
+            value = linked.run(world.program, rank, world.ranks, fate, folder)
+        else:
+            setting = Setting(rank, world.ranks)
+            start = time.monotonic()
+            value = PROGRAMS[world.program](setting)
         found = Outcome(value=str(value))
     except (RuntimeError, KeyboardInterrupt) as error:
         if isinstance(error, KeyboardInterrupt) and "at_work" in world.program:
             raise
         found = Outcome(type(error).__name__, str(error), seconds=time.monotonic() - start)
-    if found.raised:
-        found = Outcome(**asdict(found) | {"again": said_again(setting)})
+    if found.raised or fate is not None:
+        found = Outcome(**asdict(found) | {"again": said_again(world.ranks)})
     with open(writer, "w") as pipe:
         json.dump(asdict(found), pipe)
     atexit._run_exitfuncs()
     os._exit(0)
 
 
-def said_again(setting: Any) -> str:
+def said_again(ranks: int) -> str:
+    import torch
+
     import mirrored
 
     try:
-        mirrored.all_reduce(setting.plain, setting.ranks)
+        mirrored.all_reduce(torch.ones(4, 2), tuple(range(ranks)))
         return ""
     except RuntimeError as error:
         return str(error)
 
 
-def meet(folder: str, rank: int) -> Any:
-    """A store that rank 0 holds."""
+def meet(folder: str, rank: int, fate: Fate | None) -> Any:
+    """A store that rank 0 holds, which the others reach by a link if it has a fate."""
     import torch.distributed as dist
 
     limit, path = timedelta(seconds=20), Path(folder, "port")
     if rank == 0:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=limit, wait_for_workers=False)
-        Path(folder, "part").write_text(str(store.port))
+        port = store.port if fate is None else Link(("127.0.0.1", store.port), fate).address[1]
+        Path(folder, "part").write_text(str(port))
         Path(folder, "part").rename(path)
         return store
     while not path.exists():

@@ -16,14 +16,16 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
-
-import torch.distributed.distributed_c10d as c10d
+from typing import Any, TypeVar
 
 from mirrored.readable import readable
+from mirrored.transports.faults.store import LimitedStore
+from mirrored.transports.torch_dist.groups import world
 
 from . import folders
 from .job import Job, Part, complete, write_part
+
+T = TypeVar("T")
 
 _POLL_S = 0.02
 _LAST_WAIT_S = 60.0  # how long a process that is about to end waits for notes of other ranks
@@ -34,22 +36,24 @@ class Notes:
 
     def __init__(self, job: Job) -> None:
         self._ranks = job.ranks
-        self._store: Any = None
+        self._store: LimitedStore | None = None
         self.is_given_up = False
         if job.ranks > 1:
             name = f"consistent/checkpoint/{readable(job.begun.path)}/{job.begun.serial}"
-            self._store = c10d.PrefixStore(name, c10d._get_default_store())
+            store = world().store
+            assert store is not None
+            self._store = store.part(name)
 
     def leave(self, rank: int, told: Part) -> None:
         """Tell rank 0."""
         if self._store is not None:
-            self._store.set(str(rank), json.dumps(told))
+            self._ask(lambda store: store.set(str(rank), json.dumps(told)))
 
     def all(self, own: Part) -> list[Part]:
         """What each rank told, on rank 0."""
         names = [str(rank) for rank in range(1, self._ranks)]
         ending: float | None = None
-        while names and not self._store.check(names):
+        while names and not self._ask(lambda store: store.check(names)):
             if self.is_given_up:
                 raise RuntimeError("a rank that was to write a part of it is gone")
             if ending is None and not threading.main_thread().is_alive():
@@ -59,10 +63,17 @@ class Notes:
                     "the program is over, and some ranks have not said that they wrote their part"
                 )
             time.sleep(_POLL_S)
-        found = [json.loads(self._store.get(name)) for name in names]
-        for name in names:
-            self._store.delete_key(name)
-        return [own, *found]
+        return [own, *self._ask(lambda store: [_taken_out(store, name) for name in names])]
+
+    def _ask(self, call: Callable[[Any], T]) -> T:
+        assert self._store is not None
+        return self._store.ask(call)
+
+
+def _taken_out(store: Any, name: str) -> Part:
+    text = store.get(name)
+    store.delete_key(name)
+    return json.loads(text)
 
 
 class Background:

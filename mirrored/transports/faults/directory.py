@@ -8,11 +8,11 @@ one was destroyed may have the same store: whoever leaves takes its address out.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from .store import LimitedStore
 from .wire import Address
 
 _FIRST_S, _LAST_S = 0.05, 10.0  # seconds between two looks for missing addresses; doubled each time
@@ -24,7 +24,7 @@ class Rank:
 
     rank: int
     size: int
-    store: Any
+    store: LimitedStore
     store_host: str | None
 
 
@@ -33,7 +33,7 @@ class Directory:
 
     def __init__(self, me: Rank, address: Address) -> None:
         self._rank, self._size = me.rank, me.size
-        self._store: Any = me.store
+        self._store: LimitedStore | None = me.store
         self._known = {me.rank: address}
         self._entered = False
         self._pause = _FIRST_S
@@ -44,9 +44,9 @@ class Directory:
 
     def leave(self, limit_s: float) -> None:
         """Take this rank's address out of the store, if it answers in time."""
-        store, key, own = self._store, f"address/{self._rank}", self._known[self._rank]
+        key, own = f"address/{self._rank}", self._known[self._rank]
 
-        def take_out() -> None:
+        def take_out(store: Any) -> None:
             if store.check([key]) and Address.loads(store.get(key)) == own:
                 store.delete_key(key)
 
@@ -57,26 +57,28 @@ class Directory:
         return {rank: address for rank, address in self._known.copy().items() if rank != self._rank}
 
     def look(self) -> float | None:
-        """Enter this rank's address and read the others'. Returns the seconds after which to look
-        again; None once all are known, if the store fails, or after about 13 seconds of looking."""
-        store = self._store
+        """Begin to enter this rank's address and to read the others'. Returns the seconds after
+        which to look again; None once all are known, or after about 13 seconds of looking."""
+        if self._store is None or (self._entered and not self._missing()):
+            return None
+        with contextlib.suppress(RuntimeError):  # no threads at the end of the interpreter
+            self._store.begin(self._enter_and_read)
+        self._pause *= 2
+        return self._pause if self._pause < _LAST_S else None
+
+    def _enter_and_read(self, store: Any) -> None:
+        if not self._entered:
+            store.set(f"address/{self._rank}", self._known[self._rank].dumps())
+            self._entered = True
         missing = self._missing()
-        with contextlib.suppress(RuntimeError, AttributeError):
-            if not self._entered:
-                store.set(f"address/{self._rank}", self._known[self._rank].dumps())
-                self._entered = True
-            if not store.check([f"address/{rank}" for rank in missing]):
-                self._pause *= 2
-                return self._pause if self._pause < _LAST_S else None
+        if store.check([f"address/{rank}" for rank in missing]):
             for rank in missing:
                 self._known[rank] = Address.loads(store.get(f"address/{rank}"))
-        return None
 
     def find(self, limit_s: float) -> dict[int, Address]:
         """The addresses of the other ranks, as the store has them now if it answers in time."""
-        store = self._store
 
-        def look() -> None:
+        def look(store: Any) -> None:
             for rank in range(self._size):
                 if rank != self._rank and store.check([f"address/{rank}"]):
                     self._known[rank] = Address.loads(store.get(f"address/{rank}"))
@@ -84,19 +86,11 @@ class Directory:
         self._in_time(look, limit_s)
         return self.known()
 
-    def _in_time(self, ask: Callable[[], None], limit_s: float) -> None:
-        """Ask the store in a thread, for as long."""
-        if self._store is None:
-            return
-
-        def asking() -> None:
-            with contextlib.suppress(Exception):
-                ask()
-
-        with contextlib.suppress(RuntimeError):  # no threads at the end of the interpreter
-            thread = threading.Thread(target=asking, daemon=True)
-            thread.start()
-            thread.join(limit_s)
+    def _in_time(self, ask: Callable[[Any], None], limit_s: float) -> None:
+        """Ask the store for as long; what it does not answer is left out."""
+        with contextlib.suppress(Exception):
+            if self._store is not None:
+                self._store.ask(ask, limit_s)
 
     def _missing(self) -> list[int]:
         return [rank for rank in range(self._size) if rank not in self._known]

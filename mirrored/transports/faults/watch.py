@@ -31,6 +31,7 @@ from .wire import Address, ask, joined, own_host
 
 ANSWER_S = 1.0  # seconds within which a rank that can answer does
 _PAUSE_S, _REFUSALS = 0.02, 25  # between two tries to reach a rank; after which it has ended
+_CONNECT_S = 1.0  # for the first try to reach a rank; doubled each time
 DEFER_S = 2.5  # seconds within which a lower rank that gives up too has its words ready
 
 Wait = tuple[float, int, str]  # seconds so far, thread, call
@@ -105,7 +106,7 @@ class Watch:
     def join(self, rank: int, timeout_s: float) -> int:
         """A connected socket by which `rank` takes messages of this rank, as a file that belongs to
         the caller. Raises RuntimeError if the rank has ended, or does not come in time."""
-        deadline, refused = time.monotonic() + timeout_s, 0
+        deadline, refused, limit_s = time.monotonic() + timeout_s, 0, _CONNECT_S
         request = {"asks": "join", "rank": self._me.rank}
         address = self._directory.known().get(rank)
         while time.monotonic() < deadline:
@@ -113,7 +114,9 @@ class Watch:
             before = address
             if address is not None:
                 try:
-                    return joined(address, request, deadline, self.check)
+                    return joined(address, request, limit_s, deadline, self.check)
+                except TimeoutError:  # a link that is slow, or lets nothing through
+                    limit_s *= 2
                 except OSError:
                     refused += 1
             address = self._directory.find(ANSWER_S).get(rank)
@@ -161,7 +164,7 @@ class Watch:
 
     def _why(self, call: Call, since: float, error: BaseException) -> str:
         waited = time.monotonic() - since
-        return f"rank {self._me.rank} has waited {waited:.1f} s in {call}{_reason(error)}"
+        return f"rank {self._me.rank} has waited {waited:.1f} s in {call}{reason_of(error)}"
 
     def give_up(self, why: str) -> str:
         """Make every rank raise, because this one cannot go on; returns the words they raise."""
@@ -268,7 +271,7 @@ def _is_ranks(said: dict[str, Any] | None) -> bool:
     return said is not None and ("words" in said or {"line", "notes"} <= said.keys())
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """torch's reason in brackets; "" if it is only that the time is up."""
     if isinstance(error, KeyboardInterrupt):
         return " (it was interrupted)"

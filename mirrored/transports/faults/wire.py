@@ -12,6 +12,7 @@ import contextlib
 import errno
 import json
 import os
+import select
 import selectors
 import socket
 import struct
@@ -96,12 +97,24 @@ def ask(
 
 
 def joined(
-    address: Address, request: dict[str, Any], deadline: float, check: Callable[[], None]
+    address: Address,
+    request: dict[str, Any],
+    limit_s: float,
+    deadline: float,
+    check: Callable[[], None],
 ) -> int:
     """The file of a socket to a process that has answered `request`, and takes it for its own. It
-    belongs to the caller. Raises OSError if nobody takes it; calls `check` now and then."""
-    asked = socket.create_connection((address.host, address.port), timeout=_SLICE_S)
+    belongs to the caller. Calls `check` now and then, which may raise.
+
+    Raises:
+        TimeoutError: there is no connection within `limit_s` seconds, or no answer before
+            `deadline`.
+        OSError: nobody takes it.
+    """
+    asked = socket.socket(family_of(address.host), socket.SOCK_STREAM)
     try:
+        _connect(asked, address, min(time.monotonic() + limit_s, deadline), check)
+        asked.settimeout(_SLICE_S)
         asked.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         asked.sendall(address.secret.encode() + json.dumps(request).encode() + b"\n")
         while True:
@@ -115,6 +128,23 @@ def joined(
                     raise
     finally:
         asked.close()
+
+
+def _connect(
+    asked: socket.socket, address: Address, deadline: float, check: Callable[[], None]
+) -> None:
+    asked.setblocking(False)
+    error = asked.connect_ex((address.host, address.port))
+    ready = select.poll()
+    ready.register(asked, select.POLLOUT)
+    while error == errno.EINPROGRESS:
+        check()
+        if ready.poll(1000 * _SLICE_S):
+            error = asked.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        elif time.monotonic() > deadline:
+            raise TimeoutError
+    if error:
+        raise OSError(error, os.strerror(error))
 
 
 @dataclass

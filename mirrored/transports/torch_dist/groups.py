@@ -31,8 +31,9 @@ from ...freed_memory import keep_freed_memory
 from .. import _C, failures  # pyright: ignore[reportAttributeAccessIssue]
 from ..faults import interrupts
 from ..faults.directory import Rank
+from ..faults.store import LimitedStore
 from ..faults.turns import begin, check
-from ..faults.watch import Call, Watch
+from ..faults.watch import Call, Watch, reason_of
 from . import children
 from .launcher import init_from_environment, let_workers_finish
 from .sockets import Sockets
@@ -51,6 +52,7 @@ class World:
     is_childs: bool = False  # this process is not the rank but a child of it
     watch: Watch | None = None  # None in a world of one rank, and in a child
     sockets: Sockets | None = None  # as `watch`
+    store: LimitedStore | None = None  # as `watch`
     groups: dict[Ranks, Any] = field(default_factory=dict)
     known: dict[str, str] = field(default_factory=dict)  # what ranks agreed on, by name
     endings: list[Callable[[], Any]] = field(default_factory=list)  # each has an effect once
@@ -87,13 +89,23 @@ class World:
         makes."""
         if name not in self.known:
             mine = make()
-            if self.size > 1 and not self.is_childs:
-                # Worlds of one store, one after the other, may differ in size.
-                prefix = f"mirrored/agreed/{self.size}"
-                store = c10d.PrefixStore(prefix, c10d._get_default_store())
-                mine = store.compare_set(name, "", mine).decode()
-            self.known[name] = mine
+            self.known[name] = mine if self.store is None else self._entered(name, mine, self.store)
         return self.known[name]
+
+    def _entered(self, name: str, mine: str, store: LimitedStore) -> str:
+        """What stands in the store under `name`: `mine`, if this rank is the first. If the store
+        does not answer in time, all ranks give up."""
+        assert self.watch is not None
+        # Worlds of one store, one after the other, may differ in size.
+        part = store.part(f"mirrored/agreed/{self.size}")
+        try:
+            found: bytes = part.ask(
+                lambda store: store.compare_set(name, "", mine), check=self.watch.check
+            )
+        except RuntimeError as error:
+            why = f"rank {self.rank} got no answer of the process group's store"
+            raise RuntimeError(self.watch.give_up(why + reason_of(error))) from error
+        return found.decode()
 
     def sockets_to(self, ranks: Ranks) -> Sockets:
         """The sockets for messages to `ranks`. Raises RuntimeError in a child of a rank, and if
@@ -165,12 +177,12 @@ def world() -> World:
     return made
 
 
-def _watch_of(made: World, alarm: Any, sockets: Sockets) -> Watch:
+def _watch_of(made: World, alarm: Any, sockets: Sockets, store: LimitedStore) -> Watch:
     whole: Any = c10d._get_default_store()
-    store = c10d.PrefixStore(f"mirrored/faults/{made.size}", whole)
     while hasattr(whole, "underlying_store"):
         whole = whole.underlying_store
-    me = Rank(made.rank, made.size, store, getattr(whole, "host", None))
+    part = store.part(f"mirrored/faults/{made.size}")
+    me = Rank(made.rank, made.size, part, getattr(whole, "host", None))
     watch = Watch(me, alarm, sockets.arrive_by)
     sockets.join(watch)
     return watch
@@ -196,8 +208,10 @@ def _world_of(group: dist.ProcessGroup) -> World:
         keep_freed_memory()
         alarm = _C.Alarm()
         # In this order, as what ends last at the end of the process begins first.
-        made.sockets = Sockets(made.size, timeout("cpu").total_seconds(), alarm)
-        made.watch = _watch_of(made, alarm, made.sockets)
+        limit_s = timeout("cpu").total_seconds()
+        made.sockets = Sockets(made.size, limit_s, alarm)
+        made.store = LimitedStore(c10d._get_default_store(), limit_s)
+        made.watch = _watch_of(made, alarm, made.sockets, made.store)
         interrupts.begin()
         for ends in (made.watch.close, made.sockets.close):
             ending = weakref.finalize(group, ends)
@@ -243,6 +257,7 @@ def _after_fork() -> None:
         if each.sockets is not None:
             each.sockets.forget()
             each.sockets = None
+        each.store = None
         for member in (group, *each.groups.values()):
             children.keep_alive(member)
 

@@ -16,9 +16,14 @@ import torch.distributed as dist
 from mirrored.transports import _C  # pyright: ignore[reportAttributeAccessIssue]
 from mirrored.transports.faults import directory
 from mirrored.transports.faults.directory import Rank
+from mirrored.transports.faults.store import LimitedStore
 from mirrored.transports.faults.watch import Call, Watch
 
 CALL = Call("all_gather", torch.float32, (2, 3), (0, 1, 2))
+
+
+def rank_of(rank: int, size: int, store: object) -> Rank:
+    return Rank(rank, size, LimitedStore(store, 10.0), "127.0.0.1")
 
 
 def watch_of(me: Rank) -> Watch:
@@ -30,7 +35,7 @@ def watch_of(me: Rank) -> Watch:
 def watches() -> Iterator[list[Watch]]:
     """Three ranks in one process, which know each other."""
     store = dist.HashStore()
-    made = [watch_of(Rank(rank, 3, store, "127.0.0.1")) for rank in range(3)]
+    made = [watch_of(rank_of(rank, 3, store)) for rank in range(3)]
     deadline = time.monotonic() + 10
     while any(w._directory._missing() for w in made) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -118,7 +123,7 @@ def test_who_waits_says_for_how_long_and_in_what(watches: list[Watch]) -> None:
 
 
 def test_a_process_that_was_never_heard_of_is_said_to_be_so() -> None:
-    watch = watch_of(Rank(0, 2, dist.HashStore(), "127.0.0.1"))
+    watch = watch_of(rank_of(0, 2, dist.HashStore()))
     assert "rank 1: has not communicated yet" in watch.give_up("rank 0 gave up")
     watch.close()
 
@@ -128,13 +133,15 @@ import sys, time
 from mirrored.transports import _C
 import torch.distributed as dist
 from mirrored.transports.faults.directory import Rank
+from mirrored.transports.faults.store import LimitedStore
 from mirrored.transports.faults.watch import Watch
 
 def work():
     {body}
 
 store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False)
-watch = Watch(Rank(1, 2, store, "127.0.0.1"), _C.Alarm(), lambda rank, file: None)
+me = Rank(1, 2, LimitedStore(store, 10.0), "127.0.0.1")
+watch = Watch(me, _C.Alarm(), lambda rank, file: None)
 while not store.check(["go"]) or watch._directory._missing():
     time.sleep(0.01)
 work()
@@ -147,7 +154,7 @@ work()
         ("pass", r"process \d+ has ended: its program is done"),
         (
             "raise ValueError('no batch')",
-            r"process \d+ has ended: ValueError: no batch, at .*:9 in work",
+            r"process \d+ has ended: ValueError: no batch, at .*:10 in work",
         ),
         (
             "import os; os._exit(0)",
@@ -162,7 +169,7 @@ def test_why_a_process_is_not_there_any_more(body: str, said: str, tmp_path: obj
     with open(program, "w") as file:
         file.write(LEAVES.format(body=body))
     process = subprocess.Popen([sys.executable, program, str(store.port)], stderr=-3)
-    watch = watch_of(Rank(0, 2, store, "127.0.0.1"))
+    watch = watch_of(rank_of(0, 2, store))
     deadline = time.monotonic() + 30
     while not store.check(["address/1"]) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -199,8 +206,20 @@ class Deaf:
 
 
 def test_a_store_that_does_not_answer_is_not_waited_for() -> None:
-    address, store = directory.Address("127.0.0.1", 1, "", 1, ""), Deaf()
-    found = directory.Directory(Rank(0, 2, store, None), address)
-    assert found.find(0.1) == {}  # it returns, though the store has not
+    address, store, threads = directory.Address("127.0.0.1", 1, "", 1, ""), Deaf(), set()
+    limited = LimitedStore(store, 0.1)
+    found = directory.Directory(Rank(0, 2, limited, None), address)
+    assert found.look() is not None
+    for _ in range(3):
+        assert found.find(0.1) == {}  # it returns, though the store has not
+        with pytest.raises(RuntimeError, match="Timed out waiting"):
+            limited.ask(lambda store: store.check([]))
+        threads |= {each for each in threading.enumerate() if each.name == "mirrored-store"}
+    assert len(threads) == 1
+
+    def stops() -> None:
+        raise RuntimeError("rank 1 gave up")
+
+    with pytest.raises(RuntimeError, match="rank 1 gave up"):
+        limited.ask(lambda store: store.check([]), 10.0, stops)
     store.over.set()
-    found.close()
