@@ -88,15 +88,28 @@ def linears(module: nn.Module) -> dict[str, Linear]:
 
 def pairs(module: nn.Module, layers: Mapping[str, Linear], ranks: int) -> list[Pair]:
     """Attention and MLP pairs, those of attention first."""
-    free = dict(layers)
-    found = list(_attention(module, free, ranks))
-    return found + list(_mlps(module, free))
+    free, inside = dict(layers), _inside(layers)
+    found = list(_attention(module, free, inside, ranks))
+    return found + list(_mlps(module, free, inside))
+
+
+def _inside(layers: Mapping[str, Linear]) -> dict[str, list[Linear]]:
+    """Name of a module -> the layers in it, in their order."""
+    found: dict[str, list[Linear]] = {"": list(layers.values())}
+    for name, layer in layers.items():
+        above = name.rpartition(".")[0]
+        while above:
+            found.setdefault(above, []).append(layer)
+            above = above.rpartition(".")[0]
+    return found
 
 
 # -- attention -------------------------------------------------------------------------------------
 
 
-def _attention(module: nn.Module, free: dict[str, Linear], ranks: int) -> Iterator[Pair]:
+def _attention(
+    module: nn.Module, free: dict[str, Linear], inside: Mapping[str, list[Linear]], ranks: int
+) -> Iterator[Pair]:
     for name, part in module.named_modules():
         own = {n: free[f"{name}.{n}".lstrip(".")] for n, _ in part.named_children()
                if f"{name}.{n}".lstrip(".") in free}  # fmt: skip
@@ -105,7 +118,9 @@ def _attention(module: nn.Module, free: dict[str, Linear], ranks: int) -> Iterat
         split = [sum(n in names for n in own) for names in (QUERY, KEY, VALUE)]
         if not (fused or all(split)):
             continue
-        out = _out_of(name, own, free, ways + fused)
+        above = name.rpartition(".")[0]
+        near = [x for x in inside.get(above, ()) if x.name in free] if above else []
+        out = _out_of(above, own, near, ways + fused)
         pair = Pair(name, "attention", ways + fused, [out] if out else [])
         for layer in (*pair.columns, *pair.rows):
             free.pop(layer.name, None)
@@ -113,28 +128,21 @@ def _attention(module: nn.Module, free: dict[str, Linear], ranks: int) -> Iterat
 
 
 def _out_of(
-    name: str, own: Mapping[str, Linear], free: Mapping[str, Linear], ways: Sequence[Linear]
+    above: str, own: Mapping[str, Linear], near: Sequence[Linear], ways: Sequence[Linear]
 ) -> Linear | None:
-    """The output layer: beside q, k and v, or in the attention that holds them."""
+    """The output layer: beside q, k and v, or ``near``, in the module ``above``."""
     for n, layer in own.items():
         if n in OUT and layer not in ways:
             return layer
-    above = name.rpartition(".")[0]
-    depth = 1
-    while depth <= 1 and above:
-        near = [
-            layer
-            for n, layer in free.items()
-            if n.startswith(above + ".")
-            and layer not in ways
-            and layer.leaf in OUT
-            and n[len(above) + 1 :].count(".") <= 1
-            and "intermediate" not in n
-        ]
-        if len(near) == 1:
-            return near[0]
-        depth += 1
-    return None
+    found = [
+        layer
+        for layer in near
+        if layer not in ways
+        and layer.leaf in OUT
+        and layer.name[len(above) + 1 :].count(".") <= 1
+        and "intermediate" not in layer.name
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 def _checked(module: nn.Module, part: nn.Module, pair: Pair, ranks: int) -> Pair:
@@ -196,14 +204,16 @@ def _number(holder: Any, names: Sequence[str]) -> int | None:
 # -- MLPs ------------------------------------------------------------------------------------------
 
 
-def _mlps(module: nn.Module, free: dict[str, Linear]) -> Iterator[Pair]:
+def _mlps(
+    module: nn.Module, free: dict[str, Linear], inside: Mapping[str, list[Linear]]
+) -> Iterator[Pair]:
     """Blocks from the innermost out: layers d -> m, or one d -> 2m, and one m -> d after them."""
     names = [name for name, _ in module.named_modules()]
     for name in sorted(names, key=lambda n: -n.count(".") - bool(n)):
-        inside = [layer for n, layer in free.items() if n.startswith(name + "." if name else "")]
-        if len(inside) < 2 or _holds_blocks(module.get_submodule(name)):
+        layers = [layer for layer in inside.get(name, ()) if layer.name in free]
+        if len(layers) < 2 or _holds_blocks(module.get_submodule(name)):
             continue
-        for pair in _pairs_in(name, inside):
+        for pair in _pairs_in(name, layers):
             for layer in (*pair.columns, *pair.rows):
                 free.pop(layer.name, None)
             yield pair
@@ -211,37 +221,70 @@ def _mlps(module: nn.Module, free: dict[str, Linear]) -> Iterator[Pair]:
 
 def _holds_blocks(part: nn.Module) -> bool:
     """Whether it holds a list of blocks, so that layers in it need not follow one another."""
-    lists = [m for m in part.modules() if isinstance(m, nn.ModuleList) and len(m)]
-    return bool(lists)
+    return any(isinstance(m, nn.ModuleList) and len(m) for m in part.modules())
 
 
 def _pairs_in(name: str, layers: Sequence[Linear]) -> Iterator[Pair]:
-    left = list(layers)
+    waiting = _Waiting(name, layers)
     for down in layers:
-        before = left[: left.index(down)] if down in left else []
-        ups = [up for up in before if _feeds(up, down)]
-        ups = [up for up in ups if _reaches(name, up, ups, down, layers)]
-        if ups and down.ins > 1 and not (down.ins == down.outs and len(ups) > 2):
+        ups = waiting.before(down) if down.ins > 1 else []
+        if ups and not (down.ins == down.outs and len(ups) > 2):
             for up in ups:
                 up.parts = (down.ins, down.ins) if up.outs == 2 * down.ins else ()
+            waiting.leave(ups)
             yield Pair(name, "mlp", ups, [down])
-            left = [layer for layer in left if layer is not down and layer not in ups]
+        else:
+            waiting.add(down)
 
 
-def _reaches(
-    name: str, up: Linear, ups: Sequence[Linear], down: Linear, layers: Sequence[Linear]
-) -> bool:
-    """Whether what ``up`` gives may come to ``down`` next: if they are in two parts of the module
-    ``name`` (an actor and a critic, say), from the end of one to the beginning of the other."""
-    depth = name.count(".") + 1 if name else 0
-    one, other = (layer.name.split(".")[: depth + 1] for layer in (up, down))
-    if one == other:
-        return True
-    own = [layer for layer in layers if layer.name.split(".")[: depth + 1] == one]
-    there = [layer for layer in layers if layer.name.split(".")[: depth + 1] == other]
-    return all(layer in ups for layer in own[own.index(up) :]) and there[0] is down
+class _Waiting:
+    """Layers of the module ``name`` that may yet be the columns of a pair.
+
+    What a layer gives may come to another one next if they are in one part of the module, or in two
+    (an actor and a critic, say), from the end of one to the beginning of the other.
+    """
+
+    def __init__(self, name: str, layers: Sequence[Linear]) -> None:
+        self._depth = name.count(".") + 1 if name else 0
+        self._parts: dict[tuple[str, ...], list[Linear]] = {}  # all layers of each part
+        for layer in layers:
+            self._parts.setdefault(self._part(layer), []).append(layer)
+        # (in, out of a pair) -> part -> the layers that wait
+        self._there: dict[tuple[int, int], dict[tuple[str, ...], list[Linear]]] = {}
+
+    def add(self, layer: Linear) -> None:
+        own = self._there.setdefault(_widths(layer), {})
+        own.setdefault(self._part(layer), []).append(layer)
+
+    def before(self, down: Linear) -> list[Linear]:
+        """The layers whose outputs ``down`` may take."""
+        found, part = self._there.get((down.outs, down.ins), {}), self._part(down)
+        if self._parts[part][0] is not down:
+            return list(found.get(part, ()))
+        for other, waiting in list(found.items()):
+            found[other] = self._at_the_end(other, waiting)  # no later layer takes the rest
+        return [layer for waiting in found.values() for layer in waiting]
+
+    def leave(self, layers: Sequence[Linear]) -> None:
+        """These wait no more: all of a part that have their widths."""
+        for layer in layers:
+            self._there[_widths(layer)].pop(self._part(layer), None)
+
+    def _at_the_end(self, part: tuple[str, ...], waiting: list[Linear]) -> list[Linear]:
+        """Those of a part after which nothing else follows in it."""
+        count = 0
+        for layer, last in zip(reversed(waiting), reversed(self._parts[part])):
+            if layer is not last:
+                break
+            count += 1
+        return waiting[len(waiting) - count :]
+
+    def _part(self, layer: Linear) -> tuple[str, ...]:
+        return tuple(layer.name.split(".")[: self._depth + 1])
 
 
-def _feeds(up: Linear, down: Linear) -> bool:
-    width = 2 * down.ins if up.leaf in FUSED_GATE else down.ins
-    return up.outs == width and up.ins == down.outs
+def _widths(layer: Linear) -> tuple[int, int]:
+    """What goes in, and what one that takes its output has to take."""
+    if layer.leaf in FUSED_GATE and layer.outs % 2 == 0:
+        return layer.ins, layer.outs // 2
+    return layer.ins, 0 if layer.leaf in FUSED_GATE else layer.outs

@@ -24,6 +24,7 @@ from ..signature import Call, DoesNotFit, Operand, Signature
 from ..table import Row, add_rows
 
 JOINED, CUT, PARTS = "cat", "split", "split_parts"
+_FEW = 16  # operands, each of which may be the only one that is split
 
 # What the op does to each tensor before it joins them along the dim of the second table.
 _RAISED = {
@@ -57,13 +58,14 @@ def _ndim(call: Call) -> int:
 
 
 def joined(call: Call, parts: int) -> list[Signature]:
-    """cat, along an existing dim. Along that dim all operands are split, or one of them."""
+    """cat, along an existing dim. Along that dim all operands are split, or one of a few."""
     n = _ndim(call)
     dim = call.dim("dim", 0, ndim=n)
     made = _joined(call, {d: d for d in range(n) if d != dim})
     every = [i for i, operand in enumerate(call.operands) if not _skipped(call, operand)]
-    for split in [every, *([i] for i in every if len(every) > 1)]:
-        nbytes = _busiest([_exchanged(call, i, dim, parts) for i in split])
+    exchanged = _exchanged(call, dim, parts)
+    for split in [every, *([i] for i in every if 1 < len(every) <= _FEW)]:
+        nbytes = _busiest([exchanged[i] for i in split])
         made.append(call.make(dict.fromkeys(split, S(dim)), S(dim), JOINED, nbytes))
     return made
 
@@ -78,10 +80,14 @@ def offsets(call: Call, dim: int) -> list[int | None]:
     return found
 
 
-def _exchanged(call: Call, i: int, dim: int, parts: int) -> list[int]:
-    start = offsets(call, dim)[i] or 0
+def _exchanged(call: Call, dim: int, parts: int) -> list[list[int]]:
+    """Bytes that each rank gets of each operand."""
     m = call.outs[0].shape[dim]
-    return fetched_by_rank(call.operands[i], dim, m, lambda o, e: [(o - start, e - start)], parts)
+    starts = [start or 0 for start in offsets(call, dim)]
+    return [
+        fetched_by_rank(x, dim, m, lambda o, e, a=start: [(o - a, e - a)], parts)
+        for x, start in zip(call.operands, starts, strict=True)
+    ]
 
 
 def _busiest(each: Sequence[list[int]]) -> int:

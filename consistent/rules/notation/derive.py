@@ -62,6 +62,11 @@ class _Derivation:
         self.outs = self._outputs(spelled.outs)
         self.sizes = sizes_of([(x.names, x.shape) for x in self.operands])
         self.count = len(self.operands)
+        self._by_term: dict[int, list[int]] = {}  # the operands of each term
+        for i, x in enumerate(self.operands):
+            self._by_term.setdefault(x.term, []).append(i)
+        shapes = enumerate(given.shapes)
+        self._of_numbers = {self._term_of(i) for i, shape in shapes if shape == UNSAFE_NUMBER}
 
     def _term_of(self, i: int) -> int:
         """The term of the ``i``-th operand; of a repeated pattern each operand is a term."""
@@ -224,11 +229,10 @@ class _Derivation:
     def _addends(self, term: int) -> list[int]:
         """The operands of ``term`` that the term is linear in, if 0 times the other operands of the
         term is 0."""
-        inside = [i for i, x in enumerate(self.operands) if x.term == term]
-        found = [i for i in inside if not self.operands[i].head]
-        numbers = [i for i, shape in enumerate(self.given.shapes) if shape == UNSAFE_NUMBER]
-        if any(self._term_of(i) == term for i in numbers):
+        if term in self._of_numbers:
             return []
+        inside = self._by_term.get(term, [])
+        found = [i for i in inside if not self.operands[i].head]
         return [i for i in found if all(self._is_finite(i, j) for j in inside if j != i)]
 
     def _is_finite(self, i: int, beside: int) -> bool:
