@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -85,7 +86,7 @@ class Call:
         sums = self.kind in ("all_reduce", "reduce_scatter") and self.op == "sum"
         return sums and len(self.outs) == 1
 
-    @property
+    @cached_property
     def number(self) -> int:
         """A number that identifies the call, equal in every process."""
         digest = hashlib.sha256(f"{self.text} -> {self.outs}".encode()).digest()

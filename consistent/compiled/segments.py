@@ -72,7 +72,8 @@ class _Cutting:
         given = list(
             dict.fromkeys(n for node in piece for n in node.all_input_nodes if n not in inside)
         )
-        own = [n for n in piece if n in later or n in ending]
+        passed_on = later.union(ending)
+        own = [n for n in piece if n in passed_on]
         graph = part_of(piece, given, own, recorder.constants)
         reads: list[tuple[int, Read]] = []
         for n in dict.fromkeys([*given, *ending]):
