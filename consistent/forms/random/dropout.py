@@ -7,12 +7,13 @@ The key is taken on every rank at each call in training, so that a rate of 0 cou
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ...movement.world import my_coordinate
-from ...spec import TensorSpec
+from ...spec import Runs, TensorSpec
 from ..native import load
 from ..registry import Shards, form
 from .draw import fill_uniform, key_from, key_of
@@ -24,36 +25,38 @@ def dropped(x: Tensor, p: float, spec: TensorSpec, key: RngState) -> Tensor:
     differentiable."""
     if x.is_complex():
         return x * dropped(torch.ones_like(x.real.detach()), p, spec, key)
+    at, sizes = my_coordinate(spec.placement), tuple(spec.shape)
     if spec.layout.is_cut:
-        return _by_runs(x, p, spec, key, 0, ())
-    return _dropped_box(x, p, spec, key, spec.region(my_coordinate(spec.placement))[0])
+        return dropped_runs(x, p, spec.runs(at), sizes, key)
+    return _dropped_box(x, p, sizes, key, spec.region(at)[0])
 
 
-def _by_runs(
-    x: Tensor, p: float, spec: TensorSpec, key: RngState, dim: int, starts: tuple[int, ...]
+def dropped_runs(
+    x: Tensor,
+    p: float,
+    runs: Sequence[Runs],
+    sizes: tuple[int, ...],
+    key: RngState,
+    starts: tuple[int, ...] = (),
 ) -> Tensor:
-    """``dropped`` of each box of runs of the dims from ``dim`` on, put together again."""
+    """``dropped`` of what has these runs of each dim of a logical tensor of ``sizes``. Where
+    ``starts`` of the first dims are given, it is one run of each of them."""
+    dim = len(starts)
     if dim == x.ndim:
-        return _dropped_box(x, p, spec, key, starts)
-    runs = spec.runs(my_coordinate(spec.placement))[dim]
-    pieces = x.split([size for _, size in runs], dim) if len(runs) > 1 else [x]
-    firsts = [start for start, _ in runs] or [0]
+        return _dropped_box(x, p, sizes, key, starts)
+    pieces = x.split([size for _, size in runs[dim]], dim) if len(runs[dim]) > 1 else [x]
+    firsts = [start for start, _ in runs[dim]] or [0]
     done = [
-        _by_runs(piece, p, spec, key, dim + 1, (*starts, first))
+        dropped_runs(piece, p, runs, sizes, key, (*starts, first))
         for piece, first in zip(pieces, firsts, strict=True)
     ]
     return torch.cat(done, dim) if len(done) > 1 else done[0]
 
 
 def _dropped_box(
-    x: Tensor, p: float, spec: TensorSpec, key: RngState, starts: tuple[int, ...]
+    x: Tensor, p: float, sizes: tuple[int, ...], key: RngState, starts: tuple[int, ...]
 ) -> Tensor:
-    where = {
-        "seed": key.seed,
-        "counter": key.counter,
-        "starts": starts,
-        "logical_sizes": tuple(spec.shape),
-    }
+    where = {"seed": key.seed, "counter": key.counter, "starts": starts, "logical_sizes": sizes}
     return load.dropout(x, p, **where)
 
 

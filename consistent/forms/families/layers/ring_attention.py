@@ -1,24 +1,16 @@
 """Attention whose rows and keys are split alike, with any cut: no rank ever has all keys.
 
-```
-            step 0                  step 1                  step 2
-rank 0      q0 x k0, v0             q0 x k1, v1             q0 x k2, v2        each result is joined
-rank 1      q1 x k1, v1             q1 x k2, v2             q1 x k0, v0        with those before by
-rank 2      q2 x k2, v2             q2 x k0, v0             q2 x k1, v1        its log-sum-exp
-```
-
-In each step a rank has the keys and values of one other rank. Backward goes round again: with the
-log-sum-exp of all keys, each step's gradients are those of the whole, and those of keys and values
-go to the rank that holds them. Under a causal mask runs of rows and of keys lie one wholly before
-the other, or are the same: a rectangle, a triangle or nothing, and no mask is made. With
-``S(d, cut="zigzag")`` each rank then has the same work in each step.
+Either each rank's keys and values go round (``ring.py``), or an all-to-all brings whole sequences
+of some heads to each rank, and another one the result back. Under a causal mask runs of rows and of
+keys lie one wholly before the other, or are the same: a rectangle, a triangle or nothing, and no
+mask is made. With ``S(d, cut="zigzag")`` each rank then has the same work in each step.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,35 +20,45 @@ from torch.autograd.function import once_differentiable
 from mirrored.transports.default import current
 
 from ....movement import differentiable
-from ....spec import Runs, S, TensorSpec, items_in
+from ....spec import Runs, S, Split, TensorSpec
+from ...random.draw import key_of
+from ...random.dropout import dropped_runs
+from ...random.generator import RngState
 from ...registry import Shards, form
-
-_aten = torch.ops.aten
+from .ring import Group, Needs, Ring, needs_of
+from .sight import Sight, whole
 
 
 @form("ring_attention")
 def ring_attention(shard: Shards) -> Tensor:
-    """``softmax(scale q k^T) v`` of rows and keys that are split alike."""
+    """``softmax(scale q k^T + mask) v`` of rows and keys that are split alike."""
     query, key, value = (shard.get(name) for name in ("query", "key", "value"))
-    scale = shard.get("scale")
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    mask, p = shard.get("attn_mask"), shard.get("dropout_p", 0.0)
+    random = key_of(shard) if p else None
     if shard.coordinate is None:
-        return shard.run(query, key, value, scale=scale, enable_gqa=_has_groups(shard))
-    return _Ring.apply(query, key, value, _plan(shard), scale)
+        return nothing(shard, [x for x in (query, key, value, mask) if x is not None])
+    group = group_of(shard, -2)
+    rows, keys = (shard.specs[i].shape[-2] for i in (0, 1))
+    round_ = Round(
+        group, scale_of(shard, query), whole(rows, keys, bool(shard.get("is_causal", False))),
+        masked=mask is not None, drop=None if random is None else _drop(shard, p, random),
+    )  # fmt: skip
+    return attend_round(round_, query, key, value, () if mask is None else (mask,))[0]
 
 
 @form("heads_attention")
 def heads_attention(shard: Shards) -> Tensor:
     """Attention by an all-to-all to whole sequences of some heads, and one back."""
     at = S(shard.specs[0].ndim - 3)
-    placed = [_with(spec, shard.axes, at) for spec in (*shard.specs, shard.outs[0])]
+    axes = [a for a in shard.axes if _splits_rows(shard, a)]
+    placed = [_with(spec, axes, at) for spec in (*shard.specs[:3], shard.outs[0])]
     query, key, value = (
         differentiable.box(x, have, want)
-        for x, have, want in zip(shard.tensors, shard.specs, placed, strict=False)
+        for x, have, want in zip(shard.tensors[:3], shard.specs, placed, strict=False)
     )
     out = shard.run(
-        query, key, value, is_causal=shard.get("is_causal", False), scale=shard.get("scale"),
-        enable_gqa=shard.get("enable_gqa", False),
+        query, key, value, shard.get("attn_mask"), is_causal=shard.get("is_causal", False),
+        scale=shard.get("scale"), enable_gqa=shard.get("enable_gqa", False),
     )  # fmt: skip
     return differentiable.box(out, placed[-1], shard.outs[0])
 
@@ -65,198 +67,134 @@ def _with(spec: TensorSpec, axes: Sequence[int], entry: Any) -> TensorSpec:
     return spec.with_sbp(tuple(entry if a in axes else e for a, e in enumerate(spec.sbp)))
 
 
-def _has_groups(shard: Shards) -> bool:
-    return bool(shard.get("enable_gqa", False))
+# -- who holds what --------------------------------------------------------------------------------
+
+
+def _splits_rows(shard: Shards, axis: int, dim: int = -2) -> bool:
+    entry = shard.specs[1].sbp[axis]
+    return isinstance(entry, Split) and entry.dim == dim % shard.specs[1].ndim
+
+
+def group_of(shard: Shards, dim: int) -> Group:
+    """The ranks among which keys go round; ``dim`` has the rows of the query and the keys."""
+    axes = tuple(a for a in shard.axes if _splits_rows(shard, a, dim))
+    ranks = replace(shard, axes=axes).ranks
+    at = [shard.placement.coordinate_of(rank) for rank in ranks]
+    rows, keys = ([spec.runs(c)[dim] for c in at] for spec in shard.specs[:2])
+    return Group(ranks, at.index(shard.coordinate), tuple(rows), tuple(keys))
+
+
+def scale_of(shard: Shards, query: Tensor) -> float:
+    """What scores are multiplied with."""
+    scale = shard.get("scale")
+    return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+
+
+def nothing(shard: Shards, given: Sequence[Tensor], index: int = 0) -> Tensor:
+    """The result on a rank outside the placement, which depends on all that is given."""
+    spec = shard.outs[index]
+    out = torch.empty(shard.out_shape(index), dtype=spec.dtype, device=given[0].device)
+    learned = [x.sum() for x in given if x.requires_grad]
+    return out + sum(learned[1:], learned[0]).to(out.dtype) if learned else out
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """Who holds which rows and keys."""
+class _Drop:
+    """Dropout of probabilities, each by its logical index."""
 
-    ranks: tuple[int, ...]
-    me: int  # this rank's place among them
-    rows: Runs  # of this rank
-    keys: tuple[Runs, ...]  # of each rank
-    shapes: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # keys and values of each rank
-    causal: bool
+    p: float
+    random: RngState
+    lead: tuple[Runs, ...]  # of the dims before rows and keys
+    sizes: tuple[int, ...]
 
-
-def _plan(shard: Shards) -> _Plan:
-    ranks = shard.ranks
-    at = [shard.placement.coordinate_of(rank) for rank in ranks]
-    keys, values = shard.specs[1:3]
-    return _Plan(
-        ranks,
-        at.index(shard.coordinate),
-        shard.specs[0].runs(shard.coordinate)[-2],
-        tuple(keys.runs(c)[-2] for c in at),
-        tuple((keys.local_shape(c), values.local_shape(c)) for c in at),
-        bool(shard.get("is_causal", False)),
-    )
+    def __call__(self, chances: Tensor, at: tuple[int, int]) -> Tensor:
+        places = [((a, n),) for a, n in zip(at, chances.shape[-2:], strict=True)]
+        return dropped_runs(chances, self.p, [*self.lead, *places], self.sizes, self.random)
 
 
-def _blocks(plan: _Plan, source: int) -> Iterator[tuple[slice, slice, bool]]:
-    """(rows of this rank, keys of rank ``source`` that they see, whether by a triangle)."""
-    if not plan.causal:
-        keys = items_in(plan.keys[source])
-        if plan.rows and keys:
-            yield slice(0, items_in(plan.rows)), slice(0, keys), False
-        return
-    first = 0
-    for start, size in plan.rows:
-        rows, seen = slice(first, first + size), 0
-        for begin, length in plan.keys[source]:
-            if begin == start:
-                yield rows, slice(seen, seen + length), True
-            if begin >= start:
-                break
-            seen += length
-        if seen:
-            yield rows, slice(0, seen), False
-        first += size
+def _drop(shard: Shards, p: float, random: RngState) -> _Drop:
+    lead = tuple(shard.outs[0].runs(shard.coordinate)[:-2])
+    sizes = (*shard.outs[0].shape[:-1], shard.specs[1].shape[-2])
+    return _Drop(p, random, lead, sizes)
 
 
-class _Ring(torch.autograd.Function):
+# -- under autograd --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Round:
+    """One attention of rows to keys that go round; its ``repr`` says all but the values.
+
+    What rows see is ``sight``, or is read from tensors that are given too (``Reads``); or there is
+    a mask of this rank's rows and all keys (``masked``).
+    """
+
+    group: Group
+    scale: float
+    sight: Sight | Any
+    masked: bool = False
+    drop: _Drop | None = None
+
+    def ring(self, given: Sequence[Tensor]) -> tuple[Ring, Tensor | None]:
+        """(the ring for these values, the mask)."""
+        mask = given[0] if self.masked else None
+        sight: Sight = self.sight if isinstance(self.sight, tuple) else self.sight.read(*given)
+        # Sizes of what is sent may depend on values inside one message alone.
+        is_read = mask is not None and not current().records
+        needs = needs_of(self.group, sight, mask) if is_read else Needs(self.group, sight)
+        return Ring(needs, self.scale, self.drop), mask
+
+    def run(self, way: Any, xs: list[Tensor]) -> list[Tensor]:
+        """``way(xs)``; as one message where it is recorded, but for random numbers."""
+        if self.drop is not None:
+            return way(xs)
+        return current().as_one(way, xs, self.group.ranks)
+
+
+@dataclass(frozen=True)
+class _Forward:
+    round: Round
+
+    def __call__(self, xs: list[Tensor]) -> list[Tensor]:
+        query, key, value, *given = xs
+        ring, mask = self.round.ring(given)
+        return list(ring.forward(query, key, value, mask))
+
+
+@dataclass(frozen=True)
+class _Backward:
+    round: Round
+    of_mask: bool
+
+    def __call__(self, xs: list[Tensor]) -> list[Tensor]:
+        grad, query, key, value, out, total, *given = xs
+        ring, mask = self.round.ring(given)
+        return ring.backward(grad, query, key, value, out, total, mask, self.of_mask)
+
+
+class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: _Plan, scale: float
-    ) -> Tensor:
-        wide = torch.promote_types(query.dtype, torch.float32)
-        out = query.new_zeros((*query.shape[:-1], value.shape[-1]), dtype=wide)
-        total = query.new_full(query.shape[:-1], -math.inf, dtype=wide)
-        for source, (keys, values) in _round(key, value, plan):
-            for rows, seen, triangle in _blocks(plan, source):
-                part, log = _attend(
-                    query[..., rows, :], _heads(keys[..., seen, :], query),
-                    _heads(values[..., seen, :], query), triangle, scale,
-                )  # fmt: skip
-                _join(out[..., rows, :], total[..., rows], part, log)
-        out = out.to(query.dtype)
-        ctx.save_for_backward(query, key, value, out, total)
-        ctx.plan, ctx.scale = plan, scale
-        return out
+        ctx: Any, round_: Round, query: Tensor, key: Tensor, value: Tensor, *given: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        out, total = round_.run(_Forward(round_), [query, key, value, *given])
+        ctx.save_for_backward(query, key, value, out, total, *given)
+        ctx.mark_non_differentiable(total)
+        ctx.round = round_
+        return out, total
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        query, key, value, out, total = ctx.saved_tensors
-        plan, scale = ctx.plan, ctx.scale
-        wide = total.dtype
-        of_query = torch.zeros_like(query, dtype=wide)
-        of_key, of_value = (torch.zeros_like(x, dtype=wide) for x in (key, value))
-        for source, pair in _round(key, value, plan):
-            given = [torch.zeros_like(x, dtype=wide) for x in pair]
-            for rows, seen, triangle in _blocks(plan, source):
-                keys, values = (_heads(x[..., seen, :], query) for x in pair)
-                made = _attend_backward(
-                    grad[..., rows, :], query[..., rows, :], keys, values, out[..., rows, :],
-                    total[..., rows], triangle, scale,
-                )  # fmt: skip
-                of_query[..., rows, :] += made[0]
-                for x, into in zip(made[1:], given, strict=True):
-                    into[..., seen, :] += _of_groups(x, into.shape[-3])
-            step = (source - plan.me) % len(plan.ranks)
-            for x, into in zip(_returned(given, plan, step), (of_key, of_value), strict=True):
-                into += x
-        return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype), None, None
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        given = ctx.saved_tensors[5:]
+        of_mask = ctx.round.masked and ctx.needs_input_grad[4]
+        way = _Backward(ctx.round, of_mask)
+        made = ctx.round.run(way, [grad, *ctx.saved_tensors])
+        return None, *made, *[None] * (len(given) - of_mask)
 
 
-# -- between ranks ---------------------------------------------------------------------------------
-
-
-def _round(key: Tensor, value: Tensor, plan: _Plan) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
-    """(rank, its keys and values) of one rank after the other, this rank first."""
-    count = len(plan.ranks)
-    yield plan.me, (key, value)
-    mine = [key.contiguous(), value.contiguous()]
-    for step in range(1, count):
-        to, source = (plan.me - step) % count, (plan.me + step) % count
-        receives = [(plan.ranks[source], shape, key.dtype) for shape in plan.shapes[source]]
-        got = current().exchange(
-            [(plan.ranks[to], x) for x in mine], receives, plan.ranks, key.device
-        )
-        yield source, (got[0], got[1])
-
-
-def _returned(given: Sequence[Tensor], plan: _Plan, step: int) -> Sequence[Tensor]:
-    """The gradients of this rank's keys and values, from the rank that has had them in a step."""
-    if step == 0:
-        return given
-    count = len(plan.ranks)
-    to, source = (plan.me + step) % count, (plan.me - step) % count
-    receives = [(plan.ranks[source], shape, given[0].dtype) for shape in plan.shapes[plan.me]]
-    sends = [(plan.ranks[to], x) for x in given]
-    return current().exchange(sends, receives, plan.ranks, given[0].device)
-
-
-# -- one block -------------------------------------------------------------------------------------
-
-
-def _heads(x: Tensor, query: Tensor) -> Tensor:
-    """``x`` with a head for each head of the queries."""
-    groups = query.shape[-3] // max(1, x.shape[-3])
-    return x if groups == 1 else x.repeat_interleave(groups, -3)
-
-
-def _of_groups(x: Tensor, heads: int) -> Tensor:
-    """The sum over the heads that share a key."""
-    return x if x.shape[-3] == heads else x.unflatten(-3, (heads, -1)).sum(-3)
-
-
-def _join(out: Tensor, total: Tensor, part: Tensor, log: Tensor) -> None:
-    """Take the result for further keys into that for the keys so far, in place."""
-    both = torch.logaddexp(total, log)
-    out.mul_((total - both).exp().unsqueeze(-1)).add_(part * (log - both).exp().unsqueeze(-1))
-    total.copy_(both)
-
-
-def _by_kernel(query: Tensor, value: Tensor) -> bool:
-    return query.is_cpu and query.ndim == 4 and query.shape[-1] == value.shape[-1]
-
-
-def _attend(
-    query: Tensor, key: Tensor, value: Tensor, triangle: bool, scale: float
+def attend_round(
+    round_: Round, query: Tensor, key: Tensor, value: Tensor, given: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """(result, log-sum-exp of each row)."""
-    if _by_kernel(query, value):
-        return _aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, 0.0, triangle, scale=scale
-        )
-    scores = _scores(query, key, triangle, scale)
-    log = scores.logsumexp(-1)
-    return (scores - log.unsqueeze(-1)).exp().to(value.dtype) @ value, log
-
-
-def _attend_backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    total: Tensor,
-    triangle: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value, where ``out`` and ``total`` are those of all keys."""
-    if _by_kernel(query, value):
-        return _aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad.contiguous(), query, key, value, out, total, 0.0, triangle, scale=scale
-        )
-    chances = (_scores(query, key, triangle, scale) - total.unsqueeze(-1)).exp()
-    grad, out = grad.to(chances.dtype), out.to(chances.dtype)
-    inner = grad @ value.to(chances.dtype).mT - (grad * out).sum(-1, keepdim=True)
-    of_scores = chances * inner * scale
-    return (
-        of_scores @ key.to(chances.dtype),
-        of_scores.mT @ query.to(chances.dtype),
-        chances.mT @ grad,
-    )
-
-
-def _scores(query: Tensor, key: Tensor, triangle: bool, scale: float) -> Tensor:
-    scores = (query * scale) @ key.mT
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    if not triangle:
-        return scores
-    ahead = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-    return scores.masked_fill(ahead, -math.inf)
+    """(result, log-sum-exp of each row), differentiable; ``given`` is what ``round_`` reads."""
+    return _Attention.apply(round_, query, key, value, *given)

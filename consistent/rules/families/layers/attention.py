@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ....spec import NdSbp, S, Split
+from ....spec import Cut, NdSbp, S, Sbp, Split
 from ... import notation
 from ...choose import cut_elsewhere
 from ...signature import Call, Operand, Signature
@@ -29,6 +29,9 @@ from ...table import Row, add_rows
 
 FORM = "attention"
 RING, HEADS = "ring_attention", "heads_attention"
+# From so many scores on, rows and keys that are split alike go round: keys are not gathered, and no
+# causal mask is made.
+LARGE = 1 << 22
 
 
 def attention(call: Call, parts: int) -> list[Signature]:
@@ -45,10 +48,13 @@ def attention(call: Call, parts: int) -> list[Signature]:
     made = notation.of_call(f"{rule} -> ...lv", call, parts)
     if call.get("enable_gqa", False):
         made = [s for s in made if _groups_stay(call, s, (q, k, v))]
-    of_cut = _of_cut_rows(call, parts)
-    if of_cut:  # the result lies as the query, and what brings it to its heads brings it back
+    goes_round = [_goes_round(call, entry) for entry in q.spec.sbp]
+    rounds = _rounds(call, parts) if goes_round[call.axis] else []
+    if rounds and _cut_of(q.spec.sbp[call.axis]) is not None:
+        # The result lies as the query, and what brings it to its heads brings it back.
         made = [s for s in made if not _splits_heads(s, q)]
-    return [*(_by_form(call, s, parts) for s in made), *of_cut]
+    form = RING if any(goes_round) else FORM  # one form serves all axes
+    return [*(_by_form(call, s, parts, form) for s in made), *rounds]
 
 
 def _splits_heads(made: Signature, query: Operand) -> bool:
@@ -56,32 +62,52 @@ def _splits_heads(made: Signature, query: Operand) -> bool:
     return isinstance(entry, Split) and entry.dim < query.ndim - 2
 
 
-def _of_cut_rows(call: Call, parts: int) -> list[Signature]:
+def _cut_of(entry: Sbp) -> Cut | None:
+    return entry.cut if isinstance(entry, Split) else None
+
+
+def _goes_round(call: Call, now: Sbp) -> bool:
+    """Whether rows and keys that are split as ``now`` may go round: those with a cut, and plain
+    ones whose matrix of scores would be large."""
+    q, k, v = call.operands[:3]
+    if not isinstance(now, Split) or now.dim != q.ndim - 2 or not _may_go_round(call):
+        return False
+    plain = now.cut is None
+    return not plain or (q.shape[-2] * k.shape[-2] >= LARGE and q.shape[-2] == k.shape[-2])
+
+
+def _rounds(call: Call, parts: int) -> list[Signature]:
     """Rows and keys that are cut alike, in the way that the query is cut now."""
     now = call.operands[0].spec.sbp[call.axis]
-    if not isinstance(now, Split) or now.cut is None or not _may_go_round(call):
-        return []
-    q, k, v = call.operands
-    if now.dim != q.ndim - 2 or now.cut.fault(k.shape[-2], parts):
+    q, k, v, *masks = call.operands
+    assert isinstance(now, Split)
+    if now.cut is not None and now.cut.fault(k.shape[-2], parts):
         return []
     ins = {x.index: Split(x.ndim - 2, now.cut) for x in (q, k, v)}
+    by_rows = {x.index: Split(x.ndim - 2, now.cut) for x in masks if _has_rows(x)}
     placement = q.spec.placement
     held = (parts - 1) / parts / cut_elsewhere(placement, q.spec.sbp, call.axis)
     moved = k.spec.nbytes + v.spec.nbytes
-    made = [call.make(ins, now, RING, int(moved * held))]
-    if all(x.shape[-3] % placement.size == 0 for x in (q, k, v)):
+    made = [call.make({**ins, **by_rows}, now, RING, int(moved * held))]
+    drops = call.get("dropout_p", 0.0)
+    divide = all(x.shape[-3] % placement.size == 0 for x in (q, k, v))
+    if divide and not drops and all(x.ndim < 3 or x.shape[-3] == 1 for x in masks):
         out = call.outs[0]
         moved += q.spec.nbytes + out.shape.numel() * out.dtype.itemsize
         made.append(call.make(ins, now, HEADS, int(moved * held / parts)))
     return made
 
 
+def _has_rows(mask: Operand) -> bool:
+    return mask.ndim > 1 and mask.shape[-2] > 1
+
+
 def _may_go_round(call: Call) -> bool:
-    """Whether the forms for cut rows serve this call: others run on plain splits."""
-    if len(call.operands) != 3 or call.get("dropout_p", 0.0):
-        return False
-    q, k, v = call.operands
+    """Whether the forms for rows that go round serve this call: others run on plain splits."""
+    q, k, v, *masks = call.operands
     if min(q.ndim, k.ndim, v.ndim) < 4 or not q.spec.dtype.is_floating_point:
+        return False
+    if any(x.ndim < 2 for x in masks):
         return False
     causal = call.get("is_causal", False)
     if causal and q.shape[-2] != k.shape[-2]:
@@ -92,7 +118,7 @@ def _may_go_round(call: Call) -> bool:
     return len(batch) == 1 and alike
 
 
-def _by_form(call: Call, made: Signature, parts: int) -> Signature:
+def _by_form(call: Call, made: Signature, parts: int, form: str) -> Signature:
     q, k = call.operands[:2]
     if made.ins[1] is S(k.ndim - 2):
         rows = call.outs[0].shape[:-1].numel()
@@ -100,8 +126,10 @@ def _by_form(call: Call, made: Signature, parts: int) -> Signature:
         nbytes = 2 * 2 * (parts - 1) * rows * q.spec.dtype.itemsize // parts
         return replace(made, form=FORM, nbytes=nbytes)
     placed = call.get("is_causal", False) and made.ins[0] is S(q.ndim - 2)
-    if placed or call.get("dropout_p", 0.0):
+    if placed:
         return replace(made, form=FORM)
+    if call.get("dropout_p", 0.0):
+        return replace(made, form=form)
     return made
 
 

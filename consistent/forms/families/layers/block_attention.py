@@ -1,0 +1,195 @@
+"""Attention of one block, a few rows and a few keys, with the log-sum-exp of each row: what joins
+the results for several blocks of keys.
+
+On the CPU torch's own kernel computes it. Dropout, a mask that is learned, and other devices take
+a few rows at a time, so that no matrix of scores is large.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_aten = torch.ops.aten
+_SCORES = 1 << 22  # that are in memory at once
+
+Drop = Callable[[Tensor, tuple[int, int]], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How a block is computed.
+
+    ``bias`` is added to the scores, and has -inf where a row does not see a key; with ``triangle``
+    each row sees one key more than the row before. ``drop`` takes probabilities and the logical
+    place of the first, (row, key), and gives them after dropout. ``row`` is the first row's place
+    in the block, for those who take a part of it.
+    """
+
+    scale: float
+    triangle: bool = False
+    bias: Tensor | None = None
+    drop: Drop | None = None
+    at: tuple[int, int] = (0, 0)
+
+
+class Grads(NamedTuple):
+    """Gradients of the query, the keys, the values, and of the scores after the bias was added."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scores: Tensor | None
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, how: How) -> tuple[Tensor, Tensor]:
+    """(result, log-sum-exp of each row; -inf, and zeros, where a row sees no key)."""
+    if how.drop is None and _by_kernel(query, key, value):
+        bias = _expanded(how.bias, query, key)
+        out, log = _aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, 0.0, how.triangle, attn_mask=bias, scale=how.scale
+        )
+        if bias is not None:  # the kernel says 0 for a row that sees nothing
+            log = log.masked_fill((bias == -math.inf).all(-1), -math.inf)
+        return out, log
+    parts = [
+        _attend_rows(query[..., rows, :], key, value, part) for rows, part in _few(query, key, how)
+    ]
+    return torch.cat([out for out, _ in parts], -2), torch.cat([log for _, log in parts], -1)
+
+
+def _attend_rows(query: Tensor, key: Tensor, value: Tensor, how: How) -> tuple[Tensor, Tensor]:
+    scores = _scores(query, key, how)
+    log = scores.logsumexp(-1)
+    chances = (scores - finite(log, 0.0).unsqueeze(-1)).exp()
+    if how.drop is not None:
+        chances = how.drop(chances, how.at)
+    return chances.to(value.dtype) @ value, log
+
+
+def attend_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    total: Tensor,
+    how: How,
+    of_scores: bool = False,
+) -> Grads:
+    """Gradients, where ``out`` and ``total`` are the result for all keys and its log-sum-exp.
+    ``of_scores``: those of the scores are asked for, too."""
+    total = finite(total, math.inf)
+    if how.drop is None and not of_scores and _by_kernel(query, key, value):
+        made = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad.contiguous(), query, key, value, out, total, 0.0, how.triangle,
+            attn_mask=_expanded(how.bias, query, key), scale=how.scale,
+        )  # fmt: skip
+        return Grads(made[0], made[1], made[2], None)
+    parts = [
+        _rows_backward(
+            grad[..., rows, :], query[..., rows, :], key, value, out[..., rows, :],
+            total[..., rows], part,
+        )
+        for rows, part in _few(query, key, how)
+    ]  # fmt: skip
+    return Grads(
+        torch.cat([part.query for part in parts], -2),
+        sum((part.key for part in parts[1:]), parts[0].key),
+        sum((part.value for part in parts[1:]), parts[0].value),
+        torch.cat([part.scores for part in parts], -2) if of_scores else None,  # type: ignore[misc]
+    )
+
+
+def _rows_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, total: Tensor, how: How
+) -> Grads:
+    chances = (_scores(query, key, how) - total.unsqueeze(-1)).exp()
+    grad, out, query, key, value = (x.to(chances.dtype) for x in (grad, out, query, key, value))
+    of_chances, kept = grad @ value.mT, chances
+    if how.drop is not None:
+        kept_part = how.drop(torch.ones_like(chances), how.at)
+        of_chances, kept = of_chances * kept_part, chances * kept_part
+    of_scores = chances * (of_chances - (grad * out).sum(-1, keepdim=True))
+    return Grads(
+        of_scores @ key * how.scale, of_scores.mT @ query * how.scale, kept.mT @ grad, of_scores
+    )
+
+
+def join(out: Tensor, total: Tensor, part: Tensor, log: Tensor) -> None:
+    """Take the result for further keys into that for the keys so far, in place."""
+    both = torch.logaddexp(total, log)
+    top = finite(both, 0.0)
+    out.mul_((total - top).exp().unsqueeze(-1)).add_(part * (log - top).exp().unsqueeze(-1))
+    total.copy_(both)
+
+
+def finite(x: Tensor, otherwise: float) -> Tensor:
+    """``x``, with ``otherwise`` in the place of -inf."""
+    return x.masked_fill(x == -math.inf, otherwise)
+
+
+def heads_for(x: Tensor, query: Tensor) -> Tensor:
+    """``x`` with a head for each head of the queries."""
+    groups = query.shape[-3] // max(1, x.shape[-3])
+    return x if groups == 1 else x.repeat_interleave(groups, -3)
+
+
+def of_groups(x: Tensor, heads: int) -> Tensor:
+    """The sum over the heads that share a key."""
+    return x if x.shape[-3] == heads else x.unflatten(-3, (heads, -1)).sum(-3)
+
+
+def _by_kernel(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    alike = query.is_cpu and query.ndim == 4 and query.shape[-1] == value.shape[-1]
+    return alike and query.numel() > 0 and key.numel() > 0  # the kernel divides by them
+
+
+def _expanded(bias: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
+    """``bias`` as the kernel takes it: of the query's dtype, with four dims, rows and keys."""
+    if bias is None:
+        return None
+    shape = (*[1] * (4 - bias.ndim), *bias.shape[:-2])
+    whole = bias.to(query.dtype).expand(*shape, query.shape[-2], key.shape[-2])
+    return whole if whole.stride(-1) == 1 else whole.contiguous()
+
+
+def _few(query: Tensor, key: Tensor, how: How) -> list[tuple[slice, How]]:
+    """(rows, how they are computed) of parts whose scores are few; one part at least."""
+    rows = query.shape[-2]
+    lead = query.shape[:-2].numel() * max(1, key.shape[-2])
+    step = max(1, _SCORES // max(1, lead))
+    if rows <= step:
+        return [(slice(0, rows), how)]
+    return [(slice(a, min(a + step, rows)), _part(how, a, min(a + step, rows), key))
+            for a in range(0, rows, step)]  # fmt: skip
+
+
+def _part(how: How, a: int, b: int, key: Tensor) -> How:
+    """``how`` for the rows from a to b."""
+    bias = how.bias
+    if bias is not None and bias.shape[-2] != 1:
+        bias = bias[..., a:b, :]
+    if how.triangle:
+        sees = _triangle(b - a, key.shape[-2], a, key.device)
+        bias = sees if bias is None else bias.masked_fill(sees == -math.inf, -math.inf)
+    return How(how.scale, False, bias, how.drop, (how.at[0] + a, how.at[1]))
+
+
+def _scores(query: Tensor, key: Tensor, how: How) -> Tensor:
+    scores = (query * how.scale) @ key.mT
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if how.triangle:
+        scores = scores + _triangle(*scores.shape[-2:], 0, scores.device)
+    return scores if how.bias is None else scores + how.bias
+
+
+def _triangle(rows: int, keys: int, first: int, device: torch.device) -> Tensor:
+    """0 where row ``first`` + i sees key j, else -inf."""
+    ahead = torch.ones(rows, keys, dtype=torch.bool, device=device).triu(1 + first)
+    return torch.zeros(rows, keys, device=device).masked_fill_(ahead, -math.inf)

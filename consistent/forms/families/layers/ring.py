@@ -1,0 +1,294 @@
+"""Keys and values of one rank after the other, for rows of this rank, and their gradients back.
+
+```
+            step 0                  step 1                  step 2
+rank 0      q0 x k0, v0             q0 x k1, v1             q0 x k2, v2        each result is joined
+rank 1      q1 x k1, v1             q1 x k2, v2             q1 x k0, v0        with those before by
+rank 2      q2 x k2, v2             q2 x k0, v0             q2 x k1, v1        its log-sum-exp
+```
+
+A rank is sent those keys alone that some of its rows see (``sight.py``): under a causal mask none
+that lie behind all of them, of a window those at its border, of a document in one piece nothing.
+Where messages travel while a rank computes, the next keys do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mirrored.transports.default import current
+
+from ....spec import Runs, items_in, overlapping
+from ....spec.cut import joined
+from . import sight as seeing
+from .block_attention import Drop, How, attend, attend_backward, heads_for, join, of_groups
+from .sight import Block, Sight
+
+Arriving = Callable[[], list[Tensor]]
+_LABEL = "keys of attention"
+_GAP = 16  # keys between two runs that are seen, which are sent as well
+
+
+@dataclass(frozen=True)
+class Group:
+    """The ranks that share rows and keys: who holds which."""
+
+    ranks: tuple[int, ...]
+    me: int  # this rank's place among them
+    rows: tuple[Runs, ...]  # of each rank
+    keys: tuple[Runs, ...]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What rows see: by places, and where there is a mask, the keys that rows of each rank see at
+    all, as logical runs."""
+
+    group: Group
+    sight: Sight
+    by_mask: tuple[Runs, ...] | None = None
+
+    def held(self, rank: int, source: int) -> Runs:
+        """Runs of the shard of ``source`` that the rows of ``rank`` see."""
+        group = self.group
+        found = seeing.seen(self.sight, group.rows[rank], group.keys[source])
+        if self.by_mask is None:
+            return found
+        return _in_both(found, _within(self.by_mask[rank], group.keys[source]))
+
+    def steps(self) -> list[int]:
+        """The steps in which some rank is sent anything."""
+        count = len(self.group.ranks)
+        return [step for step in range(1, count)
+                if any(self.held(k, (k + step) % count) for k in range(count))]  # fmt: skip
+
+    def blocks(self, source: int, joins: bool) -> tuple[Block, ...]:
+        """What this rank computes with the keys of ``source``, of which it has ``held``."""
+        group = self.group
+        found = seeing.blocks(self.sight, group.rows[group.me], group.keys[source], joins)
+        if source == group.me:
+            return found
+        return seeing.packed(found, self.held(group.me, source))
+
+
+# -- by values -------------------------------------------------------------------------------------
+
+
+def needs_of(group: Group, sight: Sight, mask: Tensor | None) -> Needs:
+    """What rows see, with a mask of this rank's rows by which ranks tell each other the keys that
+    are seen at all."""
+    if mask is None:
+        return Needs(group, sight)
+    seen = mask if mask.dtype is torch.bool else mask != -math.inf
+    seen = seen.reshape(-1, seen.shape[-1]).any(0)
+    keys = sum(items_in(runs) for runs in group.keys)
+    mine = seen.expand(keys).to(torch.uint8)
+    every = current().all_gather(mine.contiguous(), [mine.shape] * len(group.ranks), group.ranks)
+    return Needs(group, sight, tuple(_runs_of(each) for each in every))
+
+
+def _runs_of(seen: Tensor) -> Runs:
+    """The runs of what is not 0, with small gaps filled."""
+    places = seen.nonzero().flatten().cpu()
+    if not len(places):
+        return ()
+    breaks = (places.diff() > _GAP).nonzero().flatten()
+    firsts = places[torch.cat([breaks.new_zeros(1), breaks + 1])].tolist()
+    lasts = places[torch.cat([breaks, breaks.new_tensor([len(places) - 1])])].tolist()
+    return tuple((a, b + 1 - a) for a, b in zip(firsts, lasts, strict=True))
+
+
+def _within(logical: Runs, held: Runs) -> Runs:
+    """Those of ``logical`` that a shard of the runs ``held`` has, in places of the shard."""
+    found, place = [], 0
+    for start, size in held:
+        for a, n in overlapping(logical, ((start, size),)):
+            found.append((place + a - start, n))
+        place += size
+    return joined(found)
+
+
+def _in_both(a: Runs, b: Runs) -> Runs:
+    return joined(overlapping(a, b))
+
+
+# -- forward and backward --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Attention of this rank's rows to the keys of all."""
+
+    needs: Needs
+    scale: float
+    drop: Drop | None = None
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """(result, log-sum-exp of each row)."""
+        wide = torch.promote_types(query.dtype, torch.float32)
+        out = query.new_zeros((*query.shape[:-1], value.shape[-1]), dtype=wide)
+        total = query.new_full(query.shape[:-1], -math.inf, dtype=wide)
+        for step, (keys, values) in self._round(key, value):
+            for block in self._seen(step, mask):
+                rows, some = block.row_slice, block.key_slice
+                part, log = attend(
+                    query[..., rows, :], heads_for(keys[..., some, :], query),
+                    heads_for(values[..., some, :], query), self._how(block, mask),
+                )  # fmt: skip
+                join(out[..., rows, :], total[..., rows], part, log)
+        return out.to(query.dtype), total
+
+    def backward(
+        self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, total: Tensor,
+        mask: Tensor | None, of_mask: bool,
+    ) -> list[Tensor]:  # fmt: skip
+        """Gradients of query, key and value, and of the mask where ``of_mask``."""
+        made = [torch.zeros_like(x, dtype=total.dtype) for x in (query, key, value)]
+        learned = [torch.zeros_like(mask)] if of_mask and mask is not None else []
+        returning = _Returning(self.needs, made[1:])
+        for step, pair in self._round(key, value):
+            given = [torch.zeros_like(x, dtype=total.dtype) for x in pair]
+            for block in self._seen(step, mask):
+                rows, some = block.row_slice, block.key_slice
+                keys, values = (heads_for(x[..., some, :], query) for x in pair)
+                grads = attend_backward(
+                    grad[..., rows, :], query[..., rows, :], keys, values, out[..., rows, :],
+                    total[..., rows], self._how(block, mask), of_scores=of_mask,
+                )  # fmt: skip
+                made[0][..., rows, :] += grads.query
+                for x, into in zip((grads.key, grads.value), given, strict=True):
+                    into[..., some, :] += of_groups(x, into.shape[-3])
+                if learned and grads.scores is not None:
+                    place = _of_mask(learned[0], block)
+                    place += grads.scores.sum_to_size(place.shape)
+            returning.give(step, given if pair[0].numel() else [])
+        returning.take()
+        return [x.to(y.dtype) for x, y in zip(made, (query, key, value), strict=True)] + learned
+
+    def _seen(self, step: int, mask: Tensor | None) -> Iterator[Block]:
+        """The blocks of the keys that come in a step, without those that a mask hides."""
+        joins = mask is None and self.drop is None
+        source = (self.needs.group.me + step) % len(self.needs.group.ranks)
+        for block in self.needs.blocks(source, joins):
+            if self.needs.by_mask is not None and mask is not None:
+                part = _of_mask(mask, block)
+                if not (part if part.dtype is torch.bool else part != -math.inf).any():
+                    continue
+            yield block
+
+    def _how(self, block: Block, mask: Tensor | None) -> How:
+        bias = seeing.band_mask(block, torch.device("cpu") if mask is None else mask.device)
+        if mask is not None:
+            bias = _of_mask(mask, block)
+        if bias is not None and bias.dtype is torch.bool:
+            bias = torch.zeros_like(bias, dtype=torch.float32).masked_fill_(~bias, -math.inf)
+        return How(self.scale, block.triangle, bias, self.drop, block.at)
+
+    def _round(self, key: Tensor, value: Tensor) -> Iterator[tuple[int, list[Tensor]]]:
+        """(step, the keys and values that come in it, of which there may be none), this rank's
+        first."""
+        steps = self.needs.steps()
+        coming = self._start(steps[0], key, value) if steps else None
+        yield 0, [key, value]
+        for step, following in zip(steps, [*steps[1:], None], strict=True):
+            assert coming is not None
+            arrived = coming()
+            if following is not None:
+                coming = self._start(following, key, value)
+            yield step, arrived or [key[..., :0, :], value[..., :0, :]]
+
+    def _start(self, step: int, key: Tensor, value: Tensor) -> Arriving:
+        needs, count, me = self.needs, len(self.needs.group.ranks), self.needs.group.me
+        to, source = (me - step) % count, (me + step) % count
+        going, coming = needs.held(to, me), items_in(needs.held(me, source))
+        sends = [(to, _taken(x, going)) for x in (key, value)] if going else []
+        shapes = [(*x.shape[:-2], coming, x.shape[-1]) for x in (key, value)] if coming else []
+        return _start(needs.group, sends, [(source, shape) for shape in shapes], key)
+
+
+class _Returning:
+    """Gradients of keys and values on their way to the ranks that hold them."""
+
+    def __init__(self, needs: Needs, into: Sequence[Tensor]) -> None:
+        self._needs, self._into = needs, into
+        self._coming: tuple[Runs, Arriving] | None = None
+
+    def give(self, step: int, grads: Sequence[Tensor]) -> None:
+        """Send the gradients of the keys that came in this step; those of step 0 are this
+        rank's."""
+        group, count = self._needs.group, len(self._needs.group.ranks)
+        if step == 0:
+            self._add(((0, items_in(group.keys[group.me])),), grads)
+            return
+        to, source = (group.me + step) % count, (group.me - step) % count
+        held = self._needs.held(source, group.me)
+        shapes = [(*x.shape[:-2], items_in(held), x.shape[-1]) for x in self._into] if held else []
+        started = _start(
+            group, [(to, x) for x in grads], [(source, shape) for shape in shapes], self._into[0]
+        )
+        self.take()
+        self._coming = held, started
+
+    def take(self) -> None:
+        """Add what is on its way."""
+        if self._coming is not None:
+            held, arriving = self._coming
+            self._coming = None
+            self._add(held, arriving())
+
+    def _add(self, held: Runs, grads: Sequence[Tensor]) -> None:
+        for into, x in zip(self._into, grads):
+            place = 0
+            for start, size in held:
+                into[..., start : start + size, :] += x[..., place : place + size, :]
+                place += size
+
+
+def _start(
+    group: Group,
+    sends: Sequence[tuple[int, Tensor]],
+    receives: Sequence[tuple[int, tuple[int, ...]]],
+    like: Tensor,
+) -> Arriving:
+    """Begin to send, by places in the group; what is called then gives what has come."""
+    transport, ranks, device = current(), group.ranks, like.device
+    going = [(ranks[to], x) for to, x in sends]
+    if not transport.records and transport.overlaps(ranks, device.type):
+        sent = [transport.send(x, to, _LABEL) for to, x in going]
+        coming = [
+            transport.receive(shape, like.dtype, ranks[source], _LABEL, device)
+            for source, shape in receives
+        ]
+
+        def wait() -> list[Tensor]:
+            arrived = [handle.wait() for handle in coming]
+            for handle in sent:
+                handle.wait()
+            return arrived
+
+        return wait
+    wanted = [(ranks[source], shape, like.dtype) for source, shape in receives]
+    return lambda: transport.exchange(going, wanted, ranks, device)
+
+
+def _taken(x: Tensor, held: Runs) -> Tensor:
+    """The rows of ``x`` in these runs of its shard, side by side."""
+    parts = [x.narrow(-2, start, size) for start, size in held]
+    return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts, -2)
+
+
+def _of_mask(mask: Tensor, block: Block) -> Tensor:
+    """The part of a mask of this rank's rows and all keys, either of which may be one for all."""
+    rows = slice(None) if mask.shape[-2] == 1 else block.row_slice
+    first = block.at[1]
+    keys = (
+        slice(None) if mask.shape[-1] == 1 else slice(first, first + block.keys[1] - block.keys[0])
+    )
+    return mask[..., rows, keys]

@@ -1,0 +1,187 @@
+"""Which keys each row of attention sees, as arithmetic: what is computed, and what is sent.
+
+```
+causal            window of 2       documents         a rank's rows and keys become blocks:
+x . . . . .       x . . . . .       x . . . . .       rectangles, triangles, and bands, which
+x x . . . .       x x . . . .       x x . . . .       are computed with a small mask each
+x x x . . .       x x x . . .       . . x . . .
+x x x x . .       . x x x . .       . . x x . .
+x x x x x .       . . x x x .       . . x x x .
+x x x x x x       . . . x x x       . . . . . x
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from ....spec import Runs
+from ....spec.cut import joined
+
+# Rows of a band that are computed at once, at least and at most.
+_FEWEST, _MOST = 64, 512
+
+
+@dataclass(frozen=True)
+class Document:
+    """Rows that see keys of their own: ``rows`` and ``keys`` are (start, stop); row i sees keys
+    from i + ``low`` to i + ``high``, as far as there are; None is no limit."""
+
+    rows: tuple[int, int]
+    keys: tuple[int, int]
+    low: int | None = None
+    high: int | None = None
+
+
+Sight = tuple[Document, ...]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows of one rank and keys of another, as slices of their shards (start, stop).
+
+    ``at`` is the logical place of the first row and of the first key. ``triangle``: each row sees
+    one key more than the row before, the first one sees the first. ``band``: row i sees keys from
+    i + low to i + high, in logical places.
+    """
+
+    rows: tuple[int, int]
+    keys: tuple[int, int]
+    at: tuple[int, int]
+    triangle: bool = False
+    band: tuple[int, int] | None = None
+
+    @property
+    def row_slice(self) -> slice:
+        """The rows, as an index."""
+        return slice(*self.rows)
+
+    @property
+    def key_slice(self) -> slice:
+        """The keys, as an index."""
+        return slice(*self.keys)
+
+
+def whole(rows: int, keys: int, causal: bool) -> Sight:
+    """One document: all rows see all keys, or under a causal mask those up to their own place."""
+    return (Document((0, rows), (0, keys), None, 0 if causal else None),)
+
+
+@lru_cache(maxsize=1 << 12)
+def blocks(sight: Sight, rows: Runs, keys: Runs, joins: bool = True) -> tuple[Block, ...]:
+    """What rows that lie in the runs ``rows`` see of keys in ``keys``. With ``joins`` rectangles
+    side by side in the shards are one, whose keys may lie apart in the logical tensor."""
+    found: list[Block] = []
+    for row, (a, m) in _placed(rows):
+        for document in sight:
+            inside = max(a, document.rows[0]), min(a + m, document.rows[1])
+            if inside[0] >= inside[1]:
+                continue
+            for key, (c, n) in _placed(keys):
+                seen = max(c, document.keys[0]), min(c + n, document.keys[1])
+                for block in _parts(inside, seen, document.low, document.high):
+                    _enter(found, _in_shards(block, row - a, key - c), joins)
+    return tuple(found)
+
+
+def _placed(runs: Runs) -> Iterator[tuple[int, tuple[int, int]]]:
+    """(place in the shard, run) of each run."""
+    first = 0
+    for run in runs:
+        yield first, run
+        first += run[1]
+
+
+def _in_shards(block: Block, row: int, key: int) -> Block:
+    """``block``, given in logical places, in places of the shards."""
+    (a, b), (c, d) = block.rows, block.keys
+    places = (a + row, b + row), (c + key, d + key)
+    return Block(*places, (a, c), block.triangle, block.band)
+
+
+def _enter(found: list[Block], block: Block, joins: bool) -> None:
+    last = found[-1] if found and joins else None
+    plain = not block.triangle and block.band is None
+    if last is not None and plain and not last.triangle and last.band is None:
+        if last.rows == block.rows and last.keys[1] == block.keys[0]:
+            found[-1] = Block(last.rows, (last.keys[0], block.keys[1]), last.at)
+            return
+    found.append(block)
+
+
+def _parts(
+    rows: tuple[int, int], keys: tuple[int, int], low: int | None, high: int | None
+) -> Iterator[Block]:
+    """Blocks, in logical places, of ``rows`` that see the keys from i + low to i + high."""
+    (a, b), (c, d) = rows, keys
+    if high is not None:  # rows that see none of the keys, and keys that none of the rows sees
+        a, d = max(a, c - high), min(d, b + high)
+    if low is not None:
+        b, c = min(b, d - low), max(c, a + low)
+    if a >= b or c >= d:
+        return
+    if low is not None and b - 1 + low > c:  # the last row does not see the first key
+        yield from _band((a, b), (c, d), low, d - a if high is None else high)
+        return
+    edge = d if high is None else min(d, a + high)
+    if c < edge:
+        yield Block((a, b), (c, edge), (a, c))
+    if edge < d:
+        last = min(b, a + d - edge)  # rows from here on see all keys
+        yield Block((a, last), (edge, d), (a, edge), triangle=True)
+        if last < b:
+            yield Block((last, b), (edge, d), (last, edge))
+
+
+def _band(rows: tuple[int, int], keys: tuple[int, int], low: int, high: int) -> Iterator[Block]:
+    (a, b), (c, d) = rows, keys
+    step = max(_FEWEST, min(_MOST, high - low))
+    for first in range(a, b, step):
+        last = min(first + step, b)
+        start, stop = max(c, first + low), min(d, last + high)
+        if start < stop:
+            yield Block((first, last), (start, stop), (first, start), band=(low, high))
+
+
+def band_mask(block: Block, device: torch.device) -> Tensor | None:
+    """Whether each row of a band sees each key; None for other blocks."""
+    if block.band is None:
+        return None
+    low, high = block.band
+    rows = torch.arange(*block.rows, device=device) - block.rows[0] + block.at[0]
+    keys = torch.arange(*block.keys, device=device) - block.keys[0] + block.at[1]
+    ahead = keys - rows.unsqueeze(-1)
+    return (ahead >= low) & (ahead <= high)
+
+
+@lru_cache(maxsize=1 << 12)
+def seen(sight: Sight, rows: Runs, keys: Runs) -> Runs:
+    """The keys, as (start, size) of runs of their shard, that some of the rows see."""
+    ranges = sorted(block.keys for block in blocks(sight, rows, keys))
+    found: list[tuple[int, int]] = []
+    for start, stop in ranges:
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], stop)
+        else:
+            found.append((start, stop))
+    return joined((a, b - a) for a, b in found)
+
+
+def packed(given: tuple[Block, ...], held: Runs) -> tuple[Block, ...]:
+    """``given`` where of the keys' shard the runs ``held`` alone are there, side by side."""
+    found = []
+    for block in given:
+        place = 0
+        for start, size in held:
+            a, b = max(start, block.keys[0]), min(start + size, block.keys[1])
+            if a < b:
+                at = block.at[0], block.at[1] + a - block.keys[0]
+                keys = place + a - start, place + b - start
+                found.append(Block(block.rows, keys, at, block.triangle, block.band))
+            place += size
+    return tuple(found)
