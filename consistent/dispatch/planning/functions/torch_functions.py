@@ -214,8 +214,11 @@ def _resolve_op(func: Any, namespace: str) -> TorchFunction:
     """``torch.ops.aten.add.Tensor``, or an op of another library, for which no row is meant."""
     overload = isinstance(func, torch._ops.OpOverload)
     name = func._schema.name if overload else func._qualified_op_name
+    name_in_torch = name.split("::")[1]
     if namespace in ("aten", "prims"):
-        return TorchFunction(*_canonical(name.split("::")[1]), func, "op")
+        return TorchFunction(*_canonical(name_in_torch), func, "op")
+    if namespace == "torch_attn" and table.find(name_in_torch) is not None:
+        return TorchFunction(name_in_torch, False, func, "op")
 
     marked = written_arguments(func, with_out=True)
 

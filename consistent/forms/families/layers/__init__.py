@@ -7,6 +7,7 @@ from . import (
     embedding_bag,
     embedding_rows,
     normalization,
+    packed_attention,
     ring_attention,
 )
 
@@ -17,5 +18,6 @@ __all__ = [
     "embedding_bag",
     "embedding_rows",
     "normalization",
+    "packed_attention",
     "ring_attention",
 ]

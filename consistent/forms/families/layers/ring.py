@@ -197,7 +197,7 @@ class Ring:
         steps = self.needs.steps()
         coming = self._start(steps[0], key, value) if steps else None
         yield 0, [key, value]
-        for step, following in zip(steps, [*steps[1:], None], strict=True):
+        for step, following in zip(steps, [*steps[1:], None]):
             assert coming is not None
             arrived = coming()
             if following is not None:

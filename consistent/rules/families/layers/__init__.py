@@ -1,5 +1,21 @@
 """Ops that are a layer of a network."""
 
-from . import attention, convolution, ctc, embedding_bag, normalization, recurrent
+from . import (
+    attention,
+    convolution,
+    ctc,
+    embedding_bag,
+    normalization,
+    packed_attention,
+    recurrent,
+)
 
-__all__ = ["attention", "convolution", "ctc", "embedding_bag", "normalization", "recurrent"]
+__all__ = [
+    "attention",
+    "convolution",
+    "ctc",
+    "embedding_bag",
+    "normalization",
+    "packed_attention",
+    "recurrent",
+]

@@ -1,0 +1,102 @@
+"""Attention of documents that lie one after the other in dim 0 (``torch.nn.attention.varlen``).
+
+```
+tokens          a a a b b b b c c     cu_seq = (0, 3, 7, 9)
+rank 0, 1       a a a b b | b b c c   rank 1 is sent two keys of b, and rank 0 none if it is causal
+```
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from ....spec import Split
+from ...refused import need
+from ...registry import Shards, form
+from ...whole_numbers import whole_numbers
+from .ring_attention import Round, attend_round, group_of, nothing, scale_of
+from .sight import Document, Sight
+
+
+@form("packed_attention")
+def packed_attention(shard: Shards) -> tuple[Tensor, Tensor, Tensor]:
+    """(result, log-sum-exp of each row, a state of no random numbers)."""
+    query, key, value = (shard.get(name) for name in ("query", "key", "value"))
+    device = query.device
+    random = torch.zeros(2, dtype=torch.uint64, device=device)
+    if shard.coordinate is None:
+        logs = torch.empty(shard.out_shape(1), device=device)
+        return nothing(shard, [query, key, value]), logs, random
+    starts = [x for x in (shard.get("cu_seq_q"), shard.get("cu_seq_k")) if x is not None]
+    if query.is_cuda and not _rows_are_split(shard):
+        return shard.run(*shard.args, **shard.kwargs)
+    left, right = shard.get("window_size") or (-1, -1)
+    tokens = shard.specs[0].shape[0], shard.specs[1].shape[0]
+    reads = Reads(None if left < 0 else left, _right(shard, right), tokens)
+    for x in starts:
+        _check(x, tokens[0] if x is starts[0] else tokens[1])
+    round_ = Round(group_of(shard, 0), scale_of(shard, query), reads)
+    given = [x.transpose(0, 1).unsqueeze(0) for x in (query, key, value)]
+    out, total = attend_round(round_, given[0], given[1], given[2], starts)
+    return out.squeeze(0).transpose(0, 1), total.squeeze(0).to(torch.float32), random
+
+
+def _right(shard: Shards, right: int) -> int | None:
+    causal = bool(shard.get("is_causal", False))
+    return 0 if causal else None if right < 0 else right
+
+
+def _rows_are_split(shard: Shards) -> bool:
+    return any(isinstance(e, Split) and e.dim == 0 for e in shard.specs[0].sbp)
+
+
+def _check(starts: Tensor, tokens: int) -> None:
+    """Documents begin one after the other, and end where there are tokens. Every rank has the same
+    numbers."""
+    rises = (starts[1:] >= starts[:-1]).all()
+    inside = (starts[:1] >= 0).all() & (starts[-1:] <= tokens).all()
+    need(
+        rises & inside,
+        "varlen_attn: cu_seq must rise from 0 or more to at most the number of tokens, "
+        f"{tokens}, and it does not. Give cumulative lengths of the documents.",
+    )
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What rows see, read from where the documents of the rows and of the keys begin.
+
+    A row sees ``left`` keys before its place and ``right`` after it; None is no limit. Places are
+    counted from the end of a document, where it has more keys than rows.
+    """
+
+    left: int | None
+    right: int | None
+    tokens: tuple[int, int]
+
+    def read(self, *starts: Tensor) -> Sight:
+        """The documents."""
+        rows = _numbers(starts[0], self.tokens[0])
+        keys = _numbers(starts[-1], self.tokens[1])
+        made = [
+            self._document(row, key)
+            for row, key in zip(pairwise(rows), pairwise(keys), strict=True)
+            if row[0] < row[1] and key[0] < key[1]
+        ]
+        return tuple(made)
+
+    def _document(self, rows: tuple[int, int], keys: tuple[int, int]) -> Document:
+        ahead = keys[1] - rows[1]
+        low = None if self.left is None else ahead - self.left
+        high = None if self.right is None else ahead + self.right
+        return Document(rows, keys, low, high)
+
+
+def _numbers(starts: Tensor, tokens: int) -> list[int]:
+    """Where documents begin; in a simulation, where values are not known, all are as long."""
+    count = len(starts) - 1
+    return whole_numbers(starts, lambda: [tokens * i // max(1, count) for i in range(count + 1)])

@@ -1,0 +1,88 @@
+"""Attention of documents that lie one after the other: ``torch.nn.attention.varlen``.
+
+Tokens are dim 0 and heads dim 1. Where documents begin is read from ``cu_seq_q`` and ``cu_seq_k``,
+which each rank has whole. Heads are independent of each other; rows and keys may be split in any
+way, if both are split alike, and a rank is sent the keys of its rows' documents alone.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ....spec import B, S, Split
+from ...choose import cut_elsewhere
+from ...signature import Call, DoesNotFit, Operand, Out, Signature
+from ...table import Row, add_rows
+
+FORM = "packed_attention"
+
+
+def packed_attention(call: Call, parts: int) -> list[Signature]:
+    """Heads, or rows and keys alike; the result lies as the query, and the log-sum-exp of each
+    row has its heads first."""
+    q, k, v, _ = _operands(call)
+    made = [_signature(call, {}, 0)]
+    if _heads_divide(q, k, q.spec.placement.size):
+        made.append(_signature(call, {x.index: S(1) for x in (q, k, v)}, 0))
+    now = q.spec.sbp[call.axis]
+    cut = now.cut if isinstance(now, Split) and now.dim == 0 else None
+    if q.shape[0] == k.shape[0] and (cut is None or cut.fault(q.shape[0], parts) is None):
+        held = (parts - 1) / parts / cut_elsewhere(q.spec.placement, q.spec.sbp, call.axis)
+        moved = int((k.spec.nbytes + v.spec.nbytes) * held)
+        made.append(_signature(call, {x.index: Split(0, cut) for x in (q, k, v)}, moved))
+    return made
+
+
+def _signature(call: Call, ins: dict, nbytes: int) -> Signature:
+    entry = ins.get(0, B)
+    log = Split(1 - entry.dim, entry.cut) if isinstance(entry, Split) else B
+    return call.make(ins, (entry, log, B), FORM, nbytes)
+
+
+def _heads_divide(q: Operand, k: Operand, size: int) -> bool:
+    return q.shape[1] % size == 0 and k.shape[1] % size == 0
+
+
+def _operands(call: Call) -> tuple[Operand, Operand, Operand, tuple[Operand, ...]]:
+    """Query, keys, values, and where documents begin.
+
+    Raises:
+        DoesNotFit: the call is for a cache of pages, or for a part of the keys.
+    """
+    names = ("query", "key", "value", "cu_seq_q", "cu_seq_k")
+    found = [call.get(name) for name in names]
+    rest = [call.get(name) for name in ("seqused_k", "block_table")]
+    given = [x for x in found if isinstance(x, Operand)]
+    if any(x is not None for x in rest) or len(given) != len(call.operands) or len(given) < 4:
+        raise DoesNotFit
+    q, k, v, *starts = given
+    if (q.ndim, k.ndim, v.ndim) != (3, 3, 3) or k.shape[1] != v.shape[1]:
+        raise DoesNotFit
+    return q, k, v, tuple(starts)
+
+
+def _outs(call: Call) -> tuple[Out, ...] | None:
+    """The result, the log-sum-exp of each row, and the state of random numbers that are not
+    drawn."""
+    q, _, v, _ = _operands(call)
+    tokens, heads, _ = q.shape
+    out = torch.Size((tokens, heads, v.shape[-1]))
+    return (
+        Out(out, q.spec.dtype),
+        Out(torch.Size((heads, tokens)), torch.float32, fixed=True),
+        Out(torch.Size((2,)), torch.uint64, fixed=True),
+    )
+
+
+ROWS = (
+    Row(
+        "_varlen_attn",
+        packed_attention,
+        "query key value cu_seq_q cu_seq_k max_q max_k is_causal scale window_size enable_gqa "
+        "seqused_k block_table num_splits",
+        outs=_outs,
+        by_value=True,
+    ),
+)
+
+add_rows(ROWS)
