@@ -29,8 +29,6 @@ class _AskedByTracer:
         return getattr(torch.Tensor, "__torch_dispatch__")  # noqa: B009  (no method to pyright)
 
 
-# flex_attention compiles this function of its own, whatever its caller compiles.
-_FLEX_ATTENTION = "_flex_attention_hop_wrapper"
 _warned = False
 
 
@@ -41,15 +39,7 @@ def _skip_frame() -> None:
 
     for package in ("consistent", "mirrored"):
         rules.add(package)  # adding it again does no harm
-    whole = _traced_as_one_graph()
-    if whole == _FLEX_ATTENTION:
-        raise exc.Unsupported(
-            "flex_attention: it was given a global tensor, and it runs only as torch.compile "
-            "traces it, which would see this rank's shard only. Use "
-            "F.scaled_dot_product_attention, with the mask or the scores to add as attn_mask; or "
-            "give flex_attention x.full() or x.to_local()."
-        )
-    if whole is not None:
+    if _traced_as_one_graph():
         raise exc.Unsupported(
             "torch.compile(fullgraph=True): this code meets a global tensor, of which the tracer "
             "would see this rank's shard only, so it cannot become one graph. Give the training "
@@ -66,16 +56,15 @@ def _skip_frame() -> None:
     raise exc.SkipFrame("a global tensor: this frame runs eagerly")
 
 
-def _traced_as_one_graph() -> str | None:
-    """The name of the function that dynamo traces, if it must become one graph."""
+def _traced_as_one_graph() -> bool:
+    """Whether what dynamo traces must become one graph."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         in_dynamo = frame.f_globals.get("__name__") == "torch._dynamo.convert_frame"
         if in_dynamo and frame.f_code.co_name == "_compile":
-            given = frame.f_locals
-            return given["code"].co_name if given.get("one_graph") else None
+            return bool(frame.f_locals.get("one_graph"))
         frame = frame.f_back
-    return None
+    return False
 
 
 def install() -> None:

@@ -8,11 +8,7 @@ imported, if that comes after the first global tensor.
 from __future__ import annotations
 
 import functools
-import importlib.abc
-import sys
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,6 +17,7 @@ from mirrored.transports.default import current
 
 from ..dispatch.plans.shards import is_global, plain
 from ..tensor.storage.in_checkpoints import copy_of_shard
+from .on_import import change_module
 
 
 def _change_stager(module: Any) -> None:
@@ -83,34 +80,7 @@ _CHANGES: dict[str, Callable[[Any], None]] = {
 }
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Lets a module be changed once it is imported."""
-
-    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
-        change = _CHANGES.get(name)
-        if change is None:
-            return None
-        for finder in sys.meta_path:
-            found: ModuleSpec | None = None if finder is self else finder.find_spec(name, path)
-            if found is not None and found.loader is not None:
-                _change_after(found.loader, change)
-                return found
-        return None
-
-
-def _change_after(loader: Any, change: Callable[[Any], None]) -> None:
-    execute = loader.exec_module
-
-    def exec_module(module: ModuleType) -> None:
-        execute(module)
-        change(module)
-
-    loader.exec_module = exec_module
-
-
 def install() -> None:
     """Change what is imported already, and the rest when it is imported."""
     for name, change in _CHANGES.items():
-        if name in sys.modules:
-            change(sys.modules[name])
-    sys.meta_path.insert(0, _Finder())
+        change_module(name, change)

@@ -73,6 +73,7 @@ BOUNDED = {
     "consistent.spec.tracer.op_tracers": OPEN,
     "consistent.tensor.inspection.answers.PARTS": CODE,
     "consistent.tensor.storage.memory.watchers": OPEN,
+    "consistent.torch_patches.on_import._changes": CODE,
     "consistent.torch_patches.views_of_modules.views": CODE,
     "mirrored.background._answers": OBJECTS,
     "mirrored.transports.ordered._all": OBJECTS,

@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.parallel import DistributedDataParallel
 
 import consistent
@@ -41,7 +40,6 @@ def _scope(layout: str) -> dict[str, Any]:
         "leaf": torch.zeros(4, 2, dtype=torch.float64, requires_grad=True),
         "net": consistent.parallelize(net, x.placement, {"*": B}),
         "zero3": consistent.parallelize(torch.nn.Linear(2, 2).double(), x.placement, "zero3"),
-        "flex": flex_attention, "quads": _laid(layout, randn(2, 2, 16, 8)),
         "mesh": dist.init_device_mesh, "DTensor": DTensor, "distribute_tensor": distribute_tensor,
         "__name__": __name__, "assign": setattr, "torch": torch, "np": np, "dist": dist,
         "consistent": consistent,
@@ -76,7 +74,6 @@ REFUSED = [
     "torch.export.export(net, (plain,))", "torch.export.export(net, (x,))",
     "torch.export.export(zero3, (plain,))", "torch.jit.trace(zero3, (plain,))",
     "torch.jit.script(zero3)",
-    "flex(quads, quads, quads)", "torch.compile(flex)(quads, quads, quads)",
     # collectives
     "dist.all_reduce(x)", "dist.broadcast(x, 0)", "dist.all_gather([x, x], local)",
     "dist.all_gather([local, local], x)", "dist.send(x, 1 - dist.get_rank())",

@@ -59,7 +59,7 @@ class Needs:
         found = seeing.seen(self.sight, group.rows[rank], group.keys[source])
         if self.by_mask is None:
             return found
-        return _in_both(found, _within(self.by_mask[rank], group.keys[source]))
+        return _in_both(found, within(self.by_mask[rank], group.keys[source]))
 
     def steps(self) -> list[int]:
         """The steps in which some rank is sent anything."""
@@ -103,7 +103,7 @@ def _runs_of(seen: Tensor) -> Runs:
     return tuple((a, b + 1 - a) for a, b in zip(firsts, lasts, strict=True))
 
 
-def _within(logical: Runs, held: Runs) -> Runs:
+def within(logical: Runs, held: Runs) -> Runs:
     """Those of ``logical`` that a shard of the runs ``held`` has, in places of the shard."""
     found, place = [], 0
     for start, size in held:

@@ -1,0 +1,96 @@
+"""Keys and values of several ranks side by side, those that are wanted alone; differentiable.
+
+```
+forward     k0 | k1 | k2  ------>  what each rank wants of each        one exchange
+backward    the same ranges go back, and are added to their owners' gradients
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mirrored.transports.default import current
+
+from ....spec import Runs, items_in
+from .ring import Group
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Runs of the shard of each rank that each rank wants: ``runs[rank][source]``."""
+
+    group: Group
+    runs: tuple[tuple[Runs, ...], ...]
+
+    @property
+    def others(self) -> list[int]:
+        """The places of the other ranks."""
+        return [k for k in range(len(self.group.ranks)) if k != self.group.me]
+
+
+def fetched(x: Tensor, wanted: Wanted) -> Tensor:
+    """The rows in dim -2 that this rank wants, in the order of their ranks."""
+    return _Fetch.apply(x, wanted)
+
+
+class _Fetch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, wanted: Wanted) -> Tensor:
+        ctx.wanted, ctx.rows = wanted, x.shape[-2]
+        me = wanted.group.me
+        parts = [_taken(x, wanted.runs[k][me]) for k in range(len(wanted.group.ranks))]
+        sizes = [items_in(wanted.runs[me][k]) for k in range(len(wanted.group.ranks))]
+        return torch.cat(_exchanged(wanted, parts, sizes), -2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _Give.apply(grad, ctx.wanted, ctx.rows), None
+
+
+class _Give(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, wanted: Wanted, rows: int) -> Tensor:
+        ctx.wanted = wanted
+        me = wanted.group.me
+        count = len(wanted.group.ranks)
+        parts = grad.split([items_in(wanted.runs[me][k]) for k in range(count)], -2)
+        sizes = [items_in(wanted.runs[k][me]) for k in range(count)]
+        into = grad.new_zeros((*grad.shape[:-2], rows, grad.shape[-1]))
+        for k, part in enumerate(_exchanged(wanted, parts, sizes)):
+            place = 0
+            for start, size in wanted.runs[k][me]:
+                into[..., start : start + size, :] += part[..., place : place + size, :]
+                place += size
+        return into
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _Fetch.apply(grad, ctx.wanted), None, None
+
+
+def _taken(x: Tensor, runs: Runs) -> Tensor:
+    parts = [x.narrow(-2, start, size) for start, size in runs]
+    return torch.cat(parts, -2) if parts else x[..., :0, :]
+
+
+def _exchanged(wanted: Wanted, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+    """Part k goes to the k-th rank; what comes from the k-th has ``sizes[k]`` rows."""
+    group, like = wanted.group, parts[0]
+    found = list(parts)
+    going = [(group.ranks[k], parts[k].contiguous()) for k in wanted.others if parts[k].shape[-2]]
+    from_ = [k for k in wanted.others if sizes[k]]
+    shapes = [(*like.shape[:-2], sizes[k], like.shape[-1]) for k in from_]
+    coming = [(group.ranks[k], shape, like.dtype) for k, shape in zip(from_, shapes, strict=True)]
+    for k in wanted.others:
+        found[k] = like[..., :0, :]
+    if any(runs for k, row in enumerate(wanted.runs) for j, runs in enumerate(row) if j != k):
+        arrived = current().exchange(going, coming, group.ranks, like.device)
+        for k, x in zip(from_, arrived, strict=True):
+            found[k] = x
+    return found

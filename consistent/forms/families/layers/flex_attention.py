@@ -1,0 +1,151 @@
+"""``flex_attention`` on shards: ``score_mod`` and ``mask_mod`` are given logical places.
+
+A block mask says which blocks of keys each block of rows sees, the same on all ranks. So each rank
+knows what its rows want, and what is wanted of its keys; both functions are called for these rows
+and keys alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mirrored.transports.default import current
+
+from ....movement.recut import places
+from ....spec import Runs, items_in
+from ....spec.cut import joined
+from ...registry import Shards, form
+from .block_attention import heads_for
+from .fetched_keys import Wanted, fetched
+from .ring import Group, within
+from .ring_attention import group_of, nothing, scale_of
+
+Places = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+class Mods(Protocol):
+    """What the call says of scores, by places (batch, head, row, key)."""
+
+    learned: Sequence[Tensor]  # what the functions read that has a gradient
+    block_size: tuple[int, int]
+
+    def scores(self, scores: Tensor, at: Places) -> Tensor: ...
+
+    def sees(self, at: Places) -> Tensor | None: ...
+
+    def seen_blocks(self) -> Tensor | None: ...
+
+
+@form("flex_attention")
+def flex_attention(shard: Shards) -> tuple[Tensor, Tensor, Tensor]:
+    """(result, log-sum-exp of each row, its largest score)."""
+    query, key, value = shard.tensors
+    mods: Any = shard.get("mods")
+    if shard.coordinate is None:
+        given = [*shard.tensors, *mods.learned]
+        return nothing(shard, given), nothing(shard, given, 1), nothing(shard, given, 2)
+    group = group_of(shard, -2)
+    wanted = _wanted(group, mods)
+    key, value = (fetched(x, wanted) for x in (key, value))
+    return _Rows(shard, group, wanted, mods).attend(query, key, value)
+
+
+def _wanted(group: Group, mods: Mods) -> Wanted:
+    """The keys that each rank's rows see of each, by blocks."""
+    blocks = None if current().records else mods.seen_blocks()
+    seen = [_seen(rows, blocks, mods.block_size) for rows in group.rows]
+    return Wanted(
+        group,
+        tuple(tuple(_held(each, keys) for keys in group.keys) for each in seen),
+    )
+
+
+def _held(seen: Runs | None, keys: Runs) -> Runs:
+    return ((0, items_in(keys)),) if seen is None and keys else within(seen or (), keys)
+
+
+def _seen(rows: Runs, blocks: Tensor | None, size: tuple[int, int]) -> Runs | None:
+    """The keys that rows in these runs see, as runs; None is all of them."""
+    if blocks is None:
+        return None
+    found = blocks.new_zeros(blocks.shape[-1], dtype=torch.bool)
+    for start, count in rows:
+        found |= blocks[start // size[0] : -(-(start + count) // size[0])].any(0)
+    return joined((k * size[1], size[1]) for k in found.nonzero().flatten().tolist())
+
+
+class _Rows:
+    """The rows of this rank, with the keys that were fetched for them."""
+
+    def __init__(self, shard: Shards, group: Group, wanted: Wanted, mods: Mods) -> None:
+        self.mods, self.group = mods, group
+        self.blocks = None if current().records else mods.seen_blocks()
+        at = shard.coordinate
+        assert at is not None
+        runs = shard.specs[0].runs(at)
+        device = shard.tensors[0].device
+        self.batch, self.head = (places(r).to(device) for r in runs[:2])
+        self.rows = runs[2]
+        self.scale = scale_of(shard, shard.tensors[0])
+        mine = wanted.runs[group.me]
+        logical = [places(keys)[places(held)] for held, keys in zip(mine, group.keys, strict=True)]
+        self.keys = torch.cat(logical).to(device)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Run by run, each with its keys alone."""
+        place, found = 0, []
+        for start, size in self.rows or ((0, 0),):
+            rows = torch.arange(start, start + size, device=query.device)
+            chosen = self._chosen(start, size)
+            some = [x if chosen is None else x[..., chosen, :] for x in (key, value)]
+            keys = self.keys if chosen is None else self.keys[chosen]
+            at = self.batch, self.head, rows, keys
+            found.append(self._run(query[..., place : place + size, :], some[0], some[1], at))
+            place += size
+        out, log, top = zip(*found, strict=True)
+        return torch.cat(out, -2), torch.cat(log, -1), torch.cat(top, -1)
+
+    def _chosen(self, start: int, size: int) -> Tensor | None:
+        """Which of the keys that were fetched rows of one run see; None: all of them."""
+        if len(self.rows) == 1 or self.blocks is None:
+            return None
+        seen = _seen(((start, size),), self.blocks, self.mods.block_size)
+        inside = [(self.keys >= a) & (self.keys < a + n) for a, n in seen or ()]
+        if not inside:
+            return self.keys[:0]
+        return torch.stack(inside).any(0).nonzero().flatten()
+
+    def _run(
+        self, query: Tensor, key: Tensor, value: Tensor, at: Places
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        wide = torch.float64 if query.dtype is torch.float64 else torch.float32
+        key, value = (heads_for(x, query) for x in (key, value))
+        if not query[..., 0].numel() or not key.shape[-2]:
+            return self._empty(query, key, value, wide)
+        scores = self.mods.scores(query.to(wide) @ key.to(wide).mT * self.scale, at)
+        sees = self.mods.sees(at)
+        if sees is not None:
+            scores = scores.masked_fill(~sees, -math.inf)
+        chances = torch.ops.aten._safe_softmax(scores, -1)
+        return chances.to(query.dtype) @ value, _log(scores), scores.amax(-1)
+
+    def _empty(
+        self, query: Tensor, key: Tensor, value: Tensor, wide: torch.dtype
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """No row, or rows that see nothing; what has a gradient has one of zeros."""
+        given = (query, key, value, *self.mods.learned)
+        none = torch.stack([x.reshape(-1)[:0].sum().to(wide) for x in given]).sum()
+        rows = query.new_full(query.shape[:-1], -math.inf, dtype=wide)
+        out = query.new_zeros((*query.shape[:-1], value.shape[-1])) + none
+        return out.to(query.dtype), rows, rows
+
+
+def _log(scores: Tensor) -> Tensor:
+    """The log-sum-exp of each row, whose gradient is zero where a row sees nothing."""
+    dead = (scores == -math.inf).all(-1)
+    return scores.masked_fill(dead.unsqueeze(-1), 0.0).logsumexp(-1).masked_fill(dead, -math.inf)

@@ -1,0 +1,76 @@
+"""``flex_attention``: attention whose scores and mask are functions of places.
+
+Batches, heads and rows of the query are independent of each other. The functions are given logical
+places (``forms/families/layers/flex_attention.py``), so a rank may have any of them.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ....spec import B, S, Sbp, Split
+from ...choose import cut_elsewhere
+from ...signature import Call, DoesNotFit, Operand, Out, Signature
+from ...table import Row, add_rows
+
+FORM = "flex_attention"
+
+
+def flex_attention(call: Call, parts: int) -> list[Signature]:
+    """Batches, heads that stay with their keys, and rows: keys that are split as the rows are sent
+    where they are seen."""
+    q, k, v = _operands(call)
+    size = q.spec.placement.size
+    made = [_signature(call, {}, B, 0)]
+    if q.shape[0] == k.shape[0]:
+        made.append(_signature(call, {x.index: S(0) for x in (q, k, v)}, S(0), 0))
+    else:
+        made.append(_signature(call, {q.index: S(0)}, S(0), 0))
+    if q.shape[1] % size == 0 and k.shape[1] % size == 0:
+        made.append(_signature(call, {x.index: S(1) for x in (q, k, v)}, S(1), 0))
+    elif k.shape[1] == 1 and q.shape[1] >= size:
+        made.append(_signature(call, {q.index: S(1)}, S(1), 0))
+    now = q.spec.sbp[call.axis]
+    rows = now if isinstance(now, Split) and now.dim == 2 else S(2)
+    if rows.cut is None or rows.cut.fault(q.shape[2], parts) is None:
+        made.append(_signature(call, {q.index: rows}, rows, 0))
+    if rows.cut is None or rows.cut.fault(k.shape[2], parts) is None:
+        held = (parts - 1) / parts / cut_elsewhere(q.spec.placement, q.spec.sbp, call.axis)
+        moved = int((k.spec.nbytes + v.spec.nbytes) * held)
+        made.append(_signature(call, {x.index: rows for x in (q, k, v)}, rows, moved))
+    return made
+
+
+def _signature(call: Call, ins: dict[int, Sbp], out: Sbp, nbytes: int) -> Signature:
+    return call.make(ins, out, FORM, nbytes)
+
+
+def _operands(call: Call) -> tuple[Operand, Operand, Operand]:
+    q, k, v = call.take(3)
+    if (q.ndim, k.ndim, v.ndim) != (4, 4, 4):
+        raise DoesNotFit
+    return q, k, v
+
+
+def _outs(call: Call) -> tuple[Out, ...]:
+    """The result, and the log-sum-exp and the largest score of each row."""
+    q, _, v = _operands(call)
+    wide = torch.float64 if q.spec.dtype is torch.float64 else torch.float32
+    rows = torch.Size(q.shape[:3])
+    return (
+        Out(torch.Size((*rows, v.shape[-1])), q.spec.dtype), Out(rows, wide), Out(rows, wide),
+    )  # fmt: skip
+
+
+ROWS = (
+    Row(
+        "flex_attention",
+        flex_attention,
+        "query key value mods scale enable_gqa",
+        outs=_outs,
+        composite=True,
+        by_value=True,
+    ),
+)
+
+add_rows(ROWS)

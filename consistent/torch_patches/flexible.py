@@ -1,0 +1,116 @@
+"""``flex_attention`` asks for no hook, and compiles a function of its own, which would see shards.
+
+The function stays the object that it is; what is called where its query is a global tensor is told
+in its code. Its module is changed when it is imported, since it brings torch's compiler.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+from torch.overrides import handle_torch_function
+
+from ..dispatch.plans.shards import common_placement, is_global, plain
+from ..dispatch.running.mods import Mods
+from ..tensor.global_tensor import GlobalTensor
+from .on_import import change_module
+
+
+def _told(  # its code becomes that of torch's function, and reads that module's names
+    query,  # noqa: ANN001
+    key,  # noqa: ANN001
+    value,  # noqa: ANN001
+    score_mod=None,  # noqa: ANN001
+    block_mask=None,  # noqa: ANN001
+    scale=None,  # noqa: ANN001
+    enable_gqa=False,  # noqa: ANN001
+    return_lse=False,  # noqa: ANN001
+    kernel_options=None,  # noqa: ANN001
+    *,
+    return_aux=None,  # noqa: ANN001
+):  # noqa: ANN202
+    call = _of_plain_tensors  # noqa: F821  # pyright: ignore
+    if _GlobalTensor in (type(query), type(key), type(value)):  # noqa: F821  # pyright: ignore
+        call = _of_global_tensors  # noqa: F821  # pyright: ignore
+    return call(
+        query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options,
+        return_aux=return_aux,
+    )  # fmt: skip
+
+
+def _change(module: Any) -> None:
+    function = module.flex_attention
+    original = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__
+    )
+    original.__kwdefaults__ = function.__kwdefaults__
+    names = function.__globals__
+    names["_of_plain_tensors"], names["_GlobalTensor"] = original, GlobalTensor
+
+    def of_global_tensors(*args: Any, **kwargs: Any) -> Any:
+        return _of_global(module, *args, **kwargs)
+
+    names["_of_global_tensors"] = of_global_tensors
+    function.__code__ = _told.__code__
+
+
+def _of_global(
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    score_mod: Any,
+    block_mask: Any,
+    scale: float | None,
+    enable_gqa: bool,
+    return_lse: bool,
+    _: Any,
+    return_aux: Any = None,
+) -> Any:
+    _check(module, query, key, value, block_mask, enable_gqa)
+    mods = Mods(score_mod, block_mask, common_placement("flex_attention", [query, key, value]))
+    wide = torch.float64 if query.dtype is torch.float64 else torch.float32
+    try:
+        mods.find(next(plain(x) for x in (query, key, value) if is_global(x)).device, wide)
+        out, log, top = handle_torch_function(
+            module.flex_attention, (query, key, value), query, key, value, mods, scale, enable_gqa
+        )
+    finally:
+        mods.clear()
+    if return_aux is not None:
+        aux = module.AuxOutput(
+            lse=log if return_aux.lse else None, max_scores=top if return_aux.max_scores else None
+        )
+        return out, aux
+    return (out, log) if return_lse else out
+
+
+def _check(module: Any, query: Any, key: Any, value: Any, mask: Any, enable_gqa: bool) -> None:
+    """Raise where torch's function does."""
+    if (query.ndim, key.ndim, value.ndim) != (4, 4, 4):
+        raise NotImplementedError("NYI: query, key, and value must be 4D tensors")
+    module._validate_embed_dim(query, key, value)
+    heads, of_keys = query.shape[1], key.shape[1]
+    if heads % of_keys or not enable_gqa and heads != of_keys:
+        raise ValueError(
+            f"flex_attention: the query has {heads} heads and the keys have {of_keys}. They must "
+            "be as many, or with enable_gqa=True divide those of the query."
+        )
+    if mask is None:
+        return
+    if getattr(mask, "mask_mod", None) is module._sliced_mask_mod_error:
+        raise RuntimeError("Cannot use mask_mod from a sliced BlockMask")
+    sizes, wanted = tuple(mask.shape[-2:]), (query.shape[2], key.shape[2])
+    if sizes != wanted and mask.BLOCK_SIZE[0] != module._LARGE_SPARSE_BLOCK_SIZE:
+        raise ValueError(
+            f"flex_attention: block_mask was made for {sizes[0]} rows and {sizes[1]} keys, and "
+            f"there are {wanted[0]} and {wanted[1]}. Create one of these sizes; they are those of "
+            "the logical tensor, on all ranks."
+        )
+
+
+def install() -> None:
+    """Change the module, now or when it is imported."""
+    change_module("torch.nn.attention.flex_attention", _change)

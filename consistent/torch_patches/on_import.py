@@ -1,0 +1,47 @@
+"""Modules of torch that take long to import, and that most programs never do, are changed when they
+are imported, if that comes after the first global tensor."""
+
+from __future__ import annotations
+
+import importlib.abc
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+_changes: dict[str, Callable[[Any], None]] = {}
+
+
+def change_module(name: str, change: Callable[[Any], None]) -> None:
+    """Call ``change`` with the module of that name: now if it is imported, else once it is."""
+    if name in sys.modules:
+        change(sys.modules[name])
+    _changes[name] = change
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Lets a module be changed once it is imported."""
+
+    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
+        change = _changes.get(name)
+        if change is None:
+            return None
+        for finder in sys.meta_path:
+            found: ModuleSpec | None = None if finder is self else finder.find_spec(name, path)
+            if found is not None and found.loader is not None:
+                _change_after(found.loader, change)
+                return found
+        return None
+
+
+def _change_after(loader: Any, change: Callable[[Any], None]) -> None:
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        change(module)
+
+    loader.exec_module = exec_module
