@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -142,13 +142,28 @@ def measure(names: Sequence[str], ranks: Sequence[int], out: Path) -> None:
             note = cell.errors.get(n, f"{cell.bytes:,}" if n == ranks[0] else "right")
             print(f"{n} ranks  {name:14} {way:16} {note}", flush=True)
         pool(n).close()
-        out.write_text(table(cells, ranks[: ranks.index(n) + 1]), encoding="utf-8")
+        text = table(cells, ranks[: ranks.index(n) + 1])
+        out.write_text(text + _kept(out), encoding="utf-8")
+
+
+def _kept(out: Path) -> str:
+    """The section of the page that ``benchmarks/contexts.py`` writes."""
+    heading = "\n## Sequences in parts"
+    _, found, rest = (out.read_text(encoding="utf-8") if out.exists() else "").partition(heading)
+    return found + rest
 
 
 def _measure_one(cell: Cell, name: str, way: str, n: int, first: int) -> None:
+    step_of = rival if way in RIVALS else ours
     limit = 1e-3 if name in SINGLE else 1e-5
+    told(cell, n, first, limit, lambda: pool(n).run(step_of, name, way, timeout=LIMIT))
+
+
+def told(cell: Cell, n: int, first: int, limit: float, run: Callable[[], list[Any]]) -> None:
+    """Enter into ``cell`` what ``run`` says of a step on ``n`` ranks: the error of each, its bytes,
+    which count on ``first`` ranks, and the ops that ran whole."""
     try:
-        found = pool(n).run(rival if way in RIVALS else ours, name, way, timeout=LIMIT)
+        found = run()
         error = max(each[0] for each in found)
         cell.whole |= set(found[0][2])
         if n == first:
@@ -175,10 +190,11 @@ _HEAD = (
     "large as activations, which makes plans cost alike; what they send grows differently. FSDP2 "
     "keeps what its root module holds itself (embeddings, heads) from forward to backward, and "
     "`zero3` gathers it again, here as in large models (`keep_bytes=0`).",
-    "Where a model has q, k and v, or a gate and what it multiplies, in one layer (GPT2, Phi3, "
-    "Mpt, CodeGen, ModernBert), a rank computes some columns of the whole, and the op that takes "
-    "them apart exchanges what belongs to other heads: of GPT2 a half of an activation each way "
-    'on 2 ranks. No SBP says "a piece of each third"; weights and products are split all the same.',
+    "Where a model has q, k and v, or a gate and what it multiplies, one after the other in one "
+    "layer (GPT2, Phi3, Mpt, ModernBert), each rank has a piece of each (`S(0, of=...)`), and "
+    "taking them apart sends nothing. CodeGen has them so in each of four groups of heads, and "
+    "exchanges what belongs to other heads. The plan of Phi3's authors (`hf`) splits these layers "
+    "as wholes.",
 )
 
 
@@ -193,16 +209,16 @@ def table(cells: dict[tuple[str, str], Cell], ranks: Sequence[int]) -> str:
         mine = [name for name in models if (name, PLANS[0]) in cells]
         if not mine:
             continue
-        lines += [f"## {family}", "", _row(head), _row(["---"] * len(head))]
+        lines += [f"## {family}", "", row_of(head), row_of(["---"] * len(head))]
         for name in mine:
             whole = sorted(set().union(*(cells[name, plan].whole for plan in PLANS)))
             row = [name, *(cells[name, plan].text(ranks) for plan in PLANS)]
             row += [", ".join(f"`{op}`" for op in whole) or ""]
-            lines.append(_row([*row, *(cells[name, way].text(ranks[:1]) for way in RIVALS)]))
+            lines.append(row_of([*row, *(cells[name, way].text(ranks[:1]) for way in RIVALS)]))
         lines.append("")
     counts = [_count(cells, way, ranks) for way in (*PLANS, *RIVALS)]
-    lines += ["## Right", "", _row(["", *PLANS, *RIVALS]), _row(["---"] * (len(counts) + 1))]
-    lines.append(_row(["right, of those with a plan", *counts]))
+    lines += ["## Right", "", row_of(["", *PLANS, *RIVALS]), row_of(["---"] * (len(counts) + 1))]
+    lines.append(row_of(["right, of those with a plan", *counts]))
     return "\n".join(lines) + "\n"
 
 
@@ -212,7 +228,8 @@ def _count(cells: dict[tuple[str, str], Cell], way: str, ranks: Sequence[int]) -
     return f"{sum(not cell.errors for cell in asked)} of {len(asked)}"
 
 
-def _row(cells: Sequence[str]) -> str:
+def row_of(cells: Sequence[str]) -> str:
+    """A row of a table of Markdown."""
     return "| " + " | ".join(cells) + " |"
 
 

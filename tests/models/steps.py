@@ -83,7 +83,11 @@ def under(
     dtype: torch.dtype | None = None,
 ) -> tuple[Watched, dict[str, Any]]:
     """(what was watched, the step of ``laid_out``)."""
-    model, inputs = laid_out(name, plan, placement, part, keep_bytes, dtype)
+    return watched_step(*laid_out(name, plan, placement, part, keep_bytes, dtype))
+
+
+def watched_step(model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[Watched, dict[str, Any]]:
+    """(what was watched, the step of a model that is laid out)."""
     watched = Watched()
     with consistent.plain_may_differ():  # comparing plain tensors is not part of a step
         found = step(model, inputs, watched)

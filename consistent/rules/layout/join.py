@@ -61,10 +61,12 @@ def joined(call: Call, parts: int) -> list[Signature]:
     """cat, along an existing dim. Along that dim all operands are split, or one of a few."""
     n = _ndim(call)
     dim = call.dim("dim", 0, ndim=n)
-    made = _joined(call, {d: d for d in range(n) if d != dim})
     every = [i for i, operand in enumerate(call.operands) if not _skipped(call, operand)]
+    if len(every) == 1:  # the result is that tensor, as of a cache without keys and the first ones
+        return _joined(call, {d: d for d in range(n)})
+    made = _joined(call, {d: d for d in range(n) if d != dim})
     exchanged = _exchanged(call, dim, parts)
-    for split in [every, *([i] for i in every if 1 < len(every) <= _FEW)]:
+    for split in [every, *([i] for i in every if len(every) <= _FEW)]:
         nbytes = _busiest([exchanged[i] for i in split])
         made.append(call.make(dict.fromkeys(split, S(dim)), S(dim), JOINED, nbytes))
     return made

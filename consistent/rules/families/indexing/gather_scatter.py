@@ -66,7 +66,12 @@ _SCATTER = "f(...D, index:...[E], src:...[E]) -> ...D; D by write_index; sizes m
 _WRITTEN = "f(...D, index:[E], source:...[E]) -> ...D; D by write_index"
 
 ROWS = (
-    Row("embedding", looked_up, "weight indices padding_idx scale_grad_by_freq sparse"),
+    Row(
+        "embedding",
+        looked_up,
+        "weight indices padding_idx scale_grad_by_freq sparse",
+        any_size=True,  # but for what rows of owners send, and that is a form's
+    ),
     Row("gather", f"{_GATHER}; sizes may differ; unless sparse_grad", f"{_DIM} sparse_grad"),
     Row("index_add", "...D + f(index:E), source:...E -> ...D; D by write_index", f"{_DIM} source"),
     Row("index_copy", _WRITTEN, f"{_DIM} source"),
