@@ -14,6 +14,10 @@ gradients of parameters are summed as in data. Attention chooses for itself how
 
 from __future__ import annotations
 
+import inspect
+
+import torch
+
 from ...spec import S
 from ..plan import Border, Plan
 from .asked import Asked
@@ -27,10 +31,17 @@ SEQUENCE = S(1, cut="zigzag")
 
 
 def plan_context(asked: Asked) -> Plan:
-    """All B, and the sequences that the module is given are cut."""
+    """All B, and the sequences that the module is given are cut, and those that a decoder inside
+    is given, which it may have made of labels."""
     plan = Plan()
-    plan.modules[""] = Border({key: (SEQUENCE,) for key in GIVEN}, {})
+    for name, module in asked.module.named_modules():
+        if not name or (name.endswith("decoder") and _takes_tokens(module)):
+            plan.modules[name] = Border({key: (SEQUENCE,) for key in GIVEN}, {})
     return plan
+
+
+def _takes_tokens(module: torch.nn.Module) -> bool:
+    return "input_ids" in inspect.signature(module.forward).parameters
 
 
 def takes_whole(plan: Plan) -> bool:

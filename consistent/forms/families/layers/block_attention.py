@@ -86,8 +86,9 @@ def attend_backward(
     ``of_scores``: those of the scores are asked for, too."""
     total = finite(total, math.inf)
     if how.drop is None and not of_scores and _by_kernel(query, key, value):
+        grad = grad if grad.stride(-1) == 1 else grad.contiguous()
         made = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad.contiguous(), query, key, value, out, total, 0.0, how.triangle,
+            grad, query, key, value, out, total, 0.0, how.triangle,
             attn_mask=_expanded(how.bias, query, key), scale=how.scale,
         )  # fmt: skip
         return Grads(made[0], made[1], made[2], None)

@@ -26,12 +26,14 @@ from mirrored.transports.default import current
 from ....spec import Runs, items_in, overlapping
 from ....spec.cut import joined
 from . import sight as seeing
-from .block_attention import Drop, How, attend, attend_backward, heads_for, join, of_groups
+from .block_attention import Drop, Grads, How, attend, attend_backward, heads_for, join, of_groups
 from .sight import Block, Sight
 
 Arriving = Callable[[], list[Tensor]]
 _LABEL = "keys of attention"
 _GAP = 16  # keys between two runs that are seen, which are sent as well
+_LONG = 1 << 21  # bytes of a rank's keys from which on a part of the heads is done at a time
+_GROUPS = 4
 
 
 @dataclass(frozen=True)
@@ -135,15 +137,20 @@ class Ring:
         wide = torch.promote_types(query.dtype, torch.float32)
         out = query.new_zeros((*query.shape[:-1], value.shape[-1]), dtype=wide)
         total = query.new_full(query.shape[:-1], -math.inf, dtype=wide)
-        for step, (keys, values) in self._round(key, value):
-            for block in self._seen(step, mask):
-                rows, some = block.row_slice, block.key_slice
-                part, log = attend(
-                    query[..., rows, :], heads_for(keys[..., some, :], query),
-                    heads_for(values[..., some, :], query), self._how(block, mask),
-                )  # fmt: skip
-                join(out[..., rows, :], total[..., rows], part, log)
+        for some in self._groups(query, key):
+            self._forward_heads(*some(query, key, value, out, total), some.of_mask(mask))
         return out.to(query.dtype), total
+
+    def _forward_heads(
+        self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, total: Tensor,
+        mask: Tensor | None,
+    ) -> None:  # fmt: skip
+        for step, pair in self._round(key, value):
+            for block in self._seen(step, mask):
+                how, rows = self._how(block, mask, query.device), block.row_slice
+                part = attend(query[..., rows, :], *self._keys(block, pair, query), how)
+                join(out[..., rows, :], total[..., rows], *part)
+                del part  # results of two blocks are never held at once
 
     def backward(
         self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, total: Tensor,
@@ -151,26 +158,52 @@ class Ring:
     ) -> list[Tensor]:  # fmt: skip
         """Gradients of query, key and value, and of the mask where ``of_mask``."""
         made = [torch.zeros_like(x, dtype=total.dtype) for x in (query, key, value)]
-        learned = [torch.zeros_like(mask)] if of_mask and mask is not None else []
-        returning = _Returning(self.needs, made[1:])
+        learned = torch.zeros_like(mask) if of_mask and mask is not None else None
+        for some in self._groups(query, key):
+            given = some(grad, query, key, value, out, total)
+            self._backward_heads(given, some.of_mask(mask), some(*made), some.of_mask(learned))
+        found = [x.to(y.dtype) for x, y in zip(made, (query, key, value), strict=True)]
+        return found if learned is None else [*found, learned]
+
+    def _backward_heads(
+        self, given: Sequence[Tensor], mask: Tensor | None, made: Sequence[Tensor],
+        learned: Tensor | None,
+    ) -> None:  # fmt: skip
+        grad, query, key, value, out, total = given
+        of_query, *of_keys = made
+        returning = _Returning(self.needs, of_keys)
         for step, pair in self._round(key, value):
-            given = [torch.zeros_like(x, dtype=total.dtype) for x in pair]
+            into = of_keys if step == 0 else []
             for block in self._seen(step, mask):
-                rows, some = block.row_slice, block.key_slice
-                keys, values = (heads_for(x[..., some, :], query) for x in pair)
+                how, rows = self._how(block, mask, query.device), block.row_slice
                 grads = attend_backward(
-                    grad[..., rows, :], query[..., rows, :], keys, values, out[..., rows, :],
-                    total[..., rows], self._how(block, mask), of_scores=of_mask,
+                    grad[..., rows, :], query[..., rows, :], *self._keys(block, pair, query),
+                    out[..., rows, :], total[..., rows], how, of_scores=learned is not None,
                 )  # fmt: skip
-                made[0][..., rows, :] += grads.query
-                for x, into in zip((grads.key, grads.value), given, strict=True):
-                    into[..., some, :] += of_groups(x, into.shape[-3])
-                if learned and grads.scores is not None:
-                    place = _of_mask(learned[0], block)
+                of_query[..., rows, :] += grads.query
+                into = _added(grads, block, into, pair)
+                if learned is not None and grads.scores is not None:
+                    place = _of_mask(learned, block)
                     place += grads.scores.sum_to_size(place.shape)
-            returning.give(step, given if pair[0].numel() else [])
+                del grads
+            if step:
+                sees = pair[0].shape[-2] > 0
+                returning.give(step, into or [torch.zeros_like(x) for x in pair] if sees else [])
         returning.take()
-        return [x.to(y.dtype) for x, y in zip(made, (query, key, value), strict=True)] + learned
+
+    def _groups(self, query: Tensor, key: Tensor) -> list[_Heads]:
+        """The heads that are done at once: of long sequences a few, whose keys are sent in one
+        message, so that little is held beside the operands."""
+        heads, group = key.shape[-3], self.needs.group
+        keys = sum(items_in(runs) for runs in group.keys)
+        nbytes = keys * key.shape[-1] * key.element_size() * heads * key.shape[:-3].numel()
+        count = math.gcd(heads, _GROUPS) if nbytes > _LONG * len(group.ranks) else 1
+        count = 1 if self.drop is not None else count
+        return [_Heads(query.ndim - 3, i, count) for i in range(count)]
+
+    def _keys(self, block: Block, pair: Sequence[Tensor], query: Tensor) -> list[Tensor]:
+        """The keys and values of a block, with a head for each of the query."""
+        return [heads_for(x[..., block.key_slice, :], query) for x in pair]
 
     def _seen(self, step: int, mask: Tensor | None) -> Iterator[Block]:
         """The blocks of the keys that come in a step, without those that a mask hides."""
@@ -183,10 +216,8 @@ class Ring:
                     continue
             yield block
 
-    def _how(self, block: Block, mask: Tensor | None) -> How:
-        bias = seeing.band_mask(block, torch.device("cpu") if mask is None else mask.device)
-        if mask is not None:
-            bias = _of_mask(mask, block)
+    def _how(self, block: Block, mask: Tensor | None, device: torch.device) -> How:
+        bias = seeing.band_mask(block, device) if mask is None else _of_mask(mask, block)
         if bias is not None and bias.dtype is torch.bool:
             bias = torch.zeros_like(bias, dtype=torch.float32).masked_fill_(~bias, -math.inf)
         return How(self.scale, block.triangle, bias, self.drop, block.at)
@@ -199,7 +230,7 @@ class Ring:
         yield 0, [key, value]
         for step, following in zip(steps, [*steps[1:], None]):
             assert coming is not None
-            arrived = coming()
+            arrived, coming = coming(), None  # what was sent is not held any longer
             if following is not None:
                 coming = self._start(following, key, value)
             yield step, arrived or [key[..., :0, :], value[..., :0, :]]
@@ -213,6 +244,45 @@ class Ring:
         return _start(needs.group, sends, [(source, shape) for shape in shapes], key)
 
 
+@dataclass(frozen=True)
+class _Heads:
+    """The heads of the ``index``-th of ``count`` groups; ``dim`` has the heads of all but a mask,
+    which has rows and keys behind them, and may have one head for all, or none."""
+
+    dim: int
+    index: int
+    count: int
+
+    def __call__(self, *given: Tensor) -> list[Tensor]:
+        """These heads of each."""
+        return [self._narrowed(x, self.dim) for x in given]
+
+    def of_mask(self, mask: Tensor | None) -> Tensor | None:
+        """These heads of a mask."""
+        if mask is None or mask.ndim < 3 or mask.shape[-3] == 1:
+            return mask
+        return self._narrowed(mask, mask.ndim - 3)
+
+    def _narrowed(self, x: Tensor, dim: int) -> Tensor:
+        size = x.shape[dim] // self.count
+        return x if self.count == 1 else x.narrow(dim, size * self.index, size)
+
+
+def _added(
+    grads: Grads, block: Block, into: Sequence[Tensor], pair: Sequence[Tensor]
+) -> Sequence[Tensor]:
+    """``into``, the gradients of keys and values so far, with those of a block; there may be none
+    yet."""
+    found = [of_groups(x, y.shape[-3]) for x, y in zip((grads.key, grads.value), pair, strict=True)]
+    if not into:
+        if block.keys == (0, pair[0].shape[-2]):
+            return found
+        into = [torch.zeros_like(x, dtype=y.dtype) for x, y in zip(pair, found, strict=True)]
+    for x, place in zip(found, into, strict=True):
+        place[..., block.key_slice, :] += x
+    return into
+
+
 class _Returning:
     """Gradients of keys and values on their way to the ranks that hold them."""
 
@@ -221,12 +291,8 @@ class _Returning:
         self._coming: tuple[Runs, Arriving] | None = None
 
     def give(self, step: int, grads: Sequence[Tensor]) -> None:
-        """Send the gradients of the keys that came in this step; those of step 0 are this
-        rank's."""
+        """Send the gradients of the keys that came in this step."""
         group, count = self._needs.group, len(self._needs.group.ranks)
-        if step == 0:
-            self._add(((0, items_in(group.keys[group.me])),), grads)
-            return
         to, source = (group.me + step) % count, (group.me - step) % count
         held = self._needs.held(source, group.me)
         shapes = [(*x.shape[:-2], items_in(held), x.shape[-1]) for x in self._into] if held else []
