@@ -19,6 +19,7 @@ class Check:
         spawns: whether it starts ranks by itself.
         on_cpu: whether it has something to say there.
         built: whether it needs the native modules.
+        alone: whether it is timed, so that no other check may run at the same time.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Check:
     spawns: bool = False
     on_cpu: bool = True
     built: bool = True
+    alone: bool = False
     environment: dict[str, str] = field(default_factory=dict)
 
     def words(self, device: str) -> list[str]:
@@ -56,14 +58,14 @@ def _on_gpu(
 
 
 def _speed(name: str, command: str, seconds: int, spawns: bool = False) -> Check:
-    return Check(name, f"benchmarks/{command}", seconds, spawns=spawns)
+    return Check(name, f"benchmarks/{command}", seconds, spawns=spawns, alone=True)
 
 
 CHECKS = [
-    Check("machine", "-m tests.gpu.machine", 60, built=False),
-    _on_gpu("build", "setup.py build_ext --inplace", 300, built=False),
+    Check("machine", "-m tests.gpu.machine", 60, built=False, alone=True),
+    replace(_on_gpu("build", "setup.py build_ext --inplace", 300, built=False), alone=True),
     Check("native_ops", "-m tests.gpu.native_ops --device DEVICE", 90),
-    _on_gpu("programs", "-m tests.gpu.programs", 180, built=False),
+    replace(_on_gpu("programs", "-m tests.gpu.programs", 180, built=False), alone=True),
     Check("random_bits", "-m tests.gpu.random_bits --device DEVICE", 90, ranks=2),
     *_on_ranks("boxing", "boxing_pairs", 2, 150),
     *_on_ranks("products", "split_products", 2, 120),

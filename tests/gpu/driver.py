@@ -3,7 +3,8 @@
 Prints one line a check (name, outcome, seconds), and of one that fails the end of its output.
 FOLDER/results.txt gets the same lines, FOLDER/log.txt the whole output of all, FOLDER/table.md a
 table for docs/gpu.md; each is there as soon as a check has ended. On CUDA the build always comes
-first; done before, it takes seconds.
+first; done before, it takes seconds. --together 8 runs as many at once where cores are to spare,
+but none beside one that is timed.
 
 --first and --speeds are lists for half an hour on a GPU: nine minutes each at most, what matters
 most first.
@@ -21,7 +22,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from threading import Lock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -40,6 +43,7 @@ SHARED_GPU = {
 GRACE = 10.0  # seconds in which a launcher may end its ranks
 SHOWN = 25  # lines of a failure
 TITLES = {"first": "What matters most", "speeds": "Speeds"}
+_WRITING = Lock()  # to the log
 LAUNCHER = "distributed/elastic/"  # in the first of many lines that torchrun says about one
 
 
@@ -55,12 +59,10 @@ def environment(check: Check, device: str, outer: Mapping[str, str]) -> dict[str
 
 
 def run(check: Check, device: str, log: Path, limit: float) -> str:
-    """Outcome of a check, whose output goes to the end of ``log``."""
-    words = check.words(device)
-    with log.open("a") as file:
-        print(f"\n==== {check.name}: {' '.join(words)}", file=file, flush=True)
+    """Outcome of a check, whose output goes to ``log``."""
+    with log.open("w") as file:
         process = subprocess.Popen(
-            words,
+            check.words(device),
             cwd=ROOT,
             env=environment(check, device, os.environ) | {SECONDS: f"{limit:.0f}"},
             stdout=file,
@@ -99,32 +101,60 @@ def chosen(names: Sequence[str], device: str) -> list[Check]:
 
 
 def run_all(
-    checks: Sequence[Check], device: str, folder: Path, seconds: float, title: str = "Checks"
+    checks: Sequence[Check],
+    device: str,
+    folder: Path,
+    seconds: float,
+    title: str = "Checks",
+    together: int = 1,
 ) -> list[str]:
     """Names of the checks that did not pass. Each is run if there is time left for it to begin, and
-    if it does without the native modules or they were built."""
+    if it does without the native modules or they were built; up to ``together`` at once, but one
+    that is timed by itself."""
     folder.mkdir(parents=True, exist_ok=True)
-    results: list[Result] = []
+    results: dict[str, Result] = {}
     began, is_built = time.monotonic(), True
-    for check in checks:
+
+    def tried(check: Check) -> Result:
         left = seconds - (time.monotonic() - began)
         may_run = is_built or not check.built
-        result = _result(check, device, folder / "log.txt", left if may_run else 0)
-        results.append(result)
-        _tell(result, folder)
-        write(folder, title, results, title == TITLES["speeds"])
-        if check.name == "build" and result.outcome != "passed":
+        return _result(check, device, folder, left if may_run else 0)
+
+    for group in _groups(checks, together):
+        with ThreadPoolExecutor(len(group)) as pool:
+            for done in as_completed([pool.submit(tried, check) for check in group]):
+                result = done.result()
+                results[result.name] = result
+                _tell(result, folder)
+                in_order = [results[check.name] for check in checks if check.name in results]
+                write(folder, title, in_order, title == TITLES["speeds"])
+        if "build" in results and results["build"].outcome != "passed":
             is_built = False
-    return [result.name for result in results if result.outcome != "passed"]
+    return [name for name, result in results.items() if result.outcome != "passed"]
 
 
-def _result(check: Check, device: str, log: Path, left: float) -> Result:
+def _groups(checks: Sequence[Check], together: int) -> list[list[Check]]:
+    """The checks that run at once, in order."""
+    groups: list[list[Check]] = []
+    for check in checks:
+        last = groups[-1] if groups else []
+        if last and len(last) < together and not (check.alone or last[0].alone):
+            last.append(check)
+        else:
+            groups.append([check])
+    return groups
+
+
+def _result(check: Check, device: str, folder: Path, left: float) -> Result:
     if left <= 0:
         return Result(check.name, "not started", 0.0)
-    started, before = time.monotonic(), log.stat().st_size if log.exists() else 0
-    outcome = run(check, device, log, min(check.seconds, left))
-    said = log.read_bytes()[before:].decode(errors="replace").splitlines()[2:]
-    return Result(check.name, outcome, time.monotonic() - started, own(said))
+    started, own_log = time.monotonic(), folder / f"{check.name}.log"
+    outcome = run(check, device, own_log, min(check.seconds, left))
+    text = own_log.read_bytes().decode(errors="replace")
+    own_log.unlink()
+    with _WRITING, (folder / "log.txt").open("a") as log:
+        print(f"\n==== {check.name}: {' '.join(check.words(device))}\n{text}", file=log)
+    return Result(check.name, outcome, time.monotonic() - started, own(text.splitlines()))
 
 
 def _tell(result: Result, folder: Path) -> None:
@@ -151,6 +181,7 @@ def main(given: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
     parser.add_argument("--seconds", type=float, default=1e9, help="for all of them together")
+    parser.add_argument("--together", type=int, default=1, help="checks at once that are not timed")
     for name in LISTS:
         parser.add_argument(f"--{name}", dest="list", action="store_const", const=name)
     parser.add_argument("folder", type=Path)
@@ -162,7 +193,8 @@ def main(given: Sequence[str] | None = None) -> None:
         seconds = min(seconds, MINUTES_9)
     else:
         checks = chosen(asked.checks, asked.device)
-    bad = run_all(checks, asked.device, asked.folder.resolve(), seconds, title)
+    folder = asked.folder.resolve()
+    bad = run_all(checks, asked.device, folder, seconds, title, asked.together)
     print((asked.folder / "table.md").read_text(), flush=True)
     if bad:
         print(f"not passed: {' '.join(bad)}", flush=True)

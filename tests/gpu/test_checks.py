@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,16 @@ LONG = ("models_2_messages", "operators_2_messages")
 def row(name: str, program: str, seconds: int = 20) -> Check:
     """A check that does nothing but what its line of Python says."""
     return Check(name, f"-c {program}", seconds)
+
+
+@dataclass(frozen=True)
+class _Words(Check):
+    """A check whose program has spaces and lines."""
+
+    text: str = ""
+
+    def words(self, device: str) -> list[str]:
+        return [sys.executable, "-c", self.text]
 
 
 def test_every_program_has_a_check_and_runs_here() -> None:
@@ -104,6 +114,24 @@ def test_a_failure_is_told_and_the_next_check_runs(
     assert told == ["bad", "slow", "good"]
     assert "    why\n" in capsys.readouterr().out
     assert "well" in (tmp_path / "log.txt").read_text()
+
+
+def test_checks_run_together_but_for_those_that_are_timed(tmp_path: Path) -> None:
+    meet = (
+        "import pathlib, time\nmine, other = map(pathlib.Path, {!r})\nmine.touch()\n"
+        "while not other.exists(): time.sleep(0.01)\nprint(len(list(mine.parent.glob('*.met'))))"
+    )
+    ends = [str(tmp_path / f"{name}.met") for name in "ab"]
+    rows = [
+        Check("a", "-c", 20),
+        Check("b", "-c", 20),
+        replace(row("timed", "print('by','itself')"), alone=True),
+    ]
+    words = [meet.format(ends), meet.format(ends[::-1])]
+    made = [_Words(r.name, "-c", r.seconds, text=w) for r, w in zip(rows, words, strict=False)]
+    assert run_all([*made, rows[2]], "cpu", tmp_path, 60, together=8) == []
+    assert (tmp_path / "results.txt").read_text().splitlines()[2].startswith("timed")
+    assert sorted(path.name for path in tmp_path.glob("*.log")) == []
 
 
 def test_what_the_launcher_says_of_a_failure_is_left_out() -> None:
