@@ -39,6 +39,9 @@ _DRAWING = frozenset(
     bernoulli_ multinomial rand_like randn_like randint_like normal_ uniform_ exponential_ rrelu
     gumbel_softmax""".split()
 )
+# These change a dtype, or nothing where it is that already: not the same ones in each dtype.
+_CASTS = frozenset("to float double half bfloat16 type type_as".split())
+_SORTS = (torch.sort, torch.argsort, Tensor.sort, Tensor.argsort)
 _WRAPPED = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")
 
 
@@ -82,6 +85,9 @@ class Watch:
         self._modules: dict[int, str] = {}
         self._names: dict[int, str] = {}
         self._inside: list[tuple[str, nn.Module]] = []  # modules that run, the innermost last
+        self._casts: list[Tensor] = []  # of parameters, kept so that each id is one tensor's
+        self._steps = False  # an optimizer's step runs
+        self._notes = False  # a tensor is being noted, by ops of our own
 
     def place(self, model: nn.Module) -> nn.Module:
         """What a step wraps its model in: lays it out as this world asks, and names its parts."""
@@ -92,7 +98,9 @@ class Watch:
 
     def keep(self, what: str, name: str, value: Tensor, where: str, is_known: bool = True) -> None:
         """Note one tensor; count it only where it is not known which one it is."""
+        self._notes = True
         spec, found, laid = _held(value)
+        self._notes = False
         if found is None:
             return
         number = self._counts[what, name]
@@ -106,8 +114,10 @@ class Watch:
         name = getattr(func, "__name__", "")
         if not self._models or name.startswith(("__", "empty")) or name in _UNSEEN:
             return  # what comes before the model is placed makes it, and data
-        if _is_library():
-            return
+        if self._notes or self._steps or _is_library():
+            return  # parameters are compared after a step; inside it they lie in any layout
+        if name in _CASTS:
+            return self._cast(given, out)
         self.draws |= name in _DRAWING
         where = user_line()
         called = f"{name} in {self._inside[-1][0]}" if self._inside else name
@@ -124,6 +134,14 @@ class Watch:
             self.keep("result", called, x, where)
             if x.requires_grad and x.grad_fn is not None:
                 x.register_hook(partial(self._gradient, called, where))
+
+    def _cast(self, given: tuple, out: Any) -> None:
+        """Of a parameter another dtype's copy stands for it from now on."""
+        parameter = self._parameter(given[0]) if isinstance(given[0], Tensor) else None
+        if parameter is not None and isinstance(out, Tensor) and out is not given[0]:
+            self.used.setdefault(parameter, user_line())
+            self._names[id(out)] = parameter
+            self._casts.append(out)
 
     def _parameter(self, x: Tensor) -> str | None:
         """The name of the parameter that ``x`` is, or stands for while a module runs, as a gathered
@@ -147,12 +165,14 @@ class Watch:
 
     def before_step(self, *given: Any) -> None:
         """Note the gradients that an optimizer is about to use."""
+        self._steps = True
         for name, p in self.parameters():
             if p.grad is not None:
                 self.keep("parameter gradient", name, p.grad, self.used.get(name, ""))
 
     def after_step(self, *given: Any) -> None:
         """Note what an optimizer made of the parameters."""
+        self._steps = False
         for name, p in self.parameters():
             self.keep("parameter", name, p, self.used.get(name, ""))
 
@@ -199,7 +219,12 @@ class _Ops(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        out = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func in _SORTS and "stable" not in kwargs:
+            # Torch leaves the order of equal numbers open, and it differs from process to process.
+            kwargs |= zip(("dim", "descending"), args[1:], strict=False)
+            args, kwargs = args[:1], kwargs | {"stable": True}
+        out = func(*args, **kwargs)
         self._watch.op(func, args, out)
         return out
 
