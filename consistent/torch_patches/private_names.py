@@ -91,6 +91,7 @@ LATER = """
     torch._inductor.config.patch
     torch._inductor.lowering.fallback_handler
     torch._inductor.lowering.register_lowering
+    torch._inductor.runtime.cache_dir_utils.cache_dir
     torch._inductor.virtualized.V
     torch._library.effects.EffectType.ORDERED
     torch._subclasses.FakeTensorMode

@@ -16,6 +16,7 @@ from mirrored.readable import is_utf8, readable
 
 from .form import Form, Number, form_of
 from .in_order import TAG, keep_in_order
+from .own_folder import use_own_folder
 from .realize_scalars import realize_scalars
 from .unalias_outputs import Run, unalias_outputs
 
@@ -28,7 +29,7 @@ MOST_COMPILED = 256  # graphs of one step: torch keeps what it has compiled as l
 
 class Inductor:
     """Random ops of torch stay torch's, so that they draw the numbers of an eager step. What was
-    compiled once is kept on disk by torch.
+    compiled once is kept on disk by torch, in a folder of this user's.
 
     The first graph of a form is compiled with its numbers, which gives the fastest code; the next
     one that no code serves, for all numbers that differ, as far as torch allows.
@@ -44,6 +45,7 @@ class Inductor:
         import torch._inductor.config as config
         import torch.compiler.config
 
+        use_own_folder()
         keep_in_order()
         graph = realize_scalars(graph, inputs)
         caches: Any = torch.compiler.config

@@ -32,6 +32,27 @@ def may_keep(path: Path) -> bool:
     return False
 
 
+def is_own_folder(path: Path) -> bool:
+    """Whether there is a folder of the user's at a path, in which no other user writes, and in
+    whose place none can put another one."""
+    with contextlib.suppress(OSError):
+        link, found, above = os.lstat(path), os.stat(path), os.stat(path.parent)
+        replaceable = above.st_mode & _OTHERS_WRITE and not above.st_mode & stat.S_ISVTX
+        is_mine = link.st_uid in (os.geteuid(), 0) and _is_own(found)
+        return is_mine and stat.S_ISDIR(found.st_mode) and not replaceable
+    return False
+
+
+def in_the_way(path: Path) -> Path | None:
+    """What of another user's keeps a file from being used: its folder, or what is in its place."""
+    with contextlib.suppress(OSError):
+        if not _is_own(os.stat(path.parent)):
+            return path.parent
+        if not _is_own(os.lstat(path)):
+            return path
+    return None
+
+
 def read(path: Path) -> bytes | None:
     """What a file of the user's holds; None if there is none, or another one in its place."""
     with contextlib.suppress(OSError):

@@ -11,13 +11,16 @@ import contextlib
 import json
 import math
 import os
+import warnings
 from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ...comm import Link
+from ...readable import readable
 from . import own_files
 
 MESSAGES = "messages"  # the name, in tables, of ranks that share no memory
@@ -89,7 +92,21 @@ def load(ranks: int, device: str) -> Table | None:
         return found
     # Another user's file in its place cannot be replaced, and measuring it at each start is slow.
     may_measure = own_files.may_keep(file) and (not os.path.lexists(file) or _is_mine(file))
+    if not may_measure and (other := own_files.in_the_way(file)) is not None:
+        _warn(readable(str(other)))
     return None if may_measure else Table()
+
+
+@lru_cache(maxsize=8)
+def _warn(other: str) -> None:
+    """Once a process."""
+    warnings.warn(
+        f"{other} is another user's, or others may write in it.\n"
+        "  What was measured of messages between ranks is neither read nor kept there, and times "
+        "that are built in are used.\n"
+        "  Set XDG_CACHE_HOME to a folder of your own, or `chmod o-w` it.",
+        stacklevel=4,
+    )
 
 
 def _is_mine(file: Path) -> bool:

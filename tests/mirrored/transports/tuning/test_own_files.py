@@ -42,21 +42,24 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_folder_of_another_user_is_not_used(kept: Path, of_another: Foreign) -> None:
     of_another(kept.parent)
-    assert table.load(2, "one") == Table()
+    with pytest.warns(UserWarning, match="another user's, or others may write in it"):
+        assert table.load(2, "one") == Table()
     table.save(Table(one_shot=6), 2, "one")
     assert json.loads(kept.read_text())["one_shot"] == 5
 
 
 def test_a_folder_that_all_write_in_is_not_used(kept: Path) -> None:
     kept.parent.chmod(0o777)
-    assert table.load(2, "one") == Table()
+    with pytest.warns(UserWarning, match="another user's, or others may write in it"):
+        assert table.load(2, "one") == Table()
     with pytest.raises(PermissionError):
         own_files.append(kept, b"x")
 
 
 def test_a_file_of_another_user_is_not_read(kept: Path, of_another: Foreign) -> None:
     of_another(kept)
-    assert table.load(2, "one") == Table()
+    with pytest.warns(UserWarning, match="another user's, or others may write in it"):
+        assert table.load(2, "one") == Table()
     assert own_files.read(kept) is None
     if os.geteuid() == 0:
         with pytest.raises(PermissionError):
