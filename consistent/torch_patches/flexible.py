@@ -10,7 +10,6 @@ import types
 from typing import Any
 
 import torch
-from torch.overrides import handle_torch_function
 
 from ..dispatch.plans.shards import common_placement, is_global, plain
 from ..dispatch.running.mods import Mods
@@ -74,8 +73,9 @@ def _of_global(
     wide = torch.float64 if query.dtype is torch.float64 else torch.float32
     try:
         mods.find(next(plain(x) for x in (query, key, value) if is_global(x)).device, wide)
-        out, log, top = handle_torch_function(
-            module.flex_attention, (query, key, value), query, key, value, mods, scale, enable_gqa
+        # Not by way of modes, which would call torch's function again.
+        out, log, top = GlobalTensor.__torch_function__(
+            module.flex_attention, (GlobalTensor,), (query, key, value, mods, scale, enable_gqa)
         )
     finally:
         mods.clear()

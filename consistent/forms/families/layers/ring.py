@@ -157,8 +157,9 @@ class Ring:
         mask: Tensor | None, of_mask: bool,
     ) -> list[Tensor]:  # fmt: skip
         """Gradients of query, key and value, and of the mask where ``of_mask``."""
-        made = [torch.zeros_like(x, dtype=total.dtype) for x in (query, key, value)]
-        learned = torch.zeros_like(mask) if of_mask and mask is not None else None
+        # Contiguous, as programs that are compiled expect of a message.
+        made = [x.new_zeros(x.shape, dtype=total.dtype) for x in (query, key, value)]
+        learned = mask.new_zeros(mask.shape) if of_mask and mask is not None else None
         for some in self._groups(query, key):
             given = some(grad, query, key, value, out, total)
             self._backward_heads(given, some.of_mask(mask), some(*made), some.of_mask(learned))

@@ -8,7 +8,8 @@ q B,       k S, v S    each rank attends to its keys, and the results are    two
 ```
 
 Where rows and keys have a cut (``S(d, cut="zigzag")``), or are long, the result lies as they do, by
-one of two forms; with g query heads to a key head on k ranks the second sends less from k = g + 2 on:
+one of two forms; with g query heads to a key head on k ranks the second sends less from k = g + 2
+on:
 
 ```
 ring                   each rank's keys and values go round         (k-1)/k of k and v
