@@ -31,6 +31,9 @@ def test_axes_choose_independently(case: Example) -> None:
 
 
 PROVEN = {resolve(case.func).name for case in EXAMPLES}
+# Torch has no kernel of them that runs on the CPU with gradients: their forms' tests compare them
+# with attention by one matrix of scores.
+PROVEN |= {"flex_attention", "_varlen_attn"}
 
 
 @pytest.mark.parametrize("name", sorted(set(ROWS) - GONE))
