@@ -124,11 +124,12 @@ class Held(TorchDispatchMode):
 
 def held(rank: int, tokens: int, n: int) -> tuple[int, int]:
     """(the most bytes held in a step with its operands, rows x keys of the largest matrix)."""
-    given = [torch.randn(1, HEADS, tokens, WIDTH).requires_grad_() for _ in range(3)]
+    given: list[Any] = [torch.randn(1, HEADS, tokens, WIDTH).requires_grad_() for _ in range(3)]
     if n > 1:
         given = operands(tokens, Placement("cpu", range(n)), S(2, cut="zigzag"))
     seed = torch.ones_like(given[0]).detach()
-    own = [x.to_local() for x in (*given, seed)] if n > 1 else [*given, seed]
+    own: list[Any] = [*given, seed]
+    own = [x.to_local() for x in own] if n > 1 else own
     with Held(own) as watched:
         step(given, seed)
     return watched.most, watched.scores

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -138,7 +139,8 @@ class Ring:
         out = query.new_zeros((*query.shape[:-1], value.shape[-1]), dtype=wide)
         total = query.new_full(query.shape[:-1], -math.inf, dtype=wide)
         for some in self._groups(query, key):
-            self._forward_heads(*some(query, key, value, out, total), some.of_mask(mask))
+            given = some(query, key, value, out, total)
+            self._forward_heads(*given, mask=some.of_mask(mask))
         return out.to(query.dtype), total
 
     def _forward_heads(
@@ -202,9 +204,10 @@ class Ring:
         count = 1 if self.drop is not None else count
         return [_Heads(query.ndim - 3, i, count) for i in range(count)]
 
-    def _keys(self, block: Block, pair: Sequence[Tensor], query: Tensor) -> list[Tensor]:
+    def _keys(self, block: Block, pair: Sequence[Tensor], query: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and values of a block, with a head for each of the query."""
-        return [heads_for(x[..., block.key_slice, :], query) for x in pair]
+        key, value = (heads_for(x[..., block.key_slice, :], query) for x in pair)
+        return key, value
 
     def _seen(self, step: int, mask: Tensor | None) -> Iterator[Block]:
         """The blocks of the keys that come in a step, without those that a mask hides."""
@@ -254,7 +257,7 @@ class _Heads:
     index: int
     count: int
 
-    def __call__(self, *given: Tensor) -> list[Tensor]:
+    def __call__(self, *given: Tensor) -> Any:
         """These heads of each."""
         return [self._narrowed(x, self.dim) for x in given]
 
