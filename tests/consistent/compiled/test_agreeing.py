@@ -95,3 +95,22 @@ def test_a_loss_tells_by_the_count_that_it_sums(rank: int) -> None:
     for _ in range(3):
         step(*given)
     assert [call.kind for call in step.programs[-1].program.messages()] == ["attempt", "tell"]
+
+
+@on_ranks(4)
+def test_a_loss_on_a_grid_raises_on_all_ranks_and_goes_on(rank: int) -> None:
+    grid = consistent.placement("cpu", [[0, 1], [2, 3]])
+    x, target = torch.arange(40.0).view(8, 5).sin(), torch.arange(8) % 5
+    for sbp in ((S(0), B), (B, S(0)), (S(0), S(0))):
+        step = consistent.compile(lambda x, t: F.cross_entropy(x, t), backend="ops", fullgraph=True)
+
+        def loss(target: torch.Tensor, step: Any = step, sbp: Any = sbp) -> torch.Tensor:
+            return step(*(consistent.distribute(each, grid, sbp) for each in (x, target)))
+
+        wrong = target.index_fill(0, torch.tensor([7]), 5)
+        for _ in range(3):
+            assert torch.allclose(loss(target).full(), F.cross_entropy(x, target))
+        said = raised(lambda loss=loss, wrong=wrong: loss(wrong))
+        assert said is not None
+        on_every_rank_alike(said)
+        assert torch.allclose(loss(target).full(), F.cross_entropy(x, target))
