@@ -104,7 +104,7 @@ def test_a_loss_on_a_grid_raises_on_all_ranks_and_goes_on(rank: int) -> None:
     for sbp in ((S(0), B), (B, S(0)), (S(0), S(0))):
         step = consistent.compile(lambda x, t: F.cross_entropy(x, t), backend="ops", fullgraph=True)
 
-        def loss(target: torch.Tensor, step: Any = step, sbp: Any = sbp) -> torch.Tensor:
+        def loss(target: torch.Tensor, step: Any = step, sbp: Any = sbp) -> Any:
             return step(*(consistent.distribute(each, grid, sbp) for each in (x, target)))
 
         wrong = target.index_fill(0, torch.tensor([7]), 5)
