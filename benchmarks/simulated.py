@@ -47,6 +47,7 @@ from benchmarks.gpt import VOCAB
 from benchmarks.graph import TOKENS, LeNet, SmallGpt
 from benchmarks.hosts import add_option, enter, hosts
 from consistent import B, S
+from consistent.auto.machines import machine
 from consistent.auto.machines.host_speed import NOW_S, fixed_seconds
 from consistent.auto.machines.this_machine import ThisMachine
 from consistent.auto.simulation.real_memory import Holding
@@ -225,7 +226,7 @@ def slowest(ranks: Sequence[Real]) -> Real:
 
 def simulated(name: str, plan: str, count: int) -> SimulatedStep:
     """The step as it is simulated for so many hosts like this machine."""
-    this = consistent.machine("this")
+    this = machine("this")
     assert isinstance(this, ThisMachine)
     with consistent.simulate(ranks=RANKS, machine=replace(this, hosts=count)) as sim:
         step = begin(name, plan)
