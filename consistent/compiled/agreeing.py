@@ -95,7 +95,7 @@ class Agreed:
         )
 
     def told_later(self) -> Agreed:
-        """The same op, whose ranks tell each other by the next message."""
+        """Return the same op, whose ranks tell each other by the next message."""
         args, kwargs = self.given
         return Agreed(self.func, args, kwargs, self.ranks, True)
 

@@ -136,7 +136,7 @@ class Watch:
                 x.register_hook(partial(self._gradient, called, where))
 
     def _cast(self, given: tuple, out: Any) -> None:
-        """Of a parameter another dtype's copy stands for it from now on."""
+        """Let a parameter's copy in another dtype stand for it from now on."""
         parameter = self._parameter(given[0]) if isinstance(given[0], Tensor) else None
         if parameter is not None and isinstance(out, Tensor) and out is not given[0]:
             self.used.setdefault(parameter, user_line())

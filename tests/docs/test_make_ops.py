@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.attention import flex_attention, varlen
 
 from consistent.rules import table
 from tests.generated import DOCS, generator
@@ -24,7 +25,8 @@ def test_the_page_is_what_the_generator_writes() -> None:
 def test_every_row_is_for_an_op_that_torch_knows() -> None:
     known = set(MAKE.collected()) | MAKE.aten_names()
     known |= {name.strip("_") for name in dir(torch.Tensor)} | {"getitem", "setitem"}
-    for module in (torch, torch._C._nn, torch.nn.functional, torch.linalg, torch.special):
+    modules = torch, torch._C._nn, torch.nn.functional, torch.linalg, torch.special
+    for module in (*modules, varlen, flex_attention):
         known |= {name.rstrip("_") for name in dir(module)}
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
         known.add("_upsample_lanczos2d_aa")

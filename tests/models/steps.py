@@ -60,9 +60,10 @@ def laid_out(
     part: bool,
     keep_bytes: int | None = None,
     dtype: torch.dtype | None = None,
+    device: str = "cpu",  # of the model; tests lay it out on ranks that only believe to have GPUs
 ) -> tuple[torch.nn.Module, dict[str, Any]]:
     """(model, inputs) under a plan; ``part``: each rank passes its part of the batch."""
-    model, inputs = made(name, placement.type, dtype)
+    model, inputs = made(name, device, dtype)
     model = consistent.parallelize(model, placement, plan, keep_bytes=keep_bytes)
     if part:
         inputs = {
@@ -81,9 +82,10 @@ def under(
     part: bool,
     keep_bytes: int | None = None,
     dtype: torch.dtype | None = None,
+    device: str = "cpu",
 ) -> tuple[Watched, dict[str, Any]]:
     """(what was watched, the step of ``laid_out``)."""
-    return watched_step(*laid_out(name, plan, placement, part, keep_bytes, dtype))
+    return watched_step(*laid_out(name, plan, placement, part, keep_bytes, dtype, device))
 
 
 def watched_step(model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[Watched, dict[str, Any]]:

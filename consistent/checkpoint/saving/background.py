@@ -52,8 +52,10 @@ class Notes:
     def all(self, own: Part) -> list[Part]:
         """What each rank told, on rank 0."""
         names = [str(rank) for rank in range(1, self._ranks)]
+        if not names:
+            return [own]
         ending: float | None = None
-        while names and not self._ask(lambda store: store.check(names)):
+        while not self._ask(lambda store: store.check(names)):
             if self.is_given_up:
                 raise RuntimeError("a rank that was to write a part of it is gone")
             if ending is None and not threading.main_thread().is_alive():

@@ -271,7 +271,7 @@ class _Waiting:
             self._there[_widths(layer)].pop(self._part(layer), None)
 
     def _at_the_end(self, part: tuple[str, ...], waiting: list[Linear]) -> list[Linear]:
-        """Those of a part after which nothing else follows in it."""
+        """The layers of a part after which nothing else follows in it."""
         count = 0
         for layer, last in zip(reversed(waiting), reversed(self._parts[part])):
             if layer is not last:

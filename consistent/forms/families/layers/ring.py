@@ -107,7 +107,7 @@ def _runs_of(seen: Tensor) -> Runs:
 
 
 def within(logical: Runs, held: Runs) -> Runs:
-    """Those of ``logical`` that a shard of the runs ``held`` has, in places of the shard."""
+    """The runs of ``logical`` that a shard of the runs ``held`` has, in places of the shard."""
     found, place = [], 0
     for start, size in held:
         for a, n in overlapping(logical, ((start, size),)):
