@@ -26,7 +26,9 @@ KEPT = kept()
 
 @pytest.fixture(scope="module", autouse=True)
 def ranks_of_their_own() -> Iterator[None]:
-    """Plans that were made where messages are dear are not left to the tests that follow."""
+    """Plans that were made where messages cost something else are not taken from the tests before,
+    nor left to those that follow."""
+    pool(2).close()
     yield
     pool(2).close()
 
