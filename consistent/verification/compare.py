@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -127,13 +127,18 @@ class Right:
     def allowed(self, key: Key) -> float:
         """The most that rounding may move an element of this tensor."""
         single, exact = self.single[key].values[0], self.value(key)
-        rounds = single.is_floating_point() or single.is_complex()
-        eps = torch.finfo(single.dtype).eps if rounds else 2.0**-23
+        eps = _eps(single) if key in self.double else max(_eps(single), self._coarsest)
         own, sizes = torch.zeros(()), exact.abs()
         if exact.shape == wide(single).shape:
             meant = self._meant(single, exact)
             own, sizes = (wide(single) - exact).abs()[meant], sizes[meant]
         return TIMES * _largest(own) + UNITS * eps * _largest(sizes)
+
+    @cached_property
+    def _coarsest(self) -> float:
+        """The eps of the shortest float of the step: it may have rounded what a longer one holds,
+        which float64 would tell."""
+        return max((_eps(held.values[0]) for held in self.single.values()), default=2.0**-23)
 
     @staticmethod
     def _meant(single: Tensor, exact: Tensor) -> Tensor:
@@ -142,6 +147,11 @@ class Right:
         rounds = single.is_floating_point() or single.is_complex()
         end = torch.finfo(single.dtype).max / 2 if rounds else float("inf")
         return wide(single).isfinite() & exact.isfinite() & (exact.abs() < end)
+
+
+def _eps(x: Tensor) -> float:
+    rounds = x.is_floating_point() or x.is_complex()
+    return torch.finfo(x.dtype).eps if rounds else 2.0**-23
 
 
 def _largest(x: Tensor) -> float:
