@@ -85,7 +85,8 @@ Tensor masked_embedding_backward(const Tensor& gradient, const Tensor& index, in
   Tensor elsewhere = local.lt(0).logical_or_(local.ge(rows));
   if (padding_idx >= 0) elsewhere.logical_or_(places.eq(padding_idx));
   // A GPU sorts by some bits of the keys at a time, so narrow ones take fewer turns.
-  const at::ScalarType narrow = rows <= INT16_MAX   ? at::kShort
+  const at::ScalarType narrow = !places.is_cuda()   ? at::kLong
+                                : rows <= INT16_MAX ? at::kShort
                                 : rows <= INT32_MAX ? at::kInt
                                                     : at::kLong;
   const auto [keys, order] =
