@@ -9,7 +9,6 @@ Beside tensor and zero3 the plan is tried on 2 x 2 ranks.
 
 from __future__ import annotations
 
-import argparse
 import warnings
 from collections.abc import Sequence
 from functools import partial
@@ -18,7 +17,7 @@ from textwrap import fill
 from typing import Any
 
 import consistent
-from benchmarks.models import TARGET, Cell, row_of, told
+from benchmarks.models import Cell, row_of, run, told
 from consistent import Placement
 from tests.models.architectures import SINGLE
 from tests.models.sequences import NAMES, SEQUENCES
@@ -109,16 +108,5 @@ def write(out: Path, text: str) -> None:
     out.write_text(page.partition(HEADING)[0].rstrip("\n") + "\n\n" + text, encoding="utf-8")
 
 
-def main() -> None:
-    """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("models", nargs="*", default=list(NAMES["plain"]), help="all by default")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4])
-    parser.add_argument("--out", type=Path, default=TARGET)
-    given = parser.parse_args()
-    measure(given.models, given.ranks, given.out)
-    print(f"written to {given.out}")
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, NAMES["plain"], measure)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -233,10 +233,12 @@ def row_of(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def main() -> None:
-    """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("models", nargs="*", default=list(MODELS), help="all by default")
+def run(
+    description: str | None, models: Iterable[str], measure: Callable[[Any, Any, Path], None]
+) -> None:
+    """Measure, print and write what the command line asks for: ``measure(models, ranks, page)``."""
+    parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
+    parser.add_argument("models", nargs="*", default=list(models), help="all by default")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4])
     parser.add_argument("--out", type=Path, default=TARGET)
     given = parser.parse_args()
@@ -245,4 +247,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, MODELS, measure)

@@ -1,8 +1,8 @@
 """Boxing in fewer bytes: a shard is written by a codec before it is sent, and read again by all.
 
 ```
-gather     x  -encode->  bytes  ==join==>         bytes of all ranks  -decode->  B     one message
-reduce     g + unsent  -encode->  bytes by rank  ==all-to-all==>  -decode, sum in order->  S
+gather     x  -write->  bytes  ==join==>         bytes of all ranks  -read->  B        one message
+reduce     g + unsent  -write->  bytes by rank  ==all-to-all==>  -read, sum in order->  S
            unsent = g + unsent - what the bytes say                               stays on this rank
 ```
 

@@ -13,7 +13,7 @@ from mirrored.readable import in_a_line, readable
 
 from .held import Held, joined, wide
 from .kinds import Near, kind_of
-from .watch import Key, Seen
+from .watch import Key, Seen, is_rounded
 
 # How far rounding goes is seen from one run in the step's own dtype: another order of sums is off
 # by some times as much, or by some units in the last place where that run happened to be exact.
@@ -144,14 +144,12 @@ class Right:
     def _meant(single: Tensor, exact: Tensor) -> Tensor:
         """Where float64 has what the step's own dtype rounds. It has not where that dtype ends: the
         ``finfo(x.dtype).min`` of a mask is another number there, and what overflows does not."""
-        rounds = single.is_floating_point() or single.is_complex()
-        end = torch.finfo(single.dtype).max / 2 if rounds else float("inf")
+        end = torch.finfo(single.dtype).max / 2 if is_rounded(single) else float("inf")
         return wide(single).isfinite() & exact.isfinite() & (exact.abs() < end)
 
 
 def _eps(x: Tensor) -> float:
-    rounds = x.is_floating_point() or x.is_complex()
-    return torch.finfo(x.dtype).eps if rounds else 2.0**-23
+    return torch.finfo(x.dtype).eps if is_rounded(x) else 2.0**-23
 
 
 def _largest(x: Tensor) -> float:

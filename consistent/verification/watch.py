@@ -244,7 +244,12 @@ def _operands(name: str, given: tuple) -> tuple[list[Tensor], bool]:
 
 
 def _is_compared(x: Any) -> bool:
-    return isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())
+    return isinstance(x, Tensor) and is_rounded(x)
+
+
+def is_rounded(x: Tensor) -> bool:
+    """Whether arithmetic on numbers of its dtype rounds."""
+    return x.is_floating_point() or x.is_complex()
 
 
 def _held(value: Any) -> tuple[TensorSpec | None, Tensor | None, str]:

@@ -28,7 +28,7 @@ def compare(world: World, name: str) -> None:
         what = f"{name}, {plan}, {dtype or 'its own dtype'}"
         try:
             wanted = alone(name, world.device, dtype)
-            _, found = under(name, plan, placement, part, None, dtype, world.device)
+            _, found = under(name, plan, placement, part, dtype=dtype, device=world.device)
         except Exception as error:  # noqa: BLE001 - the other models are still of interest
             said = f"{type(error).__name__}: {error}".replace("\n", " ")[:400]
             world.expect(False, f"{what}: {said}")

@@ -76,16 +76,10 @@ def laid_out(
 
 
 def under(
-    name: str,
-    plan: Any,
-    placement: Placement,
-    part: bool,
-    keep_bytes: int | None = None,
-    dtype: torch.dtype | None = None,
-    device: str = "cpu",
+    name: str, plan: Any, placement: Placement, part: bool, **more: Any
 ) -> tuple[Watched, dict[str, Any]]:
-    """(what was watched, the step of ``laid_out``)."""
-    return watched_step(*laid_out(name, plan, placement, part, keep_bytes, dtype, device))
+    """(what was watched, the step of ``laid_out``, which takes ``more``)."""
+    return watched_step(*laid_out(name, plan, placement, part, **more))
 
 
 def watched_step(model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[Watched, dict[str, Any]]:

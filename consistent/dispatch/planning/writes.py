@@ -65,8 +65,7 @@ def written_tensors(
     found: list[torch.Tensor] = []
     is_norm = func._schema.name.partition("::")[2].startswith(_NORMS)
     for position, argument in enumerate(func._schema.arguments):
-        says_so = argument.alias_info is not None and argument.alias_info.is_write
-        if says_so or (is_norm and argument.name.startswith("running_")):
+        if _writes(argument) or (is_norm and argument.name.startswith("running_")):
             given = args[position] if position < len(args) else kwargs.get(argument.name)
             found.extend(tensors_in(given))
     return found
