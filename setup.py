@@ -108,6 +108,8 @@ def choose_gpus(torch, cpp_extension) -> None:
     os.environ["TORCH_CUDA_ARCH_LIST"] = ";".join(found) + "+PTX"
 
 
+OLDER = "csrc/glibc/older.cpp"
+
 # Package -> the folders of csrc/ that its module `_C` is built from, beside glibc/.
 MODULES = {
     "consistent.forms.native": ("kernels", "bindings"),
@@ -132,7 +134,22 @@ def as_one(name, sources):
     return str(path)
 
 
-def extension(cpp_extension, cuda, package, folders):
+def macros(cpp_extension, cuda):
+    """What is defined for the preprocessor. A compiler that links libstdc++ as an archive is found
+    by a trial, for it may be its build, a wrapper or LDFLAGS that makes it do so."""
+    trial = Path("build", "older.so")
+    trial.parent.mkdir(exist_ok=True)
+    words = shlex.split(f"{cpp_extension.get_cxx_compiler()} -shared -fPIC -o {trial} {OLDER}")
+    words += shlex.split(os.environ.get("LDFLAGS", ""))
+    has_shared = subprocess.run(words, capture_output=True).returncode == 0
+    return [
+        ("PY_SSIZE_T_CLEAN", None),  # lengths that Python's C API is given are Py_ssize_t
+        *([("CONSISTENT_WITH_CUDA", None)] if cuda else []),
+        *([] if has_shared else [("CONSISTENT_STATIC_LIBSTDCXX", None)]),
+    ]
+
+
+def extension(cpp_extension, cuda, defined, package, folders):
     found = sorted(f for folder in ("glibc", *folders) for f in glob(f"csrc/{folder}/*.c*"))
     kinds = (".cpp", ".cu") if cuda else (".cpp",)
     sources = [f for f in found if f.endswith(kinds) and not (cuda and "/no_cuda" in f)]
@@ -142,10 +159,7 @@ def extension(cpp_extension, cuda, package, folders):
     return make(
         f"{package}.{FOLDER}._C",
         [*others, as_one(package, bindings)],
-        define_macros=[
-            ("PY_SSIZE_T_CLEAN", None),  # lengths that Python's C API is given are Py_ssize_t
-            *([("CONSISTENT_WITH_CUDA", None)] if cuda else []),
-        ],
+        define_macros=defined,
         depends=bindings
         + sorted(glob("csrc/**/*.h", recursive=True))
         + sorted(glob("csrc/**/*.cuh", recursive=True)),
@@ -159,6 +173,7 @@ make_compiler_one_word()
 cuda = wants_cuda(torch, cpp_extension)
 if cuda:
     choose_gpus(torch, cpp_extension)
+defined = macros(cpp_extension, cuda)
 FOLDER = "torch{}_{}".format(*torch.__version__.split(".")[:2])
 
 
@@ -173,6 +188,6 @@ class BuildExt(cpp_extension.BuildExtension):
 
 
 setup(
-    ext_modules=[extension(cpp_extension, cuda, *module) for module in MODULES.items()],
+    ext_modules=[extension(cpp_extension, cuda, defined, *module) for module in MODULES.items()],
     cmdclass={"build_ext": BuildExt},
 )

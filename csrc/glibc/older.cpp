@@ -48,6 +48,9 @@ CONSISTENT_HIDDEN int fstat(int file, struct stat* found) noexcept {
 }
 #endif
 
+// A compiler that brings libstdc++ as an archive has its own of these two, and no versions of
+// names.
+#ifndef CONSISTENT_STATIC_LIBSTDCXX
 #if defined(_GLIBCXX_RELEASE) && _GLIBCXX_RELEASE >= 11
 CONSISTENT_HIDDEN void bad_length_here() __asm__("_ZSt28__throw_bad_array_new_lengthv");
 void bad_length_here() { throw std::bad_array_new_length(); }
@@ -60,6 +63,7 @@ void wait_of_3_4_11(void* condition, void* lock);
 __asm__(".symver wait_of_3_4_11, " CONSISTENT_WAIT "@GLIBCXX_3.4.11");
 CONSISTENT_HIDDEN void wait_here(void* condition, void* lock) __asm__(CONSISTENT_WAIT);
 void wait_here(void* condition, void* lock) { wait_of_3_4_11(condition, lock); }
+#endif
 #endif
 
 }  // extern "C"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -184,3 +185,25 @@ def test_kernels_are_built_where_torch_has_cuda_and_the_toolkit_its_headers(
         script.wants_cuda(SimpleNamespace(version=SimpleNamespace(cuda=None)), toolkit)
     monkeypatch.setenv("CONSISTENT_CUDA", "0")
     assert not script.wants_cuda(with_cuda, toolkit)
+
+
+@pytest.mark.parametrize("flags", ["", "-static-libstdc++"])
+def test_it_links_with_libstdcxx_as_a_library_and_as_an_archive(
+    flags: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setuptools, "setup", lambda **_: None)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("LDFLAGS", flags)
+    monkeypatch.chdir(ROOT)
+    script = module_of(ROOT / "setup.py")
+    defined = [f"-D{name}={value or ''}" for name, value in script.defined]
+    assert ("-DCONSISTENT_STATIC_LIBSTDCXX=" in defined) == bool(flags)
+    user = tmp_path / "user.cpp"  # of what both it and the archive define
+    user.write_text(
+        "#include <condition_variable>\n#include <functional>\n"
+        "int* take(std::unique_lock<std::mutex>& lock, std::condition_variable& met, long n) {\n"
+        "  met.wait(lock);\n  if (n > 9) throw std::bad_function_call();\n  return new int[n];\n}\n"
+    )
+    compiler = script.cpp_extension.get_cxx_compiler()
+    words = [compiler, "-shared", "-fPIC", *defined, str(user), script.OLDER, *flags.split()]
+    subprocess.run([*words, "-o", str(tmp_path / "made.so")], check=True)
