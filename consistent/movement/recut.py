@@ -19,6 +19,18 @@ from mirrored.transports.default import current
 from ..spec import Runs, Split, overlapping
 
 
+_AS_INTEGERS = {
+    torch.float8_e4m3fn: torch.uint8,
+    torch.float8_e4m3fnuz: torch.uint8,
+    torch.float8_e5m2: torch.uint8,
+    torch.float8_e5m2fnuz: torch.uint8,
+    torch.float8_e8m0fnu: torch.uint8,
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+}
+
+
 @lru_cache(maxsize=1 << 10)
 def _order(entry: Split, n: int, parts: int) -> tuple[Tensor, Tensor] | None:
     """(logical places in the order of ranks, places by ranks in the logical order), on the CPU;
@@ -62,7 +74,7 @@ def placed(x: Tensor, dim: int, runs: Runs, total: int, rest: float) -> Tensor:
     shape = list(x.shape)
     shape[dim] = total
     out = torch.full(shape, rest, dtype=x.dtype, device=x.device)
-    return out.index_copy_(dim, places(runs).to(x.device), x)
+    return _put(out, dim, places(runs), x)
 
 
 def recut(x: Tensor, src: Split, dst: Split, n: int, index: int, ranks: tuple[int, ...]) -> Tensor:
@@ -80,7 +92,17 @@ def recut(x: Tensor, src: Split, dst: Split, n: int, index: int, ranks: tuple[in
     got = current().all_to_all(pieces, shapes, ranks)
     out = x.new_empty([*x.shape[:dim], sum(map(len, arrived)), *x.shape[dim + 1 :]])
     for part, at in zip(got, arrived, strict=True):
-        out.index_copy_(dim, at.to(x.device), part)
+        _put(out, dim, at, part)
+    return out
+
+
+def _put(out: Tensor, dim: int, at: Tensor, x: Tensor) -> Tensor:
+    """``out`` with ``x`` at the places ``at``. Torch copies no float8 and no unsigned numbers to
+    indices, and their bits are those of integers."""
+    number, at = _AS_INTEGERS.get(x.dtype), at.to(x.device)
+    if number is None:
+        return out.index_copy_(dim, at, x)
+    out.view(number).index_copy_(dim, at, x.view(number))
     return out
 
 

@@ -300,6 +300,29 @@ def sample_of_cuts(n: int) -> list[tuple[TensorSpec, TensorSpec]]:
     return [(of(a, (rows, 5), line), of(b, (rows, 5), line)) for a, b in pairs]
 
 
+def boxed_bits(rank: int, dtype: torch.dtype, cases) -> bool:
+    """Whether shards of ``dtype`` that are boxed have the bits of bytes and integers boxed alike."""
+    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+
+    def made(kind: torch.dtype, pair) -> torch.Tensor:
+        a, b = (of(s.sbp, s.shape, s.placement, kind) for s in pair)
+        return boxed(rank, scatter(whole_numbers(a.shape, integer).view(kind), a), a, b)
+
+    return all(torch.equal(made(dtype, c).view(integer), made(integer, c)) for c in cases)
+
+
+# Torch lacks kernels of these: no index_copy_ of any, no fill of the last.
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32, torch.uint64,
+     torch.float8_e8m0fnu],
+    ids=str,
+)  # fmt: skip
+def test_dtypes_without_kernels_are_moved_between_all_cuts(dtype):
+    pairs = [(a, b) for a, b in sample_of_cuts(3) if P not in (*a.sbp, *b.sbp)]
+    assert all(pool(3).run(boxed_bits, dtype, pairs))
+
+
 def boxed_all(rank: int, cases) -> list[torch.Tensor]:
     return [boxed(rank, scatter(whole_numbers(a.shape, a.dtype), a), a, b) for a, b in cases]
 
