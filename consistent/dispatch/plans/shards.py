@@ -133,7 +133,8 @@ def refuse_other_views(x: Any, what: str) -> None:
             "tensor's pieces: x.to_mirrored()."
         )
     loaded = sys.modules.get("torch.distributed.tensor")  # there is none before
-    if loaded is not None and isinstance(x, loaded.DTensor):
+    # Another thread may be importing it.
+    if loaded is not None and isinstance(x, getattr(loaded, "DTensor", ())):
         raise RuntimeError(
             f"{what}: a DTensor is given, {tuple(x.placements)} on {x.device_mesh}, and of the "
             "two kinds neither knows the other. Convert it first: "
