@@ -1,5 +1,5 @@
 """Forms of products of matrices."""
 
-from . import grouped_mm
+from . import grouped_mm, scaled_mm
 
-__all__ = ["grouped_mm"]
+__all__ = ["grouped_mm", "scaled_mm"]

@@ -6,8 +6,9 @@ from string import ascii_lowercase
 
 import torch
 
+from ....spec import B, S
 from ... import notation
-from ...signature import Call, DoesNotFit, Out, Signature
+from ...signature import Call, DoesNotFit, Operand, Out, Signature
 from ...table import Row, add_rows
 
 
@@ -66,12 +67,49 @@ def grouped_outs(call: Call) -> list[Out]:
     return [Out(torch.Size(shape), call.get("out_dtype") or x.spec.dtype)]
 
 
+def scaled(call: Call, parts: int) -> list[Signature]:
+    """Rows of the first matrix or columns of the second, with the scales that are theirs. Sums over
+    the dim that meets would be rounded to the dtype of the result, and stay in the kernel."""
+    x, w = call.operands[:2]
+    made = [call.make({}, B, "scaled_mm")]
+    given = [call.get(f"scale_{name}") for name in "ab"]
+    scales = [s[0] if isinstance(s, list | tuple) and len(s) == 1 else s for s in given]
+    turned = [name for name in ("swizzle_a", "swizzle_b") if name in call.params]
+    is_turned = any(any(call.get(name) or ()) for name in turned)
+    if is_turned or not all(isinstance(s, Operand) for s in scales):
+        return made
+    (rows, _), (_, columns) = x.shape, w.shape
+    bias = call.get("bias")
+    own = (rows, 1), (1, columns)
+    for dim, matrix, scale in zip((0, 1), (x, w), scales, strict=True):
+        ins = {matrix.index: S(dim)}
+        if tuple(scale.shape) == own[dim]:
+            ins[scale.index] = S(dim)
+        elif scale.shape.numel() != 1:
+            continue
+        if dim and bias is not None:
+            ins[bias.index] = S(0)
+        made.append(call.make(ins, S(dim), "scaled_mm", by_size=True))
+    return made
+
+
+def scaled_outs(call: Call) -> list[Out]:
+    """The result of _scaled_mm, whose meta kernel asks how the second matrix lies in memory."""
+    x, w = call.operands[:2]
+    return [Out(torch.Size((x.shape[0], w.shape[1])), call.get("out_dtype") or x.spec.dtype)]
+
+
 def added(out: str, product: str) -> tuple[str, ...]:
     """c + a @ b for a c of any number of dims, aligned with the last dims of the result."""
     return tuple(f"{out[i:]} + {product} -> {out}" for i in range(len(out) + 1))
 
 
 _PLUS = "input mat1 mat2"
+_SCALED = "input mat2 scale_a scale_b bias scale_result out_dtype use_fast_accum"
+_SCALED_V2 = (
+    "input mat2 scale_a recipe_a swizzle_a scale_b recipe_b swizzle_b bias out_dtype "
+    "contraction_dim use_fast_accum"
+)
 
 # A letter in f([h]) is the number of groups, which the third operand always has whole. Pieces are
 # filled up to rows that torch's kernel takes, so every split is served by a form.
@@ -85,6 +123,8 @@ _GROUPED = (
 ROWS = (
     Row("_addmm_activation", ("f(n, m[k], [k]n) -> mn", "f(mn, m[k], [k]n) -> mn"), _PLUS),
     Row("_grouped_mm", _GROUPED, "input mat2 offs bias out_dtype", outs=grouped_outs),
+    Row("_scaled_mm", scaled, _SCALED, outs=scaled_outs),
+    Row("_scaled_mm_v2", scaled, _SCALED_V2, outs=scaled_outs),
     Row("addbmm", added("mn", "bmk, bkn"), "input batch1 batch2"),
     Row("addmm", added("mn", "mk, kn"), _PLUS),
     # Torch does not broadcast a c of one element to an empty shard.

@@ -14,6 +14,15 @@ def _single(*shape: int) -> torch.Tensor:
     return few_digits(real(*shape).float())
 
 
+def _eighth(*shape: int) -> torch.Tensor:
+    """float8 of numbers whose products and sums float32 holds exactly."""
+    return _single(*shape).to(torch.float8_e4m3fn)
+
+
+def _scale(*shape: int) -> torch.Tensor:
+    return 2.0 ** torch.arange(torch.Size(shape).numel()).remainder(3).view(shape)
+
+
 def _ends(*places: int) -> torch.Tensor:
     return torch.tensor(places, dtype=torch.int32)
 
@@ -24,6 +33,36 @@ EXAMPLES = (
     example(torch._grouped_mm, _single(2, 5, 8), _single(8, 8), offs=_ends(3, 8)),
     example(torch._grouped_mm, _single(5, 8), _single(8, 8), offs=_ends(4, 4, 8)),
     example(torch._grouped_mm, _single(4, 5, 8), _single(4, 8, 4)),
+    example(
+        torch._scaled_mm,
+        _eighth(5, 16),
+        _eighth(96, 16).t(),
+        _scale(),
+        _scale(1),
+        out_dtype=torch.float32,
+    ),
+    example(
+        torch._scaled_mm,
+        _eighth(5, 16),
+        _eighth(96, 16).t(),
+        _scale(5, 1),
+        _scale(1, 96),
+        _single(96).bfloat16(),
+        out_dtype=torch.bfloat16,
+    ),
+    example(
+        torch._scaled_mm_v2,
+        _eighth(5, 16),
+        _eighth(96, 16).t(),
+        [_scale()],
+        [0],
+        [],
+        [_scale()],
+        [0],
+        [],
+        None,
+        torch.float32,
+    ),
     example(torch.addbmm, real(5, 2), real(4, 5, 3), real(4, 3, 2)),
     example(torch.addbmm, real(2), real(4, 5, 3), real(4, 3, 2), beta=2, alpha=3),
     example(torch.addmm, real(5, 7), real(5, 4), real(4, 7)),
