@@ -1,4 +1,5 @@
-"""Functions without a hook that would see this rank's shard: they raise for global tensors."""
+"""Functions without a hook that would see this rank's shard: they raise for global tensors, or run
+on whole ones."""
 
 from __future__ import annotations
 
@@ -53,6 +54,9 @@ _BUILTINS = (
         "_broadcast", "_broadcast_out", "_broadcast_coalesced", "_scatter", "_scatter_out",
         "_gather", "_gather_out",
     )),
+    *((f"torch._C._nccl_{name}", f"torch.cuda.nccl.{name}", _COLLECTIVE) for name in (
+        "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter",
+    )),
 )  # fmt: skip
 
 # What wrappers of whole modules tell torch's log before they change anything -> their name.
@@ -85,6 +89,9 @@ def install() -> None:
     redirect(torch._C._log_api_usage_once, _logged, "always")
     redirect(torch._C._create_module_with_type, _scripting, "always")
     redirect(torch.sparse_coo_tensor, _of_entries)
+    launch = _find("torch._C._cuda_jiterator_compile_and_launch_kernel")
+    if launch is not None:
+        redirect(launch, _jitted)
     for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
         _run_whole(kind)
     if torch.distributed.is_available():
@@ -139,6 +146,11 @@ def _scripting(original: Callable[..., Any], *args: Any) -> Any:
 
 def _of_entries(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return call_whole("sparse_coo_tensor", original, args, kwargs)
+
+
+def _jitted(original: Callable[..., Any], code: str, name: str, *rest: Any) -> Any:
+    """A kernel of ``torch.cuda.jiterator``, which no hook of torch sees."""
+    return call_whole(name, original, (code, name, *rest), {})
 
 
 def _refuse_assigned(name: str) -> Callable[[Any, Any], None]:
