@@ -200,6 +200,8 @@ class Ours:
 
     def make(self, x: torch.Tensor, how: tuple[Entry, ...], requires_grad: bool) -> Any:
         """``x`` as a tensor of this side, in the layout."""
+        if x.device.type != _device:  # the op takes it from the host, as a plain tensor
+            return x.detach().clone()
         sbp = tuple(
             self.lib.B if e is None else self.lib.P if e == "P" else self.lib.S(e) for e in how
         )
