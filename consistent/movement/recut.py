@@ -18,7 +18,6 @@ from mirrored.transports.default import current
 
 from ..spec import Runs, Split, overlapping
 
-
 _AS_INTEGERS = {
     torch.float8_e4m3fn: torch.uint8,
     torch.float8_e4m3fnuz: torch.uint8,

@@ -301,7 +301,7 @@ def sample_of_cuts(n: int) -> list[tuple[TensorSpec, TensorSpec]]:
 
 
 def boxed_bits(rank: int, dtype: torch.dtype, cases) -> bool:
-    """Whether shards of ``dtype`` that are boxed have the bits of bytes and integers boxed alike."""
+    """Whether shards of ``dtype`` that are boxed have the bits of integers that are."""
     integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
 
     def made(kind: torch.dtype, pair) -> torch.Tensor:
