@@ -135,7 +135,7 @@ class Ring:
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """(result, log-sum-exp of each row)."""
-        wide = torch.promote_types(query.dtype, torch.float32)
+        wide = _wide(query.dtype)
         out = query.new_zeros((*query.shape[:-1], value.shape[-1]), dtype=wide)
         total = query.new_full(query.shape[:-1], -math.inf, dtype=wide)
         for some in self._groups(query, key):
@@ -174,7 +174,7 @@ class Ring:
     ) -> None:  # fmt: skip
         grad, query, key, value, out, total = given
         of_query, *of_keys = made
-        returning = _Returning(self.needs, of_keys)
+        returning = _Returning(self.needs, of_keys, key)
         for step, pair in self._round(key, value):
             into = of_keys if step == 0 else []
             for block in self._seen(step, mask):
@@ -191,7 +191,8 @@ class Ring:
                 del grads
             if step:
                 sees = pair[0].shape[-2] > 0
-                returning.give(step, into or [torch.zeros_like(x) for x in pair] if sees else [])
+                found = [x.to(key.dtype) for x in into] or [torch.zeros_like(x) for x in pair]
+                returning.give(step, found if sees else [])
         returning.take()
 
     def _groups(self, query: Tensor, key: Tensor) -> list[_Heads]:
@@ -281,17 +282,23 @@ def _added(
     if not into:
         if block.keys == (0, pair[0].shape[-2]):
             return found
-        into = [torch.zeros_like(x, dtype=y.dtype) for x, y in zip(pair, found, strict=True)]
+        into = [torch.zeros_like(x, dtype=_wide(x.dtype)) for x in pair]
     for x, place in zip(found, into, strict=True):
         place[..., block.key_slice, :] += x
     return into
 
 
-class _Returning:
-    """Gradients of keys and values on their way to the ranks that hold them."""
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """What sums of ``dtype`` are kept in."""
+    return torch.promote_types(dtype, torch.float32)
 
-    def __init__(self, needs: Needs, into: Sequence[Tensor]) -> None:
-        self._needs, self._into = needs, into
+
+class _Returning:
+    """Gradients of keys and values on their way to the ranks that hold them, in the dtype of
+    ``key``; they are added up in that of ``into``."""
+
+    def __init__(self, needs: Needs, into: Sequence[Tensor], key: Tensor) -> None:
+        self._needs, self._into, self._key = needs, into, key
         self._coming: tuple[Runs, Arriving] | None = None
 
     def give(self, step: int, grads: Sequence[Tensor]) -> None:
@@ -301,7 +308,7 @@ class _Returning:
         held = self._needs.held(source, group.me)
         shapes = [(*x.shape[:-2], items_in(held), x.shape[-1]) for x in self._into] if held else []
         started = _start(
-            group, [(to, x) for x in grads], [(source, shape) for shape in shapes], self._into[0]
+            group, [(to, x) for x in grads], [(source, shape) for shape in shapes], self._key
         )
         self.take()
         self._coming = held, started
