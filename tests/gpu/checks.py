@@ -69,6 +69,7 @@ CHECKS = [
     Check("random_bits", "-m tests.gpu.random_bits --device DEVICE", 90, ranks=2),
     *_on_ranks("boxing", "boxing_pairs", 2, 150),
     *_on_ranks("products", "split_products", 2, 120),
+    *_on_ranks("ring", "ring", 2, 90),
     *_on_ranks("training", "training", 2, 120),
     Check("compiled_1", "-m tests.gpu.compiled_steps --device DEVICE", 300),
     *_on_ranks("compiled", "compiled_steps", 2, 300),

@@ -1,8 +1,9 @@
 """Attention of one block, a few rows and a few keys, with the log-sum-exp of each row: what joins
 the results for several blocks of keys.
 
-On the CPU torch's own kernel computes it. Dropout, a mask that is learned, and other devices take
-a few rows at a time, so that no matrix of scores is large.
+One of torch's kernels computes it, where there is one that takes the block
+(``attention_kernels``). Else it is done a few rows at a time, so that no matrix of scores is large:
+with dropout, a mask that is learned, and on GPUs with any bias.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_aten = torch.ops.aten
+from .attention_kernels import Mask, kernel_for
+
 _SCORES = 1 << 22  # that are in memory at once
 
 Drop = Callable[[Tensor, tuple[int, int]], Tensor]
@@ -49,14 +51,10 @@ class Grads(NamedTuple):
 
 def attend(query: Tensor, key: Tensor, value: Tensor, how: How) -> tuple[Tensor, Tensor]:
     """(result, log-sum-exp of each row; -inf, and zeros, where a row sees no key)."""
-    if how.drop is None and _by_kernel(query, key, value):
-        bias = _expanded(how.bias, query, key)
-        out, log = _aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, 0.0, how.triangle, attn_mask=bias, scale=how.scale
-        )
-        if bias is not None:  # the kernel says 0 for a row that sees nothing
-            log = log.masked_fill((bias == -math.inf).all(-1), -math.inf)
-        return out, log
+    mask = Mask(how.scale, how.triangle, how.bias)
+    kernel = kernel_for(query, key, value, mask) if how.drop is None else None
+    if kernel is not None:
+        return kernel.forward(query, key, value, mask)
     parts = [
         _attend_rows(query[..., rows, :], key, value, part) for rows, part in _few(query, key, how)
     ]
@@ -85,13 +83,11 @@ def attend_backward(
     """Gradients, where ``out`` and ``total`` are the result for all keys and its log-sum-exp.
     ``of_scores``: those of the scores are asked for, too."""
     total = finite(total, math.inf)
-    if how.drop is None and not of_scores and _by_kernel(query, key, value):
-        grad = grad if grad.stride(-1) == 1 else grad.contiguous()
-        made = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad, query, key, value, out, total, 0.0, how.triangle,
-            attn_mask=_expanded(how.bias, query, key), scale=how.scale,
-        )  # fmt: skip
-        return Grads(made[0], made[1], made[2], None)
+    mask = Mask(how.scale, how.triangle, how.bias)
+    by_rows = how.drop is not None or of_scores
+    kernel = None if by_rows else kernel_for(query, key, value, mask)
+    if kernel is not None:
+        return Grads(*kernel.backward(grad, query, key, value, out, total, mask), None)
     parts = [
         _rows_backward(
             grad[..., rows, :], query[..., rows, :], key, value, out[..., rows, :],
@@ -144,20 +140,6 @@ def heads_for(x: Tensor, query: Tensor) -> Tensor:
 def of_groups(x: Tensor, heads: int) -> Tensor:
     """The sum over the heads that share a key."""
     return x if x.shape[-3] == heads else x.unflatten(-3, (heads, -1)).sum(-3)
-
-
-def _by_kernel(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    alike = query.is_cpu and query.ndim == 4 and query.shape[-1] == value.shape[-1]
-    return alike and query.numel() > 0 and key.numel() > 0  # the kernel divides by them
-
-
-def _expanded(bias: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
-    """``bias`` as the kernel takes it: of the query's dtype, with four dims, rows and keys."""
-    if bias is None:
-        return None
-    shape = (*[1] * (4 - bias.ndim), *bias.shape[:-2])
-    whole = bias.to(query.dtype).expand(*shape, query.shape[-2], key.shape[-2])
-    return whole if whole.stride(-1) == 1 else whole.contiguous()
 
 
 def _few(query: Tensor, key: Tensor, how: How) -> list[tuple[slice, How]]:

@@ -1,0 +1,128 @@
+"""Torch's kernels of attention that say the log-sum-exp of each row, and take in backward that of
+all keys: one for the CPU, and for GPUs FlashAttention and the memory-efficient one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.backends.cuda import SDPAParams, can_use_efficient_attention, can_use_flash_attention
+from torch.nn.functional import pad
+
+_aten = torch.ops.aten
+_ALIGNED = 32  # rows of the log-sum-exp that the memory-efficient kernel works with
+
+
+class Mask(NamedTuple):
+    """``triangle``: row i sees the keys 0 to i. ``bias`` is added to the scaled scores."""
+
+    scale: float
+    triangle: bool
+    bias: Tensor | None
+
+
+class Kernel(NamedTuple):
+    """``forward(query, key, value, mask)`` gives the result and each row's log-sum-exp,
+    ``backward(grad, query, key, value, out, log, mask)`` the gradients of the first three."""
+
+    forward: Callable[..., tuple[Tensor, Tensor]]
+    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+
+
+def kernel_for(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Kernel | None:
+    """The kernel that takes these; None where none does. Heads of all are as many."""
+    if query.ndim != 4 or query.shape[-1] != value.shape[-1]:
+        return None
+    if not query.numel() or not key.numel():  # kernels divide by them
+        return None
+    if query.is_cpu:
+        return _CPU
+    if not query.is_cuda or mask.bias is not None:
+        return None
+    params = SDPAParams(query, key, value, None, 0.0, mask.triangle, False)
+    # Torch pads heads of other sizes before it calls this kernel.
+    if query.shape[-1] % 8 == 0 and can_use_flash_attention(params, False):
+        return _FLASH
+    return _EFFICIENT if can_use_efficient_attention(params, False) else None
+
+
+# -- the CPU ---------------------------------------------------------------------------------------
+
+
+def _cpu(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
+    bias = _expanded(mask.bias, query, key)
+    out, log = _aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, mask.triangle, attn_mask=bias, scale=mask.scale
+    )
+    if bias is not None:  # the kernel says 0 for a row that sees nothing
+        log = log.masked_fill((bias == -math.inf).all(-1), -math.inf)
+    return out, log
+
+
+def _cpu_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, log: Tensor, mask: Mask
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        _with_last_dim_dense(grad), query, key, value, out, log, 0.0, mask.triangle,
+        attn_mask=_expanded(mask.bias, query, key), scale=mask.scale,
+    )  # fmt: skip
+
+
+def _expanded(bias: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
+    """``bias`` as the kernel takes it: of the query's dtype, with four dims, rows and keys."""
+    if bias is None:
+        return None
+    shape = (*[1] * (4 - bias.ndim), *bias.shape[:-2])
+    whole = bias.to(query.dtype).expand(*shape, query.shape[-2], key.shape[-2])
+    return _with_last_dim_dense(whole)
+
+
+def _with_last_dim_dense(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+# -- GPUs ------------------------------------------------------------------------------------------
+
+
+def _flash(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
+    out, log, *_ = _aten._scaled_dot_product_flash_attention(
+        query, key, value, 0.0, mask.triangle, scale=mask.scale
+    )
+    return out, log
+
+
+def _flash_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, log: Tensor, mask: Mask
+) -> tuple[Tensor, Tensor, Tensor]:
+    unused = torch.empty(2, dtype=torch.uint64, device=query.device)  # the state of dropout
+    return _aten._scaled_dot_product_flash_attention_backward(
+        _with_last_dim_dense(grad), query, key, value, out, log.contiguous(), None, None,
+        query.shape[-2], key.shape[-2], 0.0, mask.triangle, unused, unused, scale=mask.scale,
+    )  # fmt: skip
+
+
+def _efficient(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
+    out, log, *_ = _aten._scaled_dot_product_efficient_attention(
+        query, key, value, None, True, 0.0, mask.triangle, scale=mask.scale
+    )
+    return out, log[..., : query.shape[-2]]
+
+
+def _efficient_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, log: Tensor, mask: Mask
+) -> tuple[Tensor, Tensor, Tensor]:
+    log = pad(log, (0, -log.shape[-1] % _ALIGNED), value=math.inf).contiguous()
+    unused = torch.zeros((), dtype=torch.int64, device=query.device)  # the state of dropout
+    made = _aten._scaled_dot_product_efficient_attention_backward(
+        _with_last_dim_dense(grad), query, key, value, None, out, log, unused, unused, 0.0,
+        [True, True, True, False], mask.triangle, scale=mask.scale,
+    )  # fmt: skip
+    return made[:3]
+
+
+_CPU = Kernel(_cpu, _cpu_backward)
+_FLASH = Kernel(_flash, _flash_backward)
+_EFFICIENT = Kernel(_efficient, _efficient_backward)
