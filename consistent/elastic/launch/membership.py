@@ -50,12 +50,14 @@ class Membership:
         least, most: numbers of ranks; fewer than ``least`` do not go on.
         patience_s: how long a member may take until it waits, once another one does.
         restarts: how many processes are started in place of those that are lost.
+        hosts: from how many the first world has ranks, at least.
     """
 
     least: int
     most: int
     patience_s: float
     restarts: int = 0
+    hosts: int = 1
     epoch: int = 0
     members: list[str] = field(default_factory=list)  # of the world, in order of rank
     workers: dict[str, Worker] = field(default_factory=dict)  # that live
@@ -186,7 +188,8 @@ class Membership:
         """The first world, or one of which no member of the last is left."""
         late = now - max(map(self._since, waiting)) > GATHERING_S
         whole = len(waiting) == self.most if not self.epoch else len(waiting) == len(self.workers)
-        enough = len(waiting) >= self.least and late
+        from_all = self.epoch or len({self.workers[n].agent for n in waiting}) >= self.hosts
+        enough = len(waiting) >= self.least and late and from_all
         return self._form(waiting) if whole or enough else []
 
     def _ask_out(self, left: list[str]) -> list[Message]:
@@ -221,7 +224,10 @@ class Membership:
             return [(mail.worker(name), {"is": "stop", "words": words}) for name in waiting]
         before = {name: rank for rank, name in enumerate(self.members)}
         far = len(before)
-        waiting.sort(key=lambda n: (before.get(n, far), self.workers[n].order))
+        # Ranks of a host are consecutive, as placements take them to be.
+        waiting.sort(
+            key=lambda n: (self.workers[n].agent, before.get(n, far), self.workers[n].order)
+        )
         came = [rank for rank, name in enumerate(waiting) if name not in before]
         if self.epoch:
             changes = [f"{len(came)} came"] * bool(came)

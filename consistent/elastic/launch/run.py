@@ -19,15 +19,15 @@ from .membership import Membership
 def main(words: list[str]) -> int:
     """Run the command; gives its exit status."""
     given = _parser().parse_args(words)
-    first, most_hosts = _hosts(given.nnodes)
+    hosts, most_hosts = _hosts(given.nnodes)
+    least = hosts * given.nproc_per_node if ":" in given.nnodes else 1
     membership = Membership(
-        least=given.least or 1,
+        least=given.least or least,
         most=most_hosts * given.nproc_per_node,
         patience_s=given.patience,
         restarts=given.max_restarts,
+        hosts=hosts,
     )
-    if given.nnodes != "1" and given.least is None:
-        membership.least = first * given.nproc_per_node
     host, _, port = (given.endpoint or "127.0.0.1:0").rpartition(":")
     leader = Leader(host, int(port), membership) if given.node_rank == 0 else None
     at = leader.port if leader is not None else int(port)
@@ -66,7 +66,10 @@ def _parser() -> argparse.ArgumentParser:
         "rank that dies does not end the others.",
     )
     parser.add_argument("--nproc-per-node", type=int, default=1, metavar="N", help="ranks here")
-    parser.add_argument("--nnodes", default="1", metavar="N or MIN:MAX", help="hosts")
+    parser.add_argument(
+        "--nnodes", default="1", metavar="N or MIN:MAX",
+        help="hosts that the program begins with; with MIN:MAX it ends with fewer than MIN",
+    )  # fmt: skip
     parser.add_argument(
         "--node-rank", type=int, default=0, metavar="K",
         help="number of this host; 0 has the store, and is the side that goes on",
@@ -74,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--endpoint", metavar="HOST:PORT", help="of the store, the same on each host"
     )
-    parser.add_argument("--least", type=int, metavar="N", help="ranks that go on; 1 by default")
+    parser.add_argument("--least", type=int, metavar="N", help="ranks that go on")
     parser.add_argument(
         "--max-restarts", type=int, default=0, metavar="N",
         help="how many processes are started in place of those that are lost",

@@ -1,4 +1,4 @@
-"""Runs ``program.py`` under the launcher, arms places, and reads what came of it."""
+"""Runs a program under the launcher, arms places, and reads what came of it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,26 @@ PROGRAM = Path(__file__).with_name("program.py")
 
 
 class Run:
-    """One launch."""
+    """One launch of ``program.py``, or of another program that takes the folder first; ``inside``
+    is a command that runs it.
+    """
 
-    def __init__(self, folder: Path, ranks: int, *options: str, launcher: tuple[str, ...] = ()):
+    def __init__(
+        self,
+        folder: Path,
+        ranks: int,
+        *options: str,
+        launcher: tuple[str, ...] = (),
+        program: tuple[str, ...] = (str(PROGRAM),),
+        inside: tuple[str, ...] = (),
+    ):
         self.folder, self.text = folder, ""
         folder.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "consistent", "run", "--nproc-per-node", str(ranks)]
+        command = [*inside, sys.executable, "-m", "consistent", "run"]
+        command += ["--nproc-per-node", str(ranks)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         self.process = subprocess.Popen(
-            [*command, *launcher, str(PROGRAM), str(folder), *options], env=environment,
+            [*command, *launcher, *program, str(folder), *options], env=environment,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         self._reading = threading.Thread(target=self._read, daemon=True)
@@ -61,10 +72,13 @@ class Run:
         before.rename(self.folder / place)
 
     def wait_until(self, ready, limit: float = 120.0) -> None:
-        """Raises AssertionError, with what was printed, if it does not come true."""
+        """Raises AssertionError, with what was printed, if it does not come true; then all is ended
+        before."""
         end = time.monotonic() + limit
         while not ready():
-            assert self.process.poll() is None and time.monotonic() < end, self.text
+            if self.process.poll() is not None or time.monotonic() > end:
+                self.kill()
+                raise AssertionError(self.text)
             time.sleep(0.01)
 
     def is_taken(self, place: str) -> bool:

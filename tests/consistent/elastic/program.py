@@ -2,8 +2,7 @@
 
     python -m consistent run --nproc-per-node 4 tests/consistent/elastic/program.py FOLDER OPTIONS
 
-In FOLDER a file named like a place, which holds the name of a signal, arms it: the first rank that
-comes there takes the file away and sends itself the signal; ``PLACE.PID`` is for one process.
+Places are armed in FOLDER (``places.py``). There
 ``progress`` gets a line for each step that is finished, a file ``stop`` ends it after a step, and
 ``losses.PID`` has the losses of a process that has come to the end.
 """
@@ -13,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import time
 from pathlib import Path
 
@@ -24,41 +22,12 @@ from torch.utils.data import Dataset
 
 import consistent
 from consistent import checkpoint
-from consistent.checkpoint.files import pieces
-from consistent.elastic.copies import Copies
 from mirrored.every_rank import gathered
 from mirrored.transports.default import current
-from mirrored.transports.shared_memory import SharedMemory
-
-PLACES = ("loader", "forward", "backward", "boxing", "optimizer", "meeting", "taken", "save")
+from tests.consistent.elastic import places
+from tests.consistent.elastic.places import at
 
 given: argparse.Namespace
-
-
-def at(place: str) -> None:
-    """End here, if the place is armed for any process or for this one."""
-    taken = given.folder / f"{place} {os.getpid()}"
-    for armed in (place, f"{place}.{os.getpid()}"):
-        try:
-            os.rename(given.folder / armed, taken)
-        except FileNotFoundError:
-            continue
-        os.kill(os.getpid(), getattr(signal, taken.read_text()))
-
-
-def watched(owner: type | object, name: str, before: str = "", after: str = "") -> None:
-    """Come to places before and after each call of a function."""
-    function = getattr(owner, name)
-
-    def call(*args: object, **options: object) -> object:
-        if before:
-            at(before)
-        result = function(*args, **options)
-        if after:
-            at(after)
-        return result
-
-    setattr(owner, name, call)
 
 
 class Rows(Dataset):
@@ -110,7 +79,7 @@ def train(job: consistent.elastic.Job) -> list[float]:
         optimizer.step()
         return loss
 
-    run = consistent.compile(step, backend="eager") if given.compile else step
+    run = consistent.compile(step, backend="ops") if given.compile else step
     while job.step < given.steps:
         for x, y in batches:
             loss = run(x, y).item()
@@ -148,10 +117,7 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=30.0)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    for name in ("join_several", "reduce_scatter_several", "all_reduce"):
-        watched(SharedMemory, name, after="boxing")
-    watched(Copies, "take", before="meeting", after="taken")
-    watched(pieces, "write", before="save")
+    places.begin(given.folder)
     losses = consistent.elastic.run(
         train, every=given.every, peers=given.peers, timeout=given.timeout
     )

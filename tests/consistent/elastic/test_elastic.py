@@ -16,7 +16,7 @@ import pytest
 from tests.ranks import ALL
 
 from .control import Run, undisturbed
-from .program import PLACES
+from .places import PLACES
 
 KILLS = int(os.environ.get("CONSISTENT_TEST_KILLS", "40"))
 
@@ -63,7 +63,9 @@ def test_a_death_at_each_place_and_a_rank_that_comes_in_its_stead(tmp_path, comp
         run.arm(place)
         run.wait_until(lambda: run.is_taken(place))  # noqa: B023
         print(k, place)
-    run.wait_until(lambda: run.progress[-1][1] == 4)
+    run.wait_until(lambda: run.text.count("was ended by SIGKILL.") == len(places))
+    count = len(run.progress)  # the last line may be one of a step before that death
+    run.wait_until(lambda: len(run.progress) > count + 1 and run.progress[-1][1] == 4)
     run.stop()
     check(run, 4, *compiled)
 

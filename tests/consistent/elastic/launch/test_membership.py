@@ -52,6 +52,34 @@ def test_the_first_world_begins_when_all_are_here():
     assert script.world() == {"a": (0, 3), "b": (1, 3), "c": (2, 3)}
 
 
+def test_the_first_world_waits_for_hosts_and_later_ones_do_without():
+    script = Script(hosts=2, most=2)
+    script.began("a")
+    script.here("a")
+    script.now = 60.0
+    script.say("beat", agent=0)
+    assert script.world() == {}
+    script.began("b", agent=1)
+    script.here("b")
+    assert script.world() == {"a": (0, 2), "b": (1, 2)}
+    script.say("ended", agent=1, name="b", how="was ended by SIGKILL")
+    script.here("a")
+    assert script.world() == {"a": (0, 1)}
+
+
+def test_ranks_of_a_host_are_consecutive():
+    script = Script(most=4)
+    for name, agent in (("a", 1), ("b", 0), ("c", 1), ("d", 0)):
+        script.began(name, agent=agent)
+        script.here(name)
+    assert script.world() == {"b": (0, 4), "d": (1, 4), "a": (2, 4), "c": (3, 4)}
+    script.say("ended", agent=0, name="b", how="was ended by SIGKILL")
+    script.began("e", agent=0)
+    for name in "eacd":
+        script.here(name)
+    assert script.world() == {"d": (0, 4), "e": (1, 4), "a": (2, 4), "c": (3, 4)}
+
+
 def test_ranks_that_are_left_keep_their_order():
     script = started()
     script.say("ended", agent=0, name="a", how="was ended by SIGKILL")
