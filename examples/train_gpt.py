@@ -2,11 +2,13 @@
 
     torchrun --standalone --nproc_per_node 2 examples/train_gpt.py --plan zero3
     torchrun --standalone --nproc_per_node 4 examples/train_gpt.py --plan dp=zero3,tp=tensor
+    python -m consistent run --nproc-per-node 4 examples/train_gpt.py --plan dp=data,fsdp=zero3
 
 Look at ``train``: model, optimizer and step are plain PyTorch. Stop it in any way and start it
 again, on any number of ranks and under any plan: it goes on from its last checkpoint, with the same
-losses. Under ``torchrun --max-restarts 3`` it does so by itself when a rank dies; on SIGTERM it
-saves and leaves. The curves are in ``out/train_gpt/loss.png``.
+losses. Under ``torchrun --max-restarts 3`` it does so by itself when a rank dies, and under
+``python -m consistent run`` the others go on from the same step; on SIGTERM it saves and leaves.
+The curves are in ``out/train_gpt/loss.png``.
 """
 
 from __future__ import annotations
@@ -30,14 +32,17 @@ from tqdm import tqdm
 import consistent
 from consistent import checkpoint
 from consistent.data import Loader, LossMeter, loader
+from consistent.elastic import Job
+
+Row = tuple[int, float, float]  # step, loss, validation loss or NaN
 
 
 class Block(nn.Module):
     """x: [n, t, width] -> [n, t, width]."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, dropout: float = 0.0) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.drop = heads, nn.Dropout(dropout)
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -49,17 +54,19 @@ class Block(nn.Module):
             for project in (self.query, self.key, self.value)
         )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+        x = x + self.drop(self.out(y.transpose(1, 2).flatten(2)))
+        return x + self.drop(self.down(F.gelu(self.up(self.norm2(x)))))
 
 
 class GPT(nn.Module):
     """ids: i64[n, t] -> logits [n, t, 256]."""
 
-    def __init__(self, layers: int, width: int, heads: int, context: int) -> None:
+    def __init__(
+        self, layers: int, width: int, heads: int, context: int, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.token, self.position = nn.Embedding(256, width), nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 256, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -94,24 +101,20 @@ def sources(size: int) -> np.ndarray:
     return np.concatenate(found)[:size]
 
 
-def layout(text: str) -> tuple[consistent.Placement, Any]:
+def layout(job: Job, text: str) -> tuple[consistent.Placement, Any]:
     """Placement and plan of ``--plan``. Of two axes the second has two ranks."""
-    world = dist.get_world_size() if dist.is_initialized() else 1
     if "=" not in text:
-        return consistent.Placement.all("cpu"), text
+        return job.placement(), text
     plan = dict(each.split("=") for each in text.split(","))
-    inner = min(2, world) if len(plan) > 1 else 1
-    shape = (world // inner, inner) if len(plan) > 1 else (world,)
-    ranks = np.arange(np.prod(shape)).reshape(shape)
-    return consistent.placement("cpu", ranks, axes=tuple(plan)), plan
+    sizes = dict(zip(plan, (-1, 2)))
+    return job.placement(sizes, copies=2 if "data" in plan.values() else 1), plan
 
 
-def train(args: argparse.Namespace) -> list[tuple[int, float, float]]:
-    """Train until ``args.steps``; (step, loss, validation loss or NaN) of all steps, those before
-    a restart included."""
+def train(job: Job, args: argparse.Namespace, log: Log) -> list[Row]:
+    """Train until ``args.steps``; the rows of all steps, those before a restart included."""
     torch.manual_seed(args.seed)
-    placement, plan = layout(args.plan)
-    model = GPT(args.layers, args.width, args.heads, args.context)
+    placement, plan = layout(job, args.plan)
+    model = GPT(args.layers, args.width, args.heads, args.context, args.dropout)
     consistent.parallelize(model, placement, plan)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
@@ -124,12 +127,13 @@ def train(args: argparse.Namespace) -> list[tuple[int, float, float]]:
     test = loader(held_out, placement, batch_size=args.batch)
 
     kept = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "batches": batches}
-    history, folder = [], args.out / "checkpoints"
-    if checkpoint.latest(folder) is not None:
-        history = [tuple(row) for row in checkpoint.load(folder, **kept)["history"]]
+    folder = args.out / "checkpoints"
+    history = [tuple(row) for row in job.keep(folder=folder, **kept).get("history", [])]
+    log.goes_on(history)
+    if history:
         say(f"goes on after step {len(history)}, on {placement}")
-    meter, first = LossMeter(), is_first()
-    bar = tqdm(total=args.steps, initial=len(history), disable=not first, mininterval=0.5)
+    meter = LossMeter()
+    bar = tqdm(total=args.steps, initial=len(history), disable=not is_first(), mininterval=0.5)
     saved, began = len(history), time.perf_counter()
     while len(history) < args.steps and not batches.stopped:
         for ids, wanted in batches:
@@ -141,10 +145,11 @@ def train(args: argparse.Namespace) -> list[tuple[int, float, float]]:
             step = len(history) + 1
             checked = step % args.check_every == 0 or step == args.steps
             history.append((step, meter.value, validate(model, test) if checked else float("nan")))
+            job.commit(history=history)
+            log.write(history)
             seconds = (time.perf_counter() - began) / (step - saved)
             bar.set_postfix(loss=meter.value, tokens_per_s=round(ids.numel() / seconds))
             bar.update()
-            log(args.out, history[-1])
             if step % args.save_every == 0 and step < args.steps:
                 checkpoint.save(folder, step=step, wait=False, history=history, **kept)
             if step == args.steps:
@@ -153,26 +158,44 @@ def train(args: argparse.Namespace) -> list[tuple[int, float, float]]:
     checkpoint.save(folder, step=len(history), history=history, **kept)
     if batches.stopped:
         say(f"asked to stop: saved after step {len(history)}")
+    if is_first() and history:
+        plot(args.out / "loss.png", history)
+        print(f"step {history[-1][0]}: loss {history[-1][1]:.4f}, held out {history[-1][2]:.4f}")
     return history
 
 
 @torch.no_grad()
 def validate(model: nn.Module, test: Loader) -> float:
     """The mean loss on text that was held out."""
+    model.eval()
     total = 0.0
     for ids, wanted in test:
         total += F.cross_entropy(model(ids).flatten(0, 1), wanted.flatten()).item() * len(ids)
+    model.train()
     return total / len(test.dataset)
 
 
-def log(out: Path, row: tuple[int, float, float]) -> None:
-    """A line of each step, as it ends."""
-    if is_first():
-        with open(out / "steps.txt", "a") as file:
-            print(*row, file=file)
+class Log:
+    """A line of each step, as it ends: once, however often ``train`` is called."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.lines = path, 0
+
+    def goes_on(self, history: list[Row]) -> None:
+        """What was written before this process was started stands there."""
+        self.lines = self.lines or len(history)
+        self.write(history)
+
+    def write(self, history: list[Row]) -> None:
+        """The rows that are new."""
+        if is_first():
+            with open(self.path, "a") as file:
+                for row in history[self.lines :]:
+                    print(*row, file=file)
+        self.lines = max(self.lines, len(history))
 
 
-def plot(path: Path, history: list[tuple[int, float, float]]) -> None:
+def plot(path: Path, history: list[Row]) -> None:
     """The curves, as a PNG."""
     import matplotlib
 
@@ -213,6 +236,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--bytes", type=int, default=1 << 20, help="of text to read")
+    parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save-every", type=int, default=50, metavar="STEPS")
@@ -237,10 +261,8 @@ def main() -> None:
     if "RANK" in os.environ:
         start_group()
     args.out.mkdir(parents=True, exist_ok=True)
-    history = train(args)
-    if is_first() and history:
-        plot(args.out / "loss.png", history)
-        print(f"step {history[-1][0]}: loss {history[-1][1]:.4f}, held out {history[-1][2]:.4f}")
+    log = Log(args.out / "steps.txt")
+    consistent.elastic.run(lambda job: train(job, args, log))
     if dist.is_initialized():
         dist.destroy_process_group()
 

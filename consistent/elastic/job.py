@@ -35,11 +35,11 @@ class Job:
         received: bytes that this rank got from others in ``keep``.
     """
 
-    def __init__(self, every: int, peers: bool) -> None:
+    def __init__(self, every: int, peers: bool, *, goes_on: bool = True) -> None:
         self.step = 0
         self.size = 1
         self.received = 0
-        self._every = every
+        self._every, self._goes_on = every, goes_on  # else nothing is ever read of copies
         self._copies = Copies(peers)
         self._objects: dict[str, Any] = {}
         self._begins = True  # no rank keeps anything yet
@@ -107,8 +107,10 @@ class Job:
         self._copies.prepare((self.step, self._epoch), {**objects, **values})
         if self.size > 1 and folder is None and self._begins:
             self._check_twice(self._copies.prepared)
-        gathered(None)
-        self._copies.take()
+        if self._goes_on:
+            gathered(None)
+            self._copies.take()
+        self._copies.prepared = None
         return values
 
     def commit(self, **values: Any) -> None:
@@ -120,7 +122,7 @@ class Job:
                 losses: numbers, texts, tensors, and lists and dictionaries of them.
         """
         self.step += 1
-        if self.step % self._every:
+        if self.step % self._every or not self._goes_on:
             return
         self._copies.prepare((self.step, self._epoch), {**self._objects, **values})
         note = b"change" if self._changes() else b""

@@ -58,8 +58,9 @@ def run(
     objects the state that they had when the last step was finished, random numbers and the position
     of the data included. So losses are those of a run that nothing disturbs. The processes stay.
 
-    Under torchrun the function is called once; there the launcher ends all ranks when one dies, and
-    ``keep(folder=...)`` goes on from the last checkpoint when it starts them again.
+    Under torchrun the function is called once, and no copies are kept: there the launcher ends all
+    ranks when one dies, and ``keep(folder=...)`` goes on from the last checkpoint when it starts
+    them again.
 
     Args:
         train: builds the job, calls ``job.keep`` before its loop and ``job.commit`` after each
@@ -78,7 +79,8 @@ def run(
     """
     if every < 1:
         raise ValueError(f"elastic.run: every={every}. Give 1 or more steps.")
-    job, member = Job(every, peers), Member.of_this_process()
+    member = Member.of_this_process()
+    job = Job(every, peers, goes_on=member is not None)
     if member is None:
         job.begin(None, lambda: False)
         return train(job)
