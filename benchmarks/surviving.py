@@ -1,12 +1,17 @@
 """What it costs that a training survives a death: each step while nothing fails, and a death.
 
-    python benchmarks/surviving.py cost  [--ranks 4 --layers 4 --width 128]
-    python benchmarks/surviving.py kills [--kills 20]
+    python benchmarks/surviving.py cost   [--ranks 4 --layers 4 --width 128]
+    python benchmarks/surviving.py deaths [--runs 40 --kinds death,two]
 
 ``cost`` trains the model of ``examples/train_gpt.py`` on 2 x 2 ranks (plan data beside zero3) in
 one world, blocks of steps with ``commit`` and without it in turn, and prints the median ratio.
-``kills`` kills a random rank of the tests' program again and again, and prints the seconds from the
-last step before a death to the first one after it.
+
+``deaths`` runs the example on 2 x 2 ranks with dropout, in float64 so that a difference is no
+rounding, once undisturbed and then so many times for each kind of disturbance. A random rank gets a
+signal at a random place (in a loader, forward, backward, a boxing, the optimizer, the meeting of a
+step, a save; in a compiled step, for which it runs the tests' program) or at a random moment. It
+prints the seconds from the launcher's word of a loss to the end of the next step, and how many runs
+had all steps once, each with the loss of the undisturbed run.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import re
 import signal
 import statistics
 import subprocess
@@ -24,6 +30,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
+
+KINDS = {
+    "death": "SIGKILL",
+    "two": "two at once",
+    "recovery": "a second while the others recover",
+    "stop": "SIGSTOP",
+}
+MOMENT, COMPILED = "any moment", "compiled step"
+STEPS = 30
+SMALL = (
+    "--batch 12 --context 16 --layers 2 --width 32 --heads 2 --bytes 30000 --dropout 0.1 "
+    "--check-every 1000000 --save-every 6 --plan dp=data,fsdp=zero3 --seed 0"
+).split()
 
 
 def cost_here(given: argparse.Namespace) -> None:
@@ -78,43 +97,184 @@ def cost_here(given: argparse.Namespace) -> None:
     consistent.elastic.run(train)
 
 
-def kills(given: argparse.Namespace) -> None:
-    """Kill ranks, and say how long the others stood still."""
+def train_here(folder: Path, timeout: float) -> None:
+    """On a rank: the example, with places that may be armed; it reads ``sys.argv``."""
+    import torch
+
+    import consistent
+    from examples import train_gpt
+    from tests.consistent.elastic import places
+
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    places.begin(folder)
+    places.watched(train_gpt.Windows, "__getitem__", before="loader")
+    places.watched(torch.optim.AdamW, "step", before="optimizer")
+    places.watched(train_gpt, "layout", before="recovery")
+    forward = train_gpt.GPT.forward
+
+    def watched(model: train_gpt.GPT, ids: torch.Tensor) -> torch.Tensor:
+        places.at("forward")
+        found = forward(model, ids)
+        if found.requires_grad:
+            found.register_hook(lambda _: places.at("backward"))
+        return found
+
+    train_gpt.GPT.forward = watched
+
+    class Log(train_gpt.Log):
+        """With the number of ranks and the time."""
+
+        def write(self, history: list[train_gpt.Row]) -> None:
+            if train_gpt.is_first():
+                with open(folder / "progress", "a") as file:
+                    for step, loss, _ in history[self.lines :]:
+                        print(step, job.size, time.time(), loss, file=file)
+            self.lines = max(self.lines, len(history))
+
+    args, log = train_gpt.arguments(), Log(folder / "progress")
+    job: consistent.elastic.Job
+
+    def train(given: consistent.elastic.Job) -> list[train_gpt.Row]:
+        nonlocal job
+        job = given
+        return train_gpt.train(job, args, log)
+
+    consistent.elastic.run(train, timeout=timeout)
+
+
+def deaths(given: argparse.Namespace) -> None:
+    """Run the kinds, and print a table."""
+    from tests.consistent.elastic.places import PLACES
+
+    drawn = random.Random(given.seed)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        wanted = {c: losses_of(undisturbed(folder / f"alone-{c}", c)) for c in (False, True)}
+        print(f"{'kind':34}{'equal':>9}{'median s':>10}{'worst s':>9}{'difference':>12}")
+        for kind in given.kinds.split(","):
+            found = []
+            places = [*PLACES, MOMENT, COMPILED]
+            for k in range(given.runs):
+                if k % len(places) == 0:
+                    drawn.shuffle(places)
+                place = places[k % len(places)]
+                one = once(folder / f"{kind}-{k}", kind, place, drawn, wanted[place == COMPILED])
+                found.append(one)
+                if given.verbose or one[1] > 1e-6:
+                    print(f"  {kind} {k}: {place}, {one[0]:.2f} s, {one[1]:.1e}", flush=True)
+            seconds, differences = zip(*found)
+            equal = f"{sum(x <= 1e-6 for x in differences)} of {len(found)}"
+            print(
+                f"{KINDS[kind]:34}{equal:>9}{statistics.median(seconds):10.2f}"
+                f"{max(seconds):9.2f}{max(differences):12.1e}",
+                flush=True,
+            )
+
+
+def launch(folder: Path, compiled: bool, ranks: int = 4):
     from tests.consistent.elastic.control import Run
 
-    with tempfile.TemporaryDirectory() as folder:
-        restarts = ("--max-restarts", str(given.kills))
-        run = Run(Path(folder) / "run", given.ranks, launcher=restarts)
-        drawn, waits = random.Random(given.kills), []
-        for _ in range(given.kills):
-            run.wait_until(lambda: bool(run.progress) and run.progress[-1][1] == given.ranks)
-            count = len(run.progress) + 1 + drawn.randrange(4)
-            run.wait_until(lambda: len(run.progress) > count)  # noqa: B023
-            before = run.progress[-1][2]
-            os.kill(drawn.choice(run.ranks), signal.SIGKILL)
-            run.wait_until(lambda: run.progress[-1][1] < given.ranks)
-            after = [t for _, size, t, _ in run.progress if size < given.ranks and t > before]
-            waits.append(after[0] - before)
-        run.stop()
-        run.end()
-    print(f"{len(waits)} kills: median {statistics.median(waits):.2f} s, worst {max(waits):.2f} s")
+    words = ["--steps", str(STEPS)]
+    if compiled:
+        return Run(folder, ranks, "--compile", "--timeout", "4", *words)
+    program = (str(Path(__file__)), "train")
+    return Run(folder, ranks, *SMALL, *words, "--out", str(folder), program=program)
+
+
+def undisturbed(folder: Path, compiled: bool):
+    run = launch(folder, compiled, ranks=1)
+    assert run.end() == 0, run.text
+    return run
+
+
+def losses_of(run) -> dict[int, float]:
+    return {step: loss for step, _, _, loss in run.progress}
+
+
+def once(
+    folder: Path, kind: str, place: str, drawn: random.Random, wanted: dict[int, float]
+) -> tuple[float, float]:
+    """Seconds from the word of the loss to the end of the next step, and the largest difference of
+    a loss; infinite if a step is missing, or was done twice, or a process did not come to the end.
+    """
+    run = launch(folder, place == COMPILED)
+    try:
+        return disturbed(run, kind, place, drawn, wanted)
+    except (AssertionError, subprocess.TimeoutExpired) as error:
+        print(run.text, repr(error), flush=True)
+        return float("inf"), float("inf")
+    finally:
+        run.kill()
+
+
+def disturbed(
+    run, kind: str, place: str, drawn: random.Random, wanted: dict[int, float]
+) -> tuple[float, float]:
+    """As ``once``, of a launch."""
+    at = drawn.randrange(2, STEPS // 2)
+    run.wait_until(lambda: len(run.progress) >= at)
+    ranks = run.ranks
+    by = "SIGSTOP" if kind == "stop" else "SIGKILL"
+    began = time.time()
+    first = strike(run, place, by, drawn)
+    # Every second rank holds the same. Were both of those lost, steps would run again from a file.
+    second = ranks[(ranks.index(first) + drawn.choice([1, 3])) % 4]
+    if kind == "recovery":
+        run.arm("recovery", process=second)
+    elif kind == "two":
+        os.kill(second, signal.SIGKILL)
+    lost = 2 if kind in ("two", "recovery") else 1
+    status = run.end(60)
+    steps = [step for step, *_ in run.progress]
+    whole = status == 0 and steps == sorted(wanted) and run.progress[-1][1] == 4 - lost
+    if not whole:
+        print(run.text, status, steps, flush=True)
+        return float("inf"), float("inf")
+    said = [float(t) for t in re.findall(r"^(\S+) elastic: ", run.text, re.MULTILINE)]
+    told = min((t for t in said if t > began), default=began)
+    after = min(t for _, size, t, _ in run.progress if size == 4 - lost)
+    return after - told, max(abs(loss - wanted[step]) for step, loss in losses_of(run).items())
+
+
+def strike(run, place: str, by: str, drawn: random.Random) -> int:
+    """Let it happen to a rank, and give its process."""
+    process = drawn.choice(run.ranks)
+    if place == MOMENT:
+        time.sleep(0.3 * drawn.random())
+        os.kill(process, getattr(signal, by))
+        return process
+    name = "boxing" if place == COMPILED else place
+    run.arm(name, by)  # the first that comes there
+    run.wait_until(lambda: run.is_taken(name), 60)
+    return int(next(run.folder.glob(f"{name} *")).name.split()[-1])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["cost", "kills", "rank"])
+    if sys.argv[1:2] == ["train"]:
+        folder = Path(sys.argv[2])
+        del sys.argv[1:3]
+        train_here(folder, timeout=4.0)
+        return
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=["cost", "deaths", "rank"])
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--block", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--runs", type=int, default=40)
+    parser.add_argument("--kinds", default=",".join(KINDS), help="all by default")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--verbose", action="store_true", help="a line of each run")
     given = parser.parse_args()
     if given.what == "rank":
         cost_here(given)
-    elif given.what == "kills":
-        kills(given)
+    elif given.what == "deaths":
+        deaths(given)
     else:
         command = [sys.executable, "-m", "consistent", "run", "--nproc-per-node", str(given.ranks)]
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
