@@ -17,6 +17,7 @@ had all steps once, each with the loss of the undisturbed run.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import re
@@ -140,7 +141,9 @@ def train_here(folder: Path, timeout: float) -> None:
         job = given
         return train_gpt.train(job, args, log)
 
-    consistent.elastic.run(train, timeout=timeout)
+    history = consistent.elastic.run(train, timeout=timeout)
+    losses = [loss for _, loss, _ in history]
+    (folder / f"losses.{os.getpid()}").write_text(json.dumps(losses))
 
 
 def deaths(given: argparse.Namespace) -> None:
@@ -150,7 +153,7 @@ def deaths(given: argparse.Namespace) -> None:
     drawn = random.Random(given.seed)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        wanted = {c: losses_of(undisturbed(folder / f"alone-{c}", c)) for c in (False, True)}
+        wanted = {c: undisturbed(folder / f"alone-{c}", c) for c in (False, True)}
         print(f"{'kind':34}{'equal':>9}{'median s':>10}{'worst s':>9}{'difference':>12}")
         for kind in given.kinds.split(","):
             found = []
@@ -182,18 +185,15 @@ def launch(folder: Path, compiled: bool, ranks: int = 4):
     return Run(folder, ranks, *SMALL, *words, "--out", str(folder), program=program)
 
 
-def undisturbed(folder: Path, compiled: bool):
+def undisturbed(folder: Path, compiled: bool) -> list[float]:
     run = launch(folder, compiled, ranks=1)
     assert run.end() == 0, run.text
-    return run
-
-
-def losses_of(run) -> dict[int, float]:
-    return {step: loss for step, _, _, loss in run.progress}
+    (losses,) = run.losses()
+    return losses
 
 
 def once(
-    folder: Path, kind: str, place: str, drawn: random.Random, wanted: dict[int, float]
+    folder: Path, kind: str, place: str, drawn: random.Random, wanted: list[float]
 ) -> tuple[float, float]:
     """Seconds from the word of the loss to the end of the next step, and the largest difference of
     a loss; infinite if a step is missing, or was done twice, or a process did not come to the end.
@@ -209,7 +209,7 @@ def once(
 
 
 def disturbed(
-    run, kind: str, place: str, drawn: random.Random, wanted: dict[int, float]
+    run, kind: str, place: str, drawn: random.Random, wanted: list[float]
 ) -> tuple[float, float]:
     """As ``once``, of a launch."""
     at = drawn.randrange(2, STEPS // 2)
@@ -226,15 +226,16 @@ def disturbed(
         os.kill(second, signal.SIGKILL)
     lost = 2 if kind in ("two", "recovery") else 1
     status = run.end(60)
-    steps = [step for step, *_ in run.progress]
-    whole = status == 0 and steps == sorted(wanted) and run.progress[-1][1] == 4 - lost
-    if not whole:
-        print(run.text, status, steps, flush=True)
+    steps, found = [step for step, *_ in run.progress], run.losses()
+    whole = status == 0 and len(found) == 4 - lost and steps == sorted(set(steps))
+    if not whole or any(len(losses) != STEPS for losses in found):
+        print(run.text, status, steps, found, flush=True)
         return float("inf"), float("inf")
     said = [float(t) for t in re.findall(r"^(\S+) elastic: ", run.text, re.MULTILINE)]
     told = min((t for t in said if t > began), default=began)
     after = min(t for _, size, t, _ in run.progress if size == 4 - lost)
-    return after - told, max(abs(loss - wanted[step]) for step, loss in losses_of(run).items())
+    pairs = [pair for losses in found for pair in zip(losses, wanted)]
+    return after - told, max(abs(loss - other) for loss, other in pairs)
 
 
 def strike(run, place: str, by: str, drawn: random.Random) -> int:
