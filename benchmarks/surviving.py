@@ -114,9 +114,9 @@ def train_here(folder: Path, timeout: float) -> None:
     places.watched(train_gpt, "layout", before="recovery")
     forward = train_gpt.GPT.forward
 
-    def watched(model: train_gpt.GPT, ids: torch.Tensor) -> torch.Tensor:
+    def watched(self: train_gpt.GPT, ids: torch.Tensor) -> torch.Tensor:
         places.at("forward")
-        found = forward(model, ids)
+        found = forward(self, ids)
         if found.requires_grad:
             found.register_hook(lambda _: places.at("backward"))
         return found

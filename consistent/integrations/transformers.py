@@ -20,12 +20,16 @@ import transformers
 from ..checkpoint.agreement import from_first
 from ..data.padding import Pad
 from ..dispatch.plans.shards import is_global
+from ..elastic import Job
 from ..nn.parallelize import parallelize
 from ..spec import B, Placement, S, SbpLike, as_nd_sbp
 from ..tensor.making.create import distribute
 from .accelerate import Accelerator, as_one_process
 from .spread import Spread
+from .trainer_state import Kept
 from .whole import whole, whole_on_first
+
+_KEPT = "the last step"  # where a Trainer takes the name of a checkpoint
 
 
 class GlobalTensors:
@@ -39,6 +43,8 @@ class GlobalTensors:
             whatever the collator does. False: each rank its part (``consistent.data.loader``).
         pad: with ``whole=False``, as of ``consistent.data.loader``; what it does not say, the
             tokenizer of the collator does.
+        elastic: the job that ``consistent.elastic.run`` gives to the function which makes the
+            Trainer: when a rank is lost, the Trainer that is made next goes on from the last step.
     """
 
     def __init__(
@@ -49,9 +55,11 @@ class GlobalTensors:
         sbp: SbpLike | None = None,
         whole: bool = True,
         pad: Pad = None,
+        elastic: Job | None = None,
         **options: Any,
     ) -> None:
         as_one_process()
+        self._kept = None if elastic is None else Kept(elastic)
         place = placement or Placement.all("cpu")
         entries = (S(0), *(B,) * (place.ndim - 1)) if sbp is None else as_nd_sbp(sbp)
         self._spread = Spread(place, plan, entries, whole, pad)
@@ -66,6 +74,33 @@ class GlobalTensors:
         made: Any = self.accelerator  # type: ignore[attr-defined]
         Accelerator.take_over(made, self._spread)
 
+    def _init_training_state(self, max_steps: int, steps: int, *args: Any) -> tuple[int, int]:
+        """The Trainer's own, or in an elastic job that of the last step: (epochs that are done,
+        batches that are done of the next one)."""
+        found = super()._init_training_state(max_steps, steps, *args)  # type: ignore[misc]
+        if self._kept is None:
+            return found
+        it: Any = self
+        it.create_optimizer_and_scheduler(max_steps)
+        self._kept.keep(self)
+        if not self._kept.goes_on:
+            return found
+        epochs, _, trial = args
+        it.state.init_training_references(self, max_steps, epochs, trial)
+        done, left = divmod(it.state.global_step, steps)
+        return done, left * it.args.gradient_accumulation_steps
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume: Any) -> Any:
+        """The Trainer's own; one that goes on reads no file."""
+        prepare = super()._prepare_for_training  # type: ignore[misc]
+        if self._kept is None:
+            return prepare(max_steps, train_dataloader, resume)
+        it: Any = self
+        made, it._created_lr_scheduler = it._created_lr_scheduler, False  # or it makes another one
+        found = prepare(max_steps, train_dataloader, None if self._kept.goes_on else resume)
+        it._created_lr_scheduler = made
+        return found
+
     def _run_epoch(
         self, model: Any, epoch: int, train_dataloader: Any, *args: Any, **options: Any
     ) -> Any:
@@ -73,7 +108,33 @@ class GlobalTensors:
         loader's samplers, which know the epoch from the loader."""
         train_dataloader.set_epoch(epoch)
         run = super()._run_epoch  # type: ignore[misc]
-        return run(model, epoch, train_dataloader, *args, **options)
+        if self._kept is None:
+            return run(model, epoch, train_dataloader, *args, **options)
+        self._kept.put_back_losses(self)
+        if self._kept.goes_on:
+            options["resume_from_checkpoint"] = _KEPT
+        self._steps = options["num_update_steps_per_epoch"]
+        run(model, epoch, train_dataloader, *args, **options)
+        self._kept.commit(self)  # the last step of an epoch, with what follows it
+
+    def _maybe_log_save_evaluate(self, *args: Any, **options: Any) -> None:
+        """The Trainer's own, after which a step is finished."""
+        super()._maybe_log_save_evaluate(*args, **options)  # type: ignore[misc]
+        state: Any = self.state  # type: ignore[attr-defined]
+        if self._kept is not None and state.global_step % self._steps:
+            self._kept.commit(self)
+
+    def _finalize_training(self, *args: Any, **options: Any) -> Any:
+        """The Trainer's own, of all steps."""
+        if self._kept is not None:  # all steps may have been done before
+            self._kept.put_back_losses(self)
+        return super()._finalize_training(*args, **options)  # type: ignore[misc]
+
+    def _load_rng_state(self, checkpoint: Any) -> None:
+        """The Trainer's own, or those of the last step."""
+        if checkpoint is _KEPT and self._kept is not None:
+            return self._kept.put_back_random()
+        return super()._load_rng_state(checkpoint)  # type: ignore[misc]
 
     def _prepare_input(self, data: Any) -> Any:
         """Plain tensors, which every rank has whole, become global too."""

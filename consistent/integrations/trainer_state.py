@@ -1,0 +1,82 @@
+"""What a transformers ``Trainer`` has beside model, optimizer and scheduler, kept from step to step
+in a job that goes on when ranks are lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import torch
+from transformers.trainer_callback import ExportableState, TrainerState
+
+from ..checkpoint.contents.random_state import RandomState
+from ..elastic import Job
+from .whole import whole
+
+
+class Kept:
+    """Where a Trainer is, for ``job``.
+
+    Attributes:
+        goes_on: whether a Trainer before this one has finished a step.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.goes_on = False
+        self._job, self._done = job, 0
+        self._losses: dict[str, Any] = {}  # what the Trainer is given once it has begun
+        self._random: dict[str, Any] = {}
+
+    def keep(self, trainer: Any) -> None:
+        """Give the Trainer the state of the last step, or begin to keep its own. A collective."""
+        values = self._job.keep(
+            model=trainer.model, optimizer=trainer.optimizer, scheduler=trainer.lr_scheduler
+        )
+        self._random = RandomState().state_dict()
+        if "state" not in values:
+            return
+        self.goes_on = True
+        self._losses = json.loads(values["losses"])
+        trainer.state = TrainerState(**json.loads(values["state"]))
+        asked = trainer.args.restore_callback_states_from_checkpoint
+        trainer.args.restore_callback_states_from_checkpoint = True
+        trainer._load_callback_state()
+        trainer.args.restore_callback_states_from_checkpoint = asked
+        self._done = trainer.state.global_step
+
+    def put_back_random(self) -> None:
+        """As they were after the last step: what was drawn since was for the order of the data."""
+        RandomState().load_state_dict(self._random)
+
+    def put_back_losses(self, trainer: Any) -> None:
+        """What the Trainer has added up since it logged, once it has begun."""
+        found, self._losses = self._losses, {}
+        if found:
+            trainer._tr_loss = torch.tensor(found.pop("_tr_loss"), device=trainer.args.device)
+            for name, value in found.items():
+                setattr(trainer, name, value)
+
+    def commit(self, trainer: Any) -> None:
+        """The Trainer has finished a step, if it has, with all that belongs to it. A collective."""
+        if trainer.state.global_step == self._done:
+            return
+        self._done = trainer.state.global_step
+        trainer.state.stateful_callbacks = _callbacks(trainer)
+        losses = {
+            "_tr_loss": float(whole(trainer._tr_loss)),
+            "_total_loss_scalar": trainer._total_loss_scalar,
+            "_globalstep_last_logged": trainer._globalstep_last_logged,
+            "_initial_global_step": trainer._initial_global_step,
+        }
+        state = json.dumps(dataclasses.asdict(trainer.state))
+        self._job.commit(state=state, losses=json.dumps(losses))
+
+
+def _callbacks(trainer: Any) -> dict[str, Any]:
+    """States of callbacks, by class; a list where there are several of one."""
+    found: dict[str, Any] = {}
+    for each in [*trainer.callback_handler.callbacks, trainer.control]:
+        if isinstance(each, ExportableState):
+            found.setdefault(type(each).__name__, []).append(each.state())
+    return {name: states if len(states) > 1 else states[0] for name, states in found.items()}
