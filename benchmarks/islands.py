@@ -71,6 +71,8 @@ def train(args: argparse.Namespace) -> dict[str, float]:
                 step += 1
                 if step == args.steps:
                     break
+    if args.way != "data":
+        outer.finish()
     inside = sum(call.bytes for call in counted.calls)
     sent = inside if args.way == "data" else outer.sent_bytes - before
     return {"loss": train_gpt.validate(model, test), "bytes": sent / args.steps}

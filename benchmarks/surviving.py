@@ -2,6 +2,7 @@
 
     python benchmarks/surviving.py cost   [--ranks 4 --layers 4 --width 128]
     python benchmarks/surviving.py deaths [--runs 40 --kinds death,two]
+    python benchmarks/surviving.py joins
 
 ``cost`` trains the model of ``examples/train_gpt.py`` on 2 x 2 ranks (plan data beside zero3) in
 one world, blocks of steps with ``commit`` and without it in turn, and prints the median ratio.
@@ -12,6 +13,9 @@ signal at a random place (in a loader, forward, backward, a boxing, the optimize
 step, a save; in a compiled step, for which it runs the tests' program) or at a random moment. It
 prints the seconds from the launcher's word of a loss to the end of the next step, and how many runs
 had all steps once, each with the loss of the undisturbed run.
+
+``joins`` goes from 4 ranks to 3, 4, 2 and 4 again with the tests' program, and prints for how long
+ranks stand still at each change, and the bytes that came from other ranks.
 """
 
 from __future__ import annotations
@@ -175,6 +179,42 @@ def deaths(given: argparse.Namespace) -> None:
             )
 
 
+def joins() -> None:
+    """Lose one rank, get one, lose two, get two."""
+    from tests.consistent.elastic.control import Run, undisturbed
+
+    with tempfile.TemporaryDirectory() as name:
+        run = Run(Path(name) / "run", 4, launcher=("--max-restarts", "3"))
+
+        def wait(size: int) -> None:
+            run.wait_until(lambda: bool(run.progress) and run.progress[-1][1] == size)
+
+        wait(4)
+        os.kill(run.ranks[1], signal.SIGKILL)
+        wait(3)
+        wait(4)
+        lost = run.ranks[:2]  # which hold all of the model, as the other two do
+        for pid in lost:
+            os.kill(pid, signal.SIGKILL)
+        wait(2)
+        wait(4)
+        count = len(run.progress)
+        run.wait_until(lambda: len(run.progress) > count + 3)
+        run.stop()
+        assert run.end() == 0, run.text
+        found, progress = run.losses(), run.progress
+        wanted = undisturbed(Path(name) / "alone", "--steps", str(len(found[0])))
+    gaps = [
+        f"{a} -> {b} ranks: {t - s:.2f} s"
+        for (_, a, s, _), (_, b, t, _) in zip(progress, progress[1:])
+        if a != b
+    ]
+    print("\n".join(gaps))
+    print(*re.findall(r"elastic: (goes on .*)\.", run.text), sep="\n")
+    gap = max(abs(x - y) for losses in found for x, y in zip(losses, wanted))
+    print(f"{len(wanted)} steps; largest difference of a loss: {gap:.1e}")
+
+
 def launch(folder: Path, compiled: bool, ranks: int = 4):
     from tests.consistent.elastic.control import Run
 
@@ -260,7 +300,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["cost", "deaths", "rank"])
+    parser.add_argument("what", choices=["cost", "deaths", "joins", "rank"])
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=128)
@@ -276,6 +316,8 @@ def main() -> None:
         cost_here(given)
     elif given.what == "deaths":
         deaths(given)
+    elif given.what == "joins":
+        joins()
     else:
         command = [sys.executable, "-m", "consistent", "run", "--nproc-per-node", str(given.ranks)]
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

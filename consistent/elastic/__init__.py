@@ -3,6 +3,7 @@
 ```
 worlds   calls a training function in one world of ranks after another (member: how it gets there)
 job      what the function is given: a placement, the state of the last step, the end of a step
+slow     which ranks need longer than others
 copies   what a rank keeps of the last step, and when it is valid (fetch: how others get it)
 launch   python -m consistent run
 ```

@@ -18,7 +18,8 @@ from .. import checkpoint
 from ..spec import Placement
 from .copies import Copies, Copy, Version
 from .fetch import Kept, load, note_of
-from .member import World
+from .member import Stopped, World
+from .slow import Slow
 
 
 class WorldChanges(BaseException):
@@ -35,11 +36,20 @@ class Job:
         received: bytes that this rank got from others in ``keep``.
     """
 
-    def __init__(self, every: int, peers: bool, *, goes_on: bool = True) -> None:
+    def __init__(
+        self,
+        every: int,
+        peers: bool,
+        *,
+        slow: Slow | None = None,
+        leave_out: bool = False,
+        goes_on: bool = True,
+    ) -> None:
         self.step = 0
         self.size = 1
         self.received = 0
         self._every, self._goes_on = every, goes_on  # else nothing is ever read of copies
+        self._slow, self._leave_out = slow, leave_out
         self._copies = Copies(peers)
         self._objects: dict[str, Any] = {}
         self._begins = True  # no rank keeps anything yet
@@ -111,6 +121,8 @@ class Job:
             gathered(None)
             self._copies.take()
         self._copies.prepared = None
+        if self._slow is not None:
+            self._slow.start()
         return values
 
     def commit(self, **values: Any) -> None:
@@ -122,15 +134,35 @@ class Job:
                 losses: numbers, texts, tensors, and lists and dictionaries of them.
         """
         self.step += 1
-        if self.step % self._every or not self._goes_on:
+        if self.step % self._every or not (self._goes_on or self._slow):
             return
-        self._copies.prepare((self.step, self._epoch), {**self._objects, **values})
-        note = b"change" if self._changes() else b""
+        note = (b"1" if self._changes() else b"0") + (self._slow.note() if self._slow else b"")
+        if self._goes_on:
+            self._copies.prepare((self.step, self._epoch), {**self._objects, **values})
         notes = current().gather_notes(note, tuple(range(self.size)))
-        self._copies.take()
-        if any(notes):
+        if self._goes_on:
+            self._copies.take()
+        changes = any(each[:1] == b"1" for each in notes)
+        if self._slow is not None:
+            changes = self._look_for_slow([each[1:] for each in notes]) or changes
+            self._slow.start()
+        if changes:
             checkpoint.wait()  # who comes in knows nothing of a save that runs
             raise WorldChanges
+
+    def _look_for_slow(self, notes: list[bytes]) -> bool:
+        """Whether ranks come out of this world, to go on without those that are slow. The same on
+        all ranks."""
+        assert self._slow is not None
+        found = self._slow.found(notes)
+        out = bool(found) and self._leave_out and self._goes_on
+        for text in found.values() if current().rank == 0 else ():
+            how = ", and is left out" if out else ""
+            print(f"elastic: {text}{how}.", file=sys.stderr, flush=True)
+        if out and current().rank in found:
+            checkpoint.wait()
+            raise Stopped(f"elastic: {found[current().rank]}, so the others go on without it.")
+        return out
 
     # ---- for run --------------------------------------------------------------------------------
 
@@ -142,6 +174,8 @@ class Job:
         kept = self._copies.kept
         versions: list[Version | None] = gathered(None if kept is None else kept.version)
         self._copies.settle(versions)
+        if self._slow is not None:
+            self._slow.begin()
 
     @property
     def _epoch(self) -> int:

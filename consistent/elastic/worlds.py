@@ -28,6 +28,7 @@ from mirrored.transports.torch_dist import rejoin
 from ..checkpoint.save import give_up_running
 from .job import Job, WorldChanges
 from .member import Member, Stopped, World
+from .slow import Slow
 
 T = TypeVar("T")
 
@@ -35,7 +36,14 @@ _NOTICE_S = 0.5  # an error may come shortly before the launcher's word that a r
 
 
 def run(
-    train: Callable[[Job], T], *, every: int = 1, peers: bool = False, timeout: float = 30.0
+    train: Callable[[Job], T],
+    *,
+    every: int = 1,
+    peers: bool = False,
+    timeout: float = 30.0,
+    slow: float | None = None,
+    slow_steps: int = 10,
+    leave_out: bool = False,
 ) -> T:
     """Call ``train(job)``, and again each time that ranks are lost or come, until it returns.
 
@@ -69,6 +77,9 @@ def run(
         peers: let each rank keep the parts of the rank before it, too, that lie on no other one.
             They are sent when copies are made.
         timeout: seconds for which a rank waits for others before it gives up.
+        slow: a rank that works by itself for more than so many times as long as the median rank, in
+            ``slow_steps`` steps one after the other, is named with its host. None: not measured.
+        leave_out: end such a rank, and go on without it.
 
     Returns:
         What ``train`` returns, on every rank that has come to its end.
@@ -79,8 +90,16 @@ def run(
     """
     if every < 1:
         raise ValueError(f"elastic.run: every={every}. Give 1 or more steps.")
+    if slow is None and leave_out:
+        raise ValueError("elastic.run: leave_out=True without slow. Say what is slow: slow=3.0.")
+    if slow is not None and (slow <= 1 or slow_steps < 1):
+        raise ValueError(
+            f"elastic.run: slow={slow}, slow_steps={slow_steps}. Give more than 1, and 1 or more."
+        )
     member = Member.of_this_process()
-    job = Job(every, peers, goes_on=member is not None)
+    watched = None if slow is None else Slow(slow, slow_steps)
+    goes_on = member is not None
+    job = Job(every, peers, slow=watched, leave_out=leave_out, goes_on=goes_on)
     if member is None:
         job.begin(None, lambda: False)
         return train(job)
@@ -123,6 +142,8 @@ class _Runs:
             return True
         except WorldChanges as error:
             _let_go(error)
+        except Stopped:
+            raise
         except Exception as error:
             words = self._lost()
             if words is None or self._is_the_programs(world):

@@ -76,6 +76,19 @@ class Outer:
                 met = True
         return met
 
+    def finish(self) -> None:
+        """Bring islands together at the end of a training: each parameter is the mean of what
+        islands have. The outer optimizer does not step: what it would go beyond the mean, no later
+        step would correct. A call of all islands; parameters are the same on all then."""
+        for dtype in sorted({p.dtype for p in self._params.values()}, key=str):
+            self._average([n for n, p in self._params.items() if p.dtype == dtype], dtype)
+        with torch.no_grad():
+            for name, start in self._start.items():
+                assert start.grad is not None
+                start.sub_(start.grad)
+                self._params[name].copy_(start)
+        self.optimizer.zero_grad()
+
     def state_dict(self) -> dict[str, Any]:
         """Steps so far, parameters as they were when islands last met, and the outer optimizer's
         state: the same on all islands but between the meetings of parts."""
@@ -99,6 +112,7 @@ class Outer:
         for name in names:
             self._params[name].copy_(self._start[name])
 
+    @torch.no_grad()
     def _average(self, names: list[str], dtype: torch.dtype) -> None:
         """Give the copies of some parameters of one dtype their gradients."""
         shards = []

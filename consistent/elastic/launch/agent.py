@@ -16,10 +16,11 @@ import tempfile
 import time
 import uuid
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, start_processes
+
+from mirrored.transports.faults.store import LimitedStore
 
 from . import mail
 from .membership import SILENT_S
@@ -54,7 +55,7 @@ class Agent:
         self._running: dict[str, PContext] = {}
         self._places: dict[str, int] = {}  # name -> LOCAL_RANK
         self._told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._looks = mail.client(host, port, timedelta(seconds=SILENT_S))
+        self._looks = LimitedStore(mail.client(host, port), SILENT_S)
         gone = {"is": "finish", "code": 1, "why": self._out_of_reach()}
         self._mail = mail.Mailbox(
             host, port, mail.agent(number), self._told.put, lambda: self._told.put(gone)
@@ -98,7 +99,7 @@ class Agent:
             self._look(name, context)
         if time.monotonic() > self._beat_at:
             self._beat_at = time.monotonic() + _BEAT_S
-            self._looks.check(["elastic/alive"])  # an answer, or an error after SILENT_S
+            self._looks.ask(lambda store: store.check(["elastic/alive"]))
             self._say("beat")
         return None
 

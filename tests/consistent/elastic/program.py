@@ -70,6 +70,7 @@ def train(job: consistent.elastic.Job) -> list[float]:
     kept = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "batches": batches}
     at("recovery")
     values = job.keep(folder=saves if given.save_every else None, **kept)
+    slow = given.slow == current().rank and job.size == 4
     losses: list[float] = list(values.get("losses", []))
 
     def step(x: Tensor, y: Tensor) -> Tensor:
@@ -86,6 +87,7 @@ def train(job: consistent.elastic.Job) -> list[float]:
             at("optimizer")
             scheduler.step()
             time.sleep(given.pause)
+            time.sleep(0.3 if slow else 0)
             losses = [*losses, loss]
             job.commit(losses=losses)
             log(job, loss)
@@ -114,13 +116,15 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--pause", type=float, default=0.03)
+    parser.add_argument("--slow", type=int, default=-1, metavar="RANK", help="at the start")
     parser.add_argument("--timeout", type=float, default=30.0)
     given = parser.parse_args()
     torch.set_num_threads(1)
     places.begin(given.folder)
     losses = consistent.elastic.run(
-        train, every=given.every, peers=given.peers, timeout=given.timeout
-    )
+        train, every=given.every, peers=given.peers, timeout=given.timeout,
+        slow=3.0 if given.slow >= 0 else None, slow_steps=3, leave_out=given.slow >= 0,
+    )  # fmt: skip
     (given.folder / f"losses.{os.getpid()}").write_text(json.dumps(losses))
 
 

@@ -99,6 +99,17 @@ def test_a_rank_that_is_stopped(tmp_path):
 
 
 @more
+def test_a_rank_that_is_slow_is_left_out(tmp_path):
+    run = Run(tmp_path / "run", 4, "--slow", "2")
+    run.wait_until(lambda: bool(run.progress) and run.progress[-1][1] == 3)
+    run.stop()
+    check(run, 3)
+    assert "rank 2 (process" in run.text and "and is left out." in run.text
+    steps = [step for step, *_ in run.progress]
+    assert steps == list(range(1, len(steps) + 1)) or len(steps) == steps[-1] - 1
+
+
+@more
 def test_holders_of_the_only_copies_die(tmp_path):
     options = ("--alone", "--shards", "1", "--save-every", "4")
     run = Run(tmp_path / "run", 3, *options)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import socket
+import struct
+import time
+
 import pytest
 import torch
 from torch import nn
 
 import consistent
 from consistent.elastic import Job
+from consistent.elastic.slow import Slow
 from tests.ranks import on_ranks
 
 PLAN = {"dp": "data", "fsdp": "zero3"}
@@ -27,10 +32,10 @@ def training(placement, plan) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.Adam(model.parameters(), lr=0.1)
 
 
-def step(model, optimizer, placement) -> float:
+def step(model, optimizer, placement, sbp=(0, "B")) -> float:
     x = torch.arange(60, dtype=torch.float64).reshape(12, 5).sin()
     optimizer.zero_grad()
-    loss = model(consistent.distribute(x, placement, (0, "B"))).square().mean()
+    loss = model(consistent.distribute(x, placement, sbp)).square().mean()
     loss.backward()
     optimizer.step()
     return loss.item()
@@ -185,3 +190,42 @@ def test_the_placement_of_the_ranks_that_there_are(size, copies, shape):
 def test_axes_without_one_that_takes_what_is_left():
     with pytest.raises(ValueError, match="has 0 axes of -1 ranks"):
         Job(1, False).placement({"dp": 2, "fsdp": 2})
+
+
+class Told(Slow):
+    """Of ranks that say how long they worked."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__(3.0, steps)
+        self._counts, self._names = [0] * 3, ["p0", "p1", "p2"]
+
+    def hears(self, *seconds: float) -> dict[int, str]:
+        return self.found([struct.pack("<d", each) for each in seconds])
+
+
+def test_a_rank_is_slow_if_it_is_so_in_each_of_some_steps():
+    ranks = Told(2)
+    assert ranks.hears(1.0, 4.0, 1.0) == {}
+    assert ranks.hears(1.0, 2.9, 1.0) == {}
+    assert ranks.hears(1.0, 4.0, 1.0) == {}
+    found = ranks.hears(1.0, 3.5, 1.0)
+    assert list(found) == [1] and "rank 1 (p1) works 3.5 times as long" in found[1]
+    assert ranks.hears(1.0, 3.5, 1.0) == {}  # it was named
+
+
+@on_ranks(3)
+def test_a_slow_rank_is_named_with_its_host_though_all_wait_for_it(rank, capfd):
+    job = Job(1, False, slow=Slow(3.0, 3))
+    job.begin(None, lambda: False)
+    placement = job.placement()
+    model = nn.Linear(5, 7).double()
+    consistent.parallelize(model, placement, "data", verbose=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    job.keep(model=model)
+    for _ in range(4):
+        time.sleep(0.2 if rank == 1 else 0.001)
+        step(model, optimizer, placement, (0,))
+        job.commit()
+    said = capfd.readouterr().err
+    assert ("rank 1 (process" in said and f"of {socket.gethostname()}" in said) == (rank == 0)
+    assert "rank 2" not in said

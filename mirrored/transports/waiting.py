@@ -1,0 +1,50 @@
+"""Adds up how long this rank is in calls that communicate, by a transport around another one."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ..comm import Handle, Transport
+from .base.wrapper import Wrapper
+
+_BEGUN = (
+    "all_reduce_async", "send", "receive", "start_join_several", "start_reduce_scatter_several",
+    "start_all_to_all",
+)  # fmt: skip
+
+
+class Waiting(Wrapper):
+    """Passes every call on.
+
+    Attributes:
+        seconds: in calls, and in the wait for what was begun.
+    """
+
+    def __init__(self, inner: Transport) -> None:
+        super().__init__(inner)
+        self.seconds = 0.0
+
+    def pass_on(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call the method of ``inner`` with that name, and note how long it takes."""
+        begin = time.perf_counter()
+        try:
+            found = super().pass_on(name, *args, **kwargs)
+        finally:
+            self.seconds += time.perf_counter() - begin
+        return _Timed(found, self) if name in _BEGUN else found
+
+
+class _Timed:
+    def __init__(self, handle: Handle, kept: Waiting) -> None:
+        self._handle, self._kept = handle, kept
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._handle, name)
+
+    def wait(self) -> Any:
+        begin = time.perf_counter()
+        try:
+            return self._handle.wait()
+        finally:
+            self._kept.seconds += time.perf_counter() - begin
