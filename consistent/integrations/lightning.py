@@ -23,8 +23,10 @@ from mirrored.transports.default import current
 from ..checkpoint.agreement import from_first
 from ..data.padding import Pad
 from ..dispatch.plans.shards import is_global
+from ..elastic import Job
 from ..nn.parallelize import parallelize
 from ..spec import Placement, SbpLike
+from .lightning_state import Kept
 from .spread import Spread
 from .whole import whole
 
@@ -35,6 +37,8 @@ class GlobalStrategy(SingleDeviceStrategy):
     Args:
         placement, plan: as of ``consistent.parallelize``.
         sbp, whole, pad: as of ``consistent.data.loader``.
+        elastic: the job that ``consistent.elastic.run`` gives to the function which makes the
+            Trainer: when a rank is lost, the Trainer that is made next goes on from the last step.
         options: of Lightning's ``SingleDeviceStrategy``.
     """
 
@@ -48,11 +52,19 @@ class GlobalStrategy(SingleDeviceStrategy):
         sbp: SbpLike | None = None,
         whole: bool = False,
         pad: Pad = None,
+        elastic: Job | None = None,
         **options: Any,
     ) -> None:
         super().__init__(device=placement.type, **options)
         self._spread = Spread(placement, plan, sbp, whole, pad)
+        self._kept = None if elastic is None else Kept(elastic)
         self.global_rank = current().rank
+
+    def setup(self, trainer: Any) -> None:
+        """Lightning's own; in an elastic job the state is then that of the last step."""
+        super().setup(trainer)
+        if self._kept is not None and trainer.state.fn == "fit":
+            self._kept.keep(trainer, self.model)
 
     @property
     def is_global_zero(self) -> bool:
