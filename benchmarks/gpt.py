@@ -224,8 +224,17 @@ class World(NamedTuple):
     port: int
 
 
+class Answer(NamedTuple):
+    """What a rank says of one step."""
+
+    seconds: float
+    cpu_s: float  # for which it had a processor: other work on the machine changes this less
+    loss: float
+    peak: float  # MiB
+
+
 def serve(way: str, rank: int, world: World, layers: int, told: Connection) -> None:
-    """A rank of one way: a step at each message; answers (seconds, loss, peak MiB)."""
+    """A rank of one way: a step at each message, with an answer to each."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(world.port))
     enter(rank, world.ranks)
     torch.set_num_threads(1)
@@ -239,9 +248,10 @@ def serve(way: str, rank: int, world: World, layers: int, told: Connection) -> N
     step = MAKERS[way](rank)
     while told.recv():
         dist.barrier()
-        start = time.perf_counter()
+        start, used = time.perf_counter(), time.process_time()
         loss = step()
-        told.send((time.perf_counter() - start, loss, resident() - before))
+        seconds, cpu_s = time.perf_counter() - start, time.process_time() - used
+        told.send(Answer(seconds, cpu_s, loss, resident() - before))
     dist.destroy_process_group()
 
 
@@ -283,7 +293,7 @@ def measure(options: argparse.Namespace) -> None:
             process.start()
         started[way] = (ranks, [pipe[0] for pipe in pipes])
 
-    def step(way: str) -> list[tuple[float, float, float]]:
+    def step(way: str) -> list[Answer]:
         _, ends = started[way]
         for end in ends:
             end.send(True)
@@ -293,17 +303,19 @@ def measure(options: argparse.Namespace) -> None:
         first = {}
         for way in ways:
             doing(f"first step: {way}")
-            first[way] = step(way)[0][1]
+            first[way] = step(way)[0].loss
         times: dict[str, list[float]] = {way: [] for way in ways}
+        cpu_times: dict[str, list[float]] = {way: [] for way in ways}
         for turn in range(options.rounds):
             doing(f"round {turn + 1} of {options.rounds}")
             for way in ways:
                 answers = step(way)
-                times[way].append(max(seconds for seconds, _, _ in answers))
+                times[way].append(max(answer.seconds for answer in answers))
+                cpu_times[way].append(statistics.mean(answer.cpu_s for answer in answers))
         peaks, between = {}, {}
         for way in ways:
             before = bytes_between()
-            peaks[way] = max(peak for _, _, peak in step(way))
+            peaks[way] = max(answer.peak for answer in step(way))
             between[way] = (bytes_between() - before) / 1e6
     finally:
         for ranks, ends in started.values():
@@ -316,13 +328,15 @@ def measure(options: argparse.Namespace) -> None:
     count = sum(p.numel() for p in GPT().parameters()) / 1e6
     print(f"GPT of {count:.1f} M parameters, {BATCH} x {TOKENS} tokens, {options.ranks} ranks on "
           f"{described(options)}, torch {torch.__version__}, one thread each")  # fmt: skip
-    print(f"{'':36}{'ms, median':>12}{'/ lone rank':>13}{'peak MiB':>10}{'first loss':>12}"
-          f"{'MB between hosts':>18}")  # fmt: skip
+    print(f"{'':36}{'ms, median':>12}{'/ lone rank':>13}{'cpu ms':>8}{'/ lone rank':>13}"
+          f"{'peak MiB':>10}{'first loss':>12}{'MB between hosts':>18}")  # fmt: skip
     base = times[LONE]
     for way, taken in times.items():
         ratio = statistics.median(t / b for t, b in zip(taken, base, strict=True))
+        cpu_s = statistics.median(cpu_times[way])
         print(
-            f"{way:36}{statistics.median(taken) * 1e3:12.0f}{ratio:13.2f}{peaks[way]:10.0f}"
+            f"{way:36}{statistics.median(taken) * 1e3:12.0f}{ratio:13.2f}{cpu_s * 1e3:8.0f}"
+            f"{cpu_s / statistics.median(cpu_times[LONE]):13.2f}{peaks[way]:10.0f}"
             f"{first[way]:12.4f}{between[way]:18.1f}"
         )
 
