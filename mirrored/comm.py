@@ -218,6 +218,12 @@ class Transport(ABC):
         it is not known. No rank waits for another."""
         return None
 
+    def hosts_of(self, ranks: Ranks) -> tuple[int, ...] | None:
+        """The host of each of `ranks`, as numbers in the order in which hosts first come; None if
+        this rank does not know, as before it has communicated with them. No rank waits for another.
+        """
+        return None
+
     def bytes_by_messages(self) -> int:
         """Bytes that this rank has sent to ranks with which it shares no memory: those on other
         hosts, as a rule. What they send inside a host is not among them."""

@@ -24,7 +24,7 @@ Reducing = Callable[[Call, Tensor], None]
 
 
 _NOT_IN_A_PROGRAM = frozenset(
-    ("shares", "link", "bytes_by_messages", "gather_objects", "gather_notes", "abandon")
+    "shares link hosts_of bytes_by_messages gather_objects gather_notes abandon".split()
 )
 
 

@@ -13,13 +13,18 @@ from typing import Any
 
 import torch
 
+from mirrored.comm import Transport
+from mirrored.transports.default import current
+
 from ..boxing.plan import boxing_bytes
+from ..boxing.plan import plan as plan_boxing
 from ..dispatch.plans.arguments import collect, with_tensors
 from ..dispatch.plans.plan import OtherCall, Plan
 from ..dispatch.plans.shards import attach, is_global
 from ..dispatch.running.on_lists import OnLists
 from ..dispatch.running.on_shards import OnShards
 from ..graph.stand_ins import outside
+from ..movement.between_hosts import bytes_between
 from ..rules import table
 from ..rules.candidates import candidates
 from ..rules.choose import cut_elsewhere, seconds
@@ -52,10 +57,15 @@ class Explained:
     result: str
     nbytes: int
     axes: tuple[tuple[Candidate, ...], ...] = ()
+    between: int | None = 0
+    """Bytes that all ranks together send from host to host to box the operands; None if that is not
+    known, as before ranks have communicated, or of GPUs."""
 
     def __str__(self) -> str:
         given = ", ".join(map(repr, self.operands))
-        lines = [f"{self.name}: {self.how}" + (f"; {self.nbytes:,} bytes" if self.operands else "")]
+        sent = f"; {self.nbytes:,} bytes" if self.operands else ""
+        sent += f", {self.between:,} of all ranks from host to host" if self.between else ""
+        lines = [f"{self.name}: {self.how}{sent}"]
         lines += [f"  given {given}"] if given else []
         for axis, options in enumerate(self.axes):
             lines += [f"  axis {axis}", *("    " + row for row in _table(options))]
@@ -107,7 +117,7 @@ def explain(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanati
             "  Plain tensors run as torch runs them, and there is nothing to choose.\n"
             "  Give it global tensors: consistent.distribute(x, placement, sbp)."
         )
-    stopped = ""
+    stopped, transport = "", current()
     with _outside() as met:
         stand_ins = [_stand_in(x) for x in given]
         args, kwargs = with_tensors(args, kwargs, stand_ins)
@@ -117,7 +127,7 @@ def explain(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanati
             stopped = f"{type(error).__name__}: {error}"
             if not met:
                 raise
-        ops = [_explain(plan) for plan in met]
+        ops = [_explain(plan, transport) for plan in met]
     return Explanation([op for op in ops if op is not None], stopped)
 
 
@@ -139,7 +149,7 @@ def _stand_in(x: torch.Tensor) -> Any:
     return attach(empty.clone(), spec)
 
 
-def _explain(plan: Plan) -> Explained | None:
+def _explain(plan: Plan, transport: Transport) -> Explained | None:
     if isinstance(plan, OnLists):
         return Explained(plan.name, "runs on lists of shards", (), "", 0)
     if isinstance(plan, OtherCall) and plan.opens:
@@ -147,13 +157,16 @@ def _explain(plan: Plan) -> Explained | None:
     if not isinstance(plan, OnShards):
         return None
     operands = tuple(operand.spec for operand in plan.call.operands)
-    nbytes = 0
+    nbytes, routes = 0, list[tuple[TensorSpec, TensorSpec]]()
     for i, layout in plan.boxes:
         boxed = operands[i].with_layout(layout)
         nbytes += boxing_bytes(operands[i], boxed)
         nbytes += boxing_bytes(boxed, operands[i]) if i in plan.writes else 0
+        routes += [(operands[i], boxed)] + ([(boxed, operands[i])] if i in plan.writes else [])
+    sent = [bytes_between(a, plan_boxing(a, b), transport=transport) for a, b in routes]
+    between = None if None in sent else sum(filter(None, sent))
     if plan.choice is None:
-        return Explained(plan.name, why_whole(plan), operands, "B", nbytes)
+        return Explained(plan.name, why_whole(plan), operands, "B", nbytes, between=between)
     row = table.find(plan.name)
     assert row is not None
     axes = candidates(row, plan.call, plan.placement)
@@ -162,7 +175,7 @@ def _explain(plan: Plan) -> Explained | None:
     nbytes += sum(_chosen(options).signature.nbytes for options in found)
     result = ", ".join(str(s[0] if len(s) == 1 else s) for s in plan.choice.outs)
     how = f"runs by {plan.choice.form}" if plan.choice.form else "runs on the shards"
-    return Explained(plan.name, f"{how} -> {result}", operands, result, nbytes, found)
+    return Explained(plan.name, f"{how} -> {result}", operands, result, nbytes, found, between)
 
 
 def why_whole(plan: OnShards) -> str:

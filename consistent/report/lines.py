@@ -22,6 +22,7 @@ class Line:
     layouts: Counter[str] = field(default_factory=Counter)
     boxings: Counter[str] = field(default_factory=Counter)
     nbytes: int = 0
+    between: int = 0  # bytes that all ranks together send from host to host
     compiled: bool = False
 
     @property

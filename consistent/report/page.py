@@ -53,12 +53,14 @@ def page(
 def _numbers(lines: Sequence[Line]) -> str:
     whole = len({line.op for line in lines if line.whole})
     steps = sum(line.count for line in lines if line.compiled)
+    between = sum(line.between for line in lines)
     return numbers(
         (
             (f"{sum(line.count for line in lines) - steps:,}", "ops ran"),
             *(((f"{steps:,}", "compiled steps"),) if steps else ()),
             (f"{sum(sum(line.boxings.values()) for line in lines):,}", "boxings"),
             (bytes_text(sum(line.nbytes for line in lines)), "sent by the busiest rank"),
+            *(((bytes_text(between), "sent from host to host by all ranks"),) if between else ()),
             (f"{whole}", "ops ran whole on every rank"),
         )
     )

@@ -18,6 +18,7 @@ from ..compiled import watching
 from ..dispatch.plans import plan as plans
 from ..drawing.files import write
 from ..movement import check_mode
+from ..movement.between_hosts import bytes_between
 from ..spec import TensorSpec
 from ..spec.tracer import Tracer
 from .advice import Advice, advise
@@ -31,8 +32,10 @@ from .trace import trace_text
 
 class Report:
     """Lines by (op name, call site), in the order first met. Bytes are those that the busiest
-    rank sends; of a compiled step, those that this rank sends. ``by_messages`` are those that this
-    rank sent to ranks with which it shares no memory, such as those on other hosts.
+    rank sends; of a compiled step, those that this rank sends. ``between`` are those that all ranks
+    together send from host to host, by the plans of boxings: without compiled steps, and without
+    GPUs. ``by_messages`` are those that this rank sent, in whatever it did, to ranks with which it
+    shares no memory, such as those on other hosts.
 
     ``print(r)`` shows a table, ``r.save("report.html")`` writes a page. ``r.timeline`` has the
     times of ``report(timeline=True)``, and is None without.
@@ -54,6 +57,11 @@ class Report:
     def nbytes(self) -> int:
         """Bytes of all boxings."""
         return sum(line.nbytes for line in self.lines)
+
+    @property
+    def between(self) -> int:
+        """Bytes that all ranks together send from host to host in all boxings."""
+        return sum(line.between for line in self.lines)
 
     @property
     def whole(self) -> list[str]:
@@ -134,6 +142,7 @@ class Report:
         )
         line.boxings[f"{', '.join(map(str, moves))}"] += 1
         line.nbytes += plan_bytes(moves)
+        line.between += bytes_between(src, moves, in_backward) or 0
 
     def _program(self, what: watching.Happening, begins: bool) -> None:
         """A compiled step has a line where it is called, and one for each line of its own that

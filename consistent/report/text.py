@@ -12,14 +12,15 @@ from .advice import Advice
 from .lines import Line, most_common
 from .timeline import Timeline
 
-_HEAD = ("op", "count", "layout", "boxings", "bytes", "whole", "where")
+_HEAD = ("op", "count", "layout", "boxings", "bytes", "between hosts", "whole", "where")
+_BETWEEN = _HEAD.index("between hosts")
 _NOTHING = "No op on a global tensor ran."
 EMPTY = (
     "A report lists what ops on global tensors do inside its block, `with consistent.report():`; "
     "ops on plain tensors are not among them."
 )
 _NO_MEMORY = "to ranks with which it shares no memory"
-_LIMITS = (32, 6, 44, 60, 14, 5)
+_LIMITS = (32, 6, 44, 60, 14, 14, 5)
 
 
 def summary(lines: Sequence[Line], timeline: Timeline | None = None, by_messages: int = 0) -> str:
@@ -41,6 +42,8 @@ def summary(lines: Sequence[Line], timeline: Timeline | None = None, by_messages
         most = max(lines, key=lambda line: line.nbytes)
         at = in_a_line(f"`{most.op}` at {most.where}") if most.site else "backward"
         text += f", {most.nbytes / nbytes:.0%} of it for {at}"
+    if between := sum(line.between for line in lines):
+        text += f". All ranks together sent {bytes_text(between)} from host to host"
     if by_messages:
         text += f". This rank sent {bytes_text(by_messages)} {_NO_MEMORY}"
     whole = sorted({line.op for line in lines if line.whole})
@@ -63,8 +66,11 @@ def table(lines: Sequence[Line], advice: Sequence[Advice] = (), by_messages: int
     if not lines:
         return f"{_NOTHING}\n{EMPTY}"
     rows = [_HEAD, *map(_cells, sorted(lines, key=lambda line: -line.nbytes))]
+    between = sum(line.between for line in lines)
     rows = [(*(_fit(c, n) for c, n in zip(row, _LIMITS)), _fit_end(row[-1], 40)) for row in rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD))]
+    if not between:  # one host, as a rule
+        rows = [(*row[:_BETWEEN], *row[_BETWEEN + 1 :]) for row in rows]
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     text = [
         "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
@@ -72,7 +78,8 @@ def table(lines: Sequence[Line], advice: Sequence[Advice] = (), by_messages: int
     text += [f"advice: {in_a_line(str(each))}" for each in advice]
     whole = in_a_line(", ".join(sorted({line.op for line in lines if line.whole}))) or "none"
     total = sum(line.nbytes for line in lines)
-    sent = f", {by_messages:,} by this rank {_NO_MEMORY}" if by_messages else ""
+    sent = f", {between:,} of all ranks from host to host" if between else ""
+    sent += f", {by_messages:,} by this rank {_NO_MEMORY}" if by_messages else ""
     text.append(f"{total:,} bytes boxed{sent}; ran whole on every rank: {whole}")
     return "\n".join(text)
 
@@ -84,6 +91,7 @@ def _cells(line: Line) -> tuple[str, ...]:
         most_common(line.layouts),
         most_common(line.boxings),
         f"{line.nbytes:,}" if line.nbytes else "",
+        f"{line.between:,}" if line.between else "",
         "yes" if line.whole else "",
         line.site,
     )

@@ -35,6 +35,7 @@ T = TypeVar("T")
 
 _EVERY_RANK = ", and every rank raises it."
 
+_ASKS_NOBODY = frozenset("shares link hosts_of bytes_by_messages abandon gather_notes".split())
 _ON_AGREEMENT = callbacks("on_agreement")
 
 
@@ -169,7 +170,7 @@ class _Guard(Wrapper):
         return total
 
     def pass_on(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        if name not in ("shares", "link", "bytes_by_messages", "abandon", "gather_notes"):
+        if name not in _ASKS_NOBODY:
             self._meet()
         return super().pass_on(name, *args, **kwargs)
 

@@ -76,5 +76,6 @@ class Wrapper(Transport):
     shares = _passed_on(Transport.shares)
     overlaps = _passed_on(Transport.overlaps)
     link = _passed_on(Transport.link)
+    hosts_of = _passed_on(Transport.hosts_of)
     bytes_by_messages = _passed_on(Transport.bytes_by_messages)
     abandon = _passed_on(Transport.abandon)

@@ -22,11 +22,12 @@ CURE = "Mount /dev/shm so that ranks can write in it, and make room in it"
 
 
 class Made(NamedTuple):
-    """The members' meeting place (`_C.Group`); None if they share no memory. Then `hosts` says
-    where each is, if it is because they are on several."""
+    """The members' meeting place (`_C.Group`); None if they share no memory. `hosts` says where
+    each is, and `are_apart` that they share none because they are on several."""
 
+    hosts: Sequence[str]
     group: Any = None
-    hosts: Sequence[str] | None = None
+    are_apart: bool = False
 
 
 def make(messages: TorchDist, ranks: Ranks, slot_bytes: int, timeout_s: float) -> Made:
@@ -47,11 +48,11 @@ def make(messages: TorchDist, ranks: Ranks, slot_bytes: int, timeout_s: float) -
     told = messages.gather_objects((is_switched_on(), host(), name, fault), ranks)
     hosts = [note[1] for note in told]
     if not all(note[0] for note in told):
-        return Made()
+        return Made(hosts)
     if len(set(hosts)) > 1:
-        return Made(hosts=hosts)
+        return Made(hosts, are_apart=True)
     if not wanted:
-        return Made()
+        return Made(hosts)
     name, fault = told[0][2:]
     if name is not None and me > 0:
         group, fault = _attempt(name, me, ranks, slot, *rest)
@@ -59,10 +60,10 @@ def make(messages: TorchDist, ranks: Ranks, slot_bytes: int, timeout_s: float) -
     faults = messages.gather_objects(fault, ranks)
     if group is None or any(faults):
         warn(ranks, "memory", next(filter(None, faults)), CURE)
-        return Made()
+        return Made(hosts)
     if me == 0:
         group.unlink()
-    return Made(group)
+    return Made(hosts, group)
 
 
 def _with_places(ranks: Ranks, group: Any, text: str) -> str:

@@ -65,6 +65,7 @@ class SharedMemory(Wrapper):
         super().__init__(inner)
         self.slot_bytes = slot_bytes
         self._groups: dict[Ranks, Any] = {}
+        self._hosts: dict[int, str] = {}  # of the ranks that this one has met
         self._messages: dict[Ranks, Table] = {}  # for groups in which messages are sometimes faster
         self._world: Any = lambda: None  # a weak reference to their process group
         self._making = threading.RLock()
@@ -80,6 +81,7 @@ class SharedMemory(Wrapper):
                 return None
             if world is not self._world():
                 self._groups, self._messages, self._world = {}, {}, weakref.ref(world)
+                self._hosts = {}
                 self.inner.forget_hosts()
         try:
             return self._groups[ranks]
@@ -90,7 +92,8 @@ class SharedMemory(Wrapper):
         with self._making, unseen():
             if ranks not in self._groups:
                 made = segments.make(self.inner, ranks, self.slot_bytes, self.inner.timeout_s())
-                if made.hosts is not None:
+                self._hosts.update(zip(ranks, made.hosts, strict=True))
+                if made.are_apart:
                     self.inner.split(ranks, made.hosts, self)
                 self._groups[ranks] = made.group
                 if made.group is None and ranks == tuple(range(self.size)):
@@ -127,6 +130,13 @@ class SharedMemory(Wrapper):
 
     def overlaps(self, ranks: Ranks, kind: str) -> bool:
         return not self.shares(ranks, kind) and self.inner.overlaps(ranks, kind)
+
+    def hosts_of(self, ranks: Ranks) -> tuple[int, ...] | None:
+        if c10d.GroupMember.WORLD is not self._world() or not self._hosts.keys() >= set(ranks):
+            return None
+        names = [self._hosts[rank] for rank in ranks]
+        numbers = {name: k for k, name in enumerate(dict.fromkeys(names))}
+        return tuple(numbers[name] for name in names)
 
     def link(self, kind: str) -> Link | None:
         """The cost in the kept table for the whole world, if all of its ranks share memory, and

@@ -161,9 +161,7 @@ class TorchDist(Described):
 
     def _in_one_round(self, nbytes: int, n: int) -> bool:
         """Whether each of `n` ranks sends all it has to all others, and not a part to each."""
-        link = self.link("cpu") or _A_ROUND
-        more = nbytes * (n - 1) * (n - 2) / n  # none between two
-        return more <= link.latency_s * link.bytes_per_s
+        return in_one_round(self.link("cpu"), nbytes, n)
 
     def _by_collective(self, name: str, x: Tensor, ranks: Ranks, op: str) -> Handle:
         """Reduce by NCCL's own all-reduce."""
@@ -435,6 +433,14 @@ class _Reducing:
         elif x.dtype == torch.bool:
             wire = wire.view(torch.bool)
         return wire.to(device=x.device, dtype=x.dtype)
+
+
+def in_one_round(link: Link | None, nbytes: int, n: int) -> bool:
+    """Whether each of `n` ranks sends all `nbytes` of an all-reduce to all others, where messages
+    cost `link`."""
+    link = link or _A_ROUND
+    more = nbytes * (n - 1) * (n - 2) / n  # none between two
+    return more <= link.latency_s * link.bytes_per_s
 
 
 def _reducible(x: Tensor, op: str) -> tuple[Tensor, str]:

@@ -66,7 +66,7 @@ CALLS: dict[str, Callable[[Transport, tuple[int, ...]], Any]] = {
     "overlaps": lambda t, ranks: t.overlaps(ranks, "cpu"),
 }
 # The last one tells others, without waiting.
-ASKS_NOBODY = {"link", "bytes_by_messages", "device", "rank_in", "abandon"}
+ASKS_NOBODY = {"link", "hosts_of", "bytes_by_messages", "device", "rank_in", "abandon"}
 ONE_TO_ONE = {"send", "receive"}  # between two ranks, and not of a group
 
 

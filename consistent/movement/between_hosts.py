@@ -1,0 +1,120 @@
+"""Bytes of a boxing that go from host to host: arithmetic, without communication."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+from mirrored.comm import Link, Transport
+from mirrored.transports.default import current
+from mirrored.transports.several_hosts import sent
+
+from ..boxing.steps import Exchange, Move, Step
+from ..spec import Coordinate, Placement, TensorSpec
+
+
+def bytes_between(
+    src: TensorSpec, moves: Sequence[Step], beside: bool = False, transport: Transport | None = None
+) -> int | None:
+    """Bytes that all ranks together send from host to host in ``moves``, which begin at ``src``.
+
+    Args:
+        src: the layout before the first of them.
+        moves: a plan.
+        beside: whether a reduce-scatter goes on beside the program, as that of a gradient does.
+        transport: knows where ranks are; the one in use if None.
+
+    Returns:
+        None if it is not known: ranks have not communicated yet, so that none knows where others
+        are; or tensors are on GPUs, whose messages NCCL makes; or a cut becomes another one.
+    """
+    if not moves:
+        return 0
+    transport, ends = transport or current(), [src.placement]
+    ends += [move.dst.placement for move in moves if isinstance(move, Exchange)]
+    if any(placement.type != "cpu" for placement in ends):
+        return None
+    ranks = tuple(dict.fromkeys(itertools.chain.from_iterable(map(_ranks, ends))))
+    of = transport.hosts_of(ranks)
+    if of is None:
+        return None
+    if not max(of):
+        return 0
+    return _between(src, tuple(moves), ranks, of, beside, transport.link("cpu"))
+
+
+@lru_cache(1 << 10)
+def _ranks(placement: Placement) -> tuple[int, ...]:
+    return tuple(placement.ranks.ravel().tolist())
+
+
+@lru_cache(1 << 11)
+def _between(
+    src: TensorSpec,
+    moves: tuple[Step, ...],
+    ranks: tuple[int, ...],
+    of: tuple[int, ...],
+    beside: bool,
+    link: Link | None,
+) -> int | None:
+    host, state, total = dict(zip(ranks, of, strict=True)), src, 0
+    for move in moves:
+        if isinstance(move, Exchange):
+            away = (t for t in move.transfers if host[t.source] != host[t.target])
+            total += sum(t.sent_bytes(src.dtype.itemsize) for t in away)
+            state = move.dst
+            continue
+        sbp = (*state.sbp[: move.axis], move.dst, *state.sbp[move.axis + 1 :])
+        after = state.with_sbp(sbp)
+        if move.kind == "all_to_all" and (state.layout.is_cut or after.layout.is_cut):
+            return None
+        for group in _groups(state.placement, move.axis):
+            hosts = [host[state.placement.rank_at(at)] for at in group]
+            numbers = {name: k for k, name in enumerate(dict.fromkeys(hosts))}
+            own = tuple(numbers[each] for each in hosts)
+            total += _of_group(move, state, after, group, own, beside, link)
+        state = after
+    return total
+
+
+def _groups(placement: Placement, axis: int) -> Iterator[list[Coordinate]]:
+    """The coordinates of each group of ranks along ``axis``."""
+    grid = placement.shape
+    for rest in itertools.product(*(range(1 if a == axis else n) for a, n in enumerate(grid))):
+        yield [(*rest[:axis], k, *rest[axis + 1 :]) for k in range(grid[axis])]
+
+
+def _of_group(
+    move: Move,
+    before: TensorSpec,
+    after: TensorSpec,
+    group: list[Coordinate],
+    of: tuple[int, ...],
+    beside: bool,
+    link: Link | None,
+) -> int:
+    dtype = before.dtype
+    if move.kind == "all_gather":
+        return sent.of_gather(of, [_nbytes(before, at) for at in group])
+    if move.kind == "all_reduce":
+        return sent.of_all_reduce(of, math.prod(before.local_shape(group[0])), dtype, link)
+    if move.kind == "reduce_scatter":
+        return sent.of_scatter(of, [_nbytes(after, at) for at in group], dtype, beside)
+    if move.kind == "all_to_all":
+        pieces = [[_common(before, a, after, b) for b in group] for a in group]
+        return sent.of_trade(of, pieces)
+    return 0
+
+
+def _nbytes(spec: TensorSpec, at: Coordinate) -> int:
+    return math.prod(spec.local_shape(at)) * spec.dtype.itemsize
+
+
+def _common(before: TensorSpec, a: Coordinate, after: TensorSpec, b: Coordinate) -> int:
+    """Bytes of what the rank at ``a`` has and the one at ``b`` gets."""
+    items = 1
+    for start, size, first, wanted in zip(*before.region(a), *after.region(b), strict=True):
+        items *= max(0, min(start + size, first + wanted) - max(start, first))
+    return items * before.dtype.itemsize

@@ -1,0 +1,77 @@
+"""Bytes that go from host to host in a move, all ranks together: arithmetic, by what `moves.py`,
+`sums.py` and, where each rank is on a host of its own, `torch_dist/transport.py` send.
+
+`of` is the host of each rank of the group, as in `Hosts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ...comm import Link
+from ...reduction import accumulated_in
+from ..torch_dist.transport import in_one_round
+from .hosts import members
+from .routes import route
+from .sums import PIECE, SMALL
+
+Of = tuple[int, ...]
+
+
+def of_gather(of: Of, pieces: Sequence[int]) -> int:
+    """The bytes of an all-gather: each rank's piece, of so many, goes once to each other host."""
+    return sum(pieces) * max(of)
+
+
+def of_trade(of: Of, pieces: Sequence[Sequence[int]]) -> int:
+    """The bytes of an all-to-all in which rank k sends `pieces[k][j]` bytes to rank j."""
+    pairs = ((k, j) for k in range(len(of)) for j in range(len(of)) if of[k] != of[j])
+    return sum(pieces[k][j] for k, j in pairs)
+
+
+def of_scatter(of: Of, parts: Sequence[int], dtype: torch.dtype, at_once: bool = False) -> int:
+    """The bytes of a reduce-scatter in which rank k gets `parts[k]` of them; `at_once` if it was
+    started and goes on beside the program."""
+    if not _is_mixed(of):
+        return sum(parts) * (len(of) - 1) if max(of) else 0
+    return sum(nbytes * _addends(of, k, dtype, at_once) for k, nbytes in enumerate(parts) if nbytes)
+
+
+def of_all_reduce(of: Of, numel: int, dtype: torch.dtype, link: Link | None) -> int:
+    """The bytes of an all-reduce of `numel` numbers; `link` is what messages cost, if that was
+    measured."""
+    nbytes, n, hosts = numel * dtype.itemsize, len(of), max(of) + 1
+    if hosts == 1:
+        return 0
+    if not _is_mixed(of):
+        return nbytes * (n - 1) * (n if in_one_round(link, nbytes, n) else 2)
+    if nbytes * (max(map(len, members(of))) - 1) <= SMALL:
+        return nbytes * n * (hosts - 1)
+    last = members(of)[of[-1]]
+    cost = [_addends(of, k, dtype, False) for k in last]
+    sums = sum(
+        part * each
+        for piece in _split(numel, -(-nbytes // PIECE))
+        for part, each in zip(_split(piece, len(last)), cost, strict=True)
+    )
+    return sums * dtype.itemsize + nbytes * (hosts - 1)
+
+
+def _is_mixed(of: Of) -> bool:
+    """Whether some ranks share a host and others do not."""
+    return 1 < max(of) + 1 < len(of)
+
+
+def _split(n: int, parts: int) -> list[int]:
+    return [n // parts + (k < n % parts) for k in range(parts)]
+
+
+def _addends(of: Of, target: int, dtype: torch.dtype, at_once: bool) -> int:
+    """How many times a part is sent from host to host until rank `target` has its sum."""
+    wide = accumulated_in(dtype).itemsize // dtype.itemsize
+    stages = route(of, target, wide, at_once)
+    sent = sum(of[k] != of[stage.worker] for stage in stages for k in stage.adds)
+    sent += wide * sum(of[a.worker] != of[b.worker] for a, b in zip(stages, stages[1:]))
+    return sent + (of[stages[-1].worker] != of[target])
