@@ -76,12 +76,13 @@ def scaled(call: Call, parts: int) -> list[Signature]:
     scales = [s[0] if isinstance(s, list | tuple) and len(s) == 1 else s for s in given]
     turned = [name for name in ("swizzle_a", "swizzle_b") if name in call.params]
     is_turned = any(any(call.get(name) or ()) for name in turned)
-    if is_turned or not all(isinstance(s, Operand) for s in scales):
+    found = [s for s in scales if isinstance(s, Operand)]
+    if is_turned or len(found) < len(scales):
         return made
     (rows, _), (_, columns) = x.shape, w.shape
     bias = call.get("bias")
     own = (rows, 1), (1, columns)
-    for dim, matrix, scale in zip((0, 1), (x, w), scales, strict=True):
+    for dim, matrix, scale in zip((0, 1), (x, w), found, strict=True):
         ins = {matrix.index: S(dim)}
         if tuple(scale.shape) == own[dim]:
             ins[scale.index] = S(dim)
