@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -78,8 +79,11 @@ class Rounded:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Numbers of one byte, and for each block of them the float32 by which they are multiplied. On
-    the CPU this is one pass of csrc/peer/blocks.cpp; on a GPU ops of torch give the same bits."""
+    """Numbers of one byte, and for each block of them the float32 by which they are multiplied.
+
+    This is one pass of native code, csrc/peer/blocks_cpu.cpp and blocks.cu. Ops of torch give the
+    same bits, for GPUs where that was built without CUDA.
+    """
 
     name: str
     dtype: torch.dtype
@@ -89,7 +93,7 @@ class Blocks:
         return n + _SCALE_BYTES * -(-n // BLOCK)
 
     def write(self, x: Tensor, unsent: Tensor | None = None) -> Tensor:
-        if x.is_cuda:
+        if not _is_native(x):
             return self._write_by_ops(x, unsent)
         message, rest = torch.ops.mirrored.write_blocks(x, unsent, self.name)
         if unsent is not None:
@@ -97,7 +101,7 @@ class Blocks:
         return message
 
     def read(self, messages: Sequence[Tensor], n: int, dtype: torch.dtype) -> Tensor:
-        if messages[0].is_cuda:
+        if not _is_native(messages[0]):
             return self._read_by_ops(messages, n, dtype)
         return torch.ops.mirrored.read_blocks(messages, n, dtype, self.name)
 
@@ -128,6 +132,15 @@ class Blocks:
         scales, numbers = message.split([message.numel() - n, n])
         rows = zip(_blocks(numbers.view(self.dtype)), _rows(_as(scales, torch.float32), n))
         return torch.cat([(x.float() * scale).view(-1) for x, scale in rows])
+
+
+@cache
+def _has_kernels() -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key("mirrored::write_blocks", "CUDA")
+
+
+def _is_native(x: Tensor) -> bool:
+    return not x.is_cuda or _has_kernels()
 
 
 def _summed(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

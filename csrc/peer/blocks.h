@@ -12,15 +12,9 @@
 #include <cstdint>
 
 #include "../kernels/storage.h"
+#include "block_code.h"
 
 namespace consistent::peer {
-
-enum class Code { int8, fp8 };
-
-constexpr int64_t kNumbers = 256;  // of a block
-
-inline int64_t blocks_of(int64_t n) { return (n + kNumbers - 1) / kNumbers; }
-inline int64_t bytes_of(int64_t n) { return n + int64_t(sizeof(float)) * blocks_of(n); }
 
 // Writes blocks [begin, end) of the n numbers `x` of a floating type. If `unsent` is not null, of
 // `x + unsent`; what the message leaves out of it is then in `unsent`, 0 where that is not finite.
@@ -31,5 +25,16 @@ void write_blocks(uint8_t* message, const void* x, void* unsent, Dtype dtype, in
 // n numbers each. Sums are kept in float32 or float64, and rounded once.
 void read_blocks(void* out, const uint8_t* const* messages, int count, Dtype dtype, int64_t n,
                  Code code, int64_t begin, int64_t end);
+
+// The same on a GPU, all blocks at once. Bits are those of the CPU, but for those of a NaN.
+void write_blocks_cuda(uint8_t* message, const void* x, void* unsent, Dtype dtype, int64_t n,
+                       Code code, void* stream);
+
+constexpr int kMostMessages = 32;  // of a call; a sum of more goes on from `before`
+
+// out = before + the numbers of the messages, with `before`, of float32 or float64, null or what
+// earlier messages gave.
+void read_blocks_cuda(void* out, const void* before, const uint8_t* const* messages, int count,
+                      Dtype dtype, int64_t n, Code code, void* stream);
 
 }  // namespace consistent::peer

@@ -2,6 +2,7 @@
 
 #include <stdexcept>
 
+#include "blocks.h"
 #include "device_moves.h"
 
 namespace consistent::peer {
@@ -18,5 +19,11 @@ namespace {
 
 void copy_boxes_cuda(const Boxes&, const Boxes&, void*) { built_without_cuda(); }
 void reduce_boxes_cuda(void*, const Boxes&, Type, Op, void*) { built_without_cuda(); }
+void write_blocks_cuda(uint8_t*, const void*, void*, Dtype, int64_t, Code, void*) {
+  built_without_cuda();
+}
+void read_blocks_cuda(void*, const void*, const uint8_t* const*, int, Dtype, int64_t, Code, void*) {
+  built_without_cuda();
+}
 
 }  // namespace consistent::peer

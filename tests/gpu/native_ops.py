@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 from benchmarks.kernels import Sizes, cases
 from consistent.forms.native import load as native
+from mirrored.codecs import CODECS
 from tests.gpu.world import World, start
 
 SIZES = (Sizes(64, 512, 33, 700, 40), Sizes(3, 1000, 5, 9, 1024))
@@ -33,12 +36,29 @@ def slices(world: World) -> None:
         world.close(made, whole.narrow(dim, first, size), 1e-13, f"slice of dim {dim} at {first}")
 
 
+def codecs(world: World) -> None:
+    """Messages of one byte a number: the bytes of the CPU, what is left unsent, and sums."""
+    for name, dtype in itertools.product(("int8", "fp8"), (torch.float32, torch.bfloat16)):
+        codec = CODECS[name]
+        for n in (1, 700, 100_003):
+            x, rest = (torch.randn(n).to(dtype) for _ in range(2))
+            at_x, at_rest = x.to(world.device), rest.to(world.device)
+            messages = [codec.write(x, rest), codec.write(at_x, at_rest)]
+            what = f"{name}, {n} of {dtype}"
+            world.expect(torch.equal(messages[1].cpu(), messages[0]), f"bytes of {what}")
+            world.expect(torch.equal(at_rest.cpu(), rest), f"unsent of {what}")
+            for count in (1, 3, 40):  # 40 are more than one kernel takes
+                sums = [codec.read([m] * count, n, dtype) for m in messages]
+                world.expect(torch.equal(sums[1].cpu(), sums[0]), f"{count} messages of {what}")
+
+
 def main() -> None:
     world = start(__doc__)
     torch.manual_seed(world.rank)
     with torch.no_grad():
         compare_all(world)
         slices(world)
+        codecs(world)
     world.end()
 
 

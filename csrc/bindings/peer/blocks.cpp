@@ -1,8 +1,7 @@
-// Messages in one byte a number, of CPU tensors, as ops of torch: so compiled steps hold them.
+// Messages in one byte a number, as ops of torch: so compiled steps hold them.
 
 #include "../../peer/blocks.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
@@ -17,7 +16,7 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kWorthAThread = 64;  // blocks
+constexpr int64_t kBlocksOfAThread = 64;
 
 Code code_of(c10::string_view name) {
   TORCH_CHECK(name == "int8" || name == "fp8", "a code is int8 or fp8, not ", name);
@@ -45,9 +44,12 @@ std::tuple<Tensor, Tensor> write(const Tensor& x, const std::optional<Tensor>& u
   auto* to = message.mutable_data_ptr<uint8_t>();
   const void* numbers = from.const_data_ptr();
   void* left = unsent ? rest.mutable_data_ptr() : nullptr;
-  at::parallel_for(0, blocks_of(n), kWorthAThread, [&](int64_t begin, int64_t end) {
-    write_blocks(to, numbers, left, dtype, n, as, begin, end);
-  });
+  launch_over(
+      message, blocks_of(n), kBlocksOfAThread,
+      [&](int64_t begin, int64_t end) {
+        write_blocks(to, numbers, left, dtype, n, as, begin, end);
+      },
+      [&](void* stream) { write_blocks_cuda(to, numbers, left, dtype, n, as, stream); });
   return {message, rest};
 }
 
@@ -60,6 +62,20 @@ std::tuple<Tensor, Tensor> write_meta(const Tensor& x, const std::optional<Tenso
 Tensor new_numbers(at::TensorList messages, int64_t n, at::ScalarType dtype) {
   TORCH_CHECK(!messages.empty(), "read_blocks: no message was given");
   return at::empty({n}, messages[0].options().dtype(dtype));
+}
+
+// A kernel takes so many messages; sums of more are kept unrounded in between.
+void read_on_gpu(const Tensor& out, const std::vector<const uint8_t*>& from, int64_t n, Code code,
+                 void* stream) {
+  Tensor before, made;
+  for (size_t k = 0; k < from.size(); k += kMostMessages) {
+    const size_t count = std::min(from.size() - k, size_t(kMostMessages));
+    const bool is_last = k + count == from.size();
+    made = is_last ? out : at::empty({n}, out.options().dtype(wide_type(out.scalar_type())));
+    read_blocks_cuda(made.mutable_data_ptr(), data_of(before), from.data() + k, int(count),
+                     float_dtype_of("read_blocks", "the result", made), n, code, stream);
+    before = made;
+  }
 }
 
 // The sum of what messages of `n` numbers say, in their order.
@@ -77,9 +93,12 @@ Tensor read(at::TensorList messages, int64_t n, at::ScalarType dtype, c10::strin
     from.push_back(kept.back().const_data_ptr<uint8_t>());
   }
   void* made = out.mutable_data_ptr();
-  at::parallel_for(0, blocks_of(n), kWorthAThread, [&](int64_t begin, int64_t end) {
-    read_blocks(made, from.data(), int(from.size()), to, n, as, begin, end);
-  });
+  launch_over(
+      out, blocks_of(n), kBlocksOfAThread,
+      [&](int64_t begin, int64_t end) {
+        read_blocks(made, from.data(), int(from.size()), to, n, as, begin, end);
+      },
+      [&](void* stream) { read_on_gpu(out, from, n, as, stream); });
   return out;
 }
 
@@ -98,6 +117,13 @@ TORCH_LIBRARY_IMPL(mirrored, CPU, m) {
   m.impl("write_blocks", &write);
   m.impl("read_blocks", &read);
 }
+
+#ifdef CONSISTENT_WITH_CUDA
+TORCH_LIBRARY_IMPL(mirrored, CUDA, m) {
+  m.impl("write_blocks", &write);
+  m.impl("read_blocks", &read);
+}
+#endif
 
 TORCH_LIBRARY_IMPL(mirrored, Meta, m) {
   m.impl("write_blocks", &write_meta);

@@ -12,52 +12,29 @@ namespace {
 
 // ---- loops over the numbers of a block, which the compiler vectorizes ---------------------------
 
-// Of the absolute values, taken as integers: so a NaN is the largest, before infinity.
 CONSISTENT_CLONES uint32_t largest(const float* x, int64_t n) {
   uint32_t most = 0;
   for (int64_t i = 0; i < n; ++i) {
-    const uint32_t bits = bits_as<uint32_t>(x[i]) & 0x7FFFFFFFu;
+    const uint32_t bits = magnitude_of(x[i]);
     most = bits > most ? bits : most;
   }
   return most;
 }
 
-inline float divided(float x, float scale, float most) {
-  const float made = x / scale;
-  return made > most ? most : made < -most ? -most : made;
+CONSISTENT_CLONES void all_to_int8(uint8_t* to, const float* from, float by, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) to[i] = to_int8(from[i], by);
 }
 
-CONSISTENT_CLONES void to_int8(uint8_t* to, const float* from, float scale, int64_t n) {
-  constexpr float kRounds = 12582912.0f;  // 1.5 * 2^23: the sum has no bits behind the point
-  for (int64_t i = 0; i < n; ++i) {
-    to[i] = uint8_t(int32_t(divided(from[i], scale, 127.0f) + kRounds - kRounds));
-  }
+CONSISTENT_CLONES void all_from_int8(float* to, const uint8_t* from, float scale, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) to[i] = from_int8(from[i], scale);
 }
 
-CONSISTENT_CLONES void from_int8(float* to, const uint8_t* from, float scale, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) to[i] = float(int8_t(from[i])) * scale;
+CONSISTENT_CLONES void all_to_fp8(uint8_t* to, const float* from, float by, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) to[i] = to_fp8(from[i], by);
 }
 
-// Rounds to nearest, ties to even. What is below the smallest normal number, 2^-6, is rounded by a
-// sum with 2^14, whose last bit is worth 2^-9.
-CONSISTENT_CLONES void to_fp8(uint8_t* to, const float* from, float scale, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) {
-    const uint32_t word = bits_as<uint32_t>(divided(from[i], scale, 448.0f));
-    const uint32_t rest = word & 0x7FFFFFFFu;
-    const uint32_t tiny = bits_as<uint32_t>(bits_as<float>(rest) + 0x1p14f) - 0x46800000u;
-    const uint32_t normal = (rest - 0x3C000000u + 0x7FFFFu + ((rest >> 20) & 1u)) >> 20;
-    to[i] = uint8_t(word >> 24 & 0x80u) | uint8_t(rest < 0x3C800000u ? tiny : normal);
-  }
-}
-
-CONSISTENT_CLONES void from_fp8(float* to, const uint8_t* from, float scale, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) {
-    const uint32_t byte = from[i], rest = byte & 0x7Fu;
-    const float normal = bits_as<float>((rest << 20) + 0x3C000000u);
-    const float tiny = float(int32_t(rest)) * 0x1p-9f;
-    const uint32_t magnitude = bits_as<uint32_t>(rest < 8u ? tiny : normal);
-    to[i] = bits_as<float>((byte & 0x80u) << 24 | magnitude) * scale;
-  }
+CONSISTENT_CLONES void all_from_fp8(float* to, const uint8_t* from, float scale, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) to[i] = from_fp8(from[i], scale);
 }
 
 #define LOOPS(NAME, T)                                                                        \
@@ -80,10 +57,7 @@ LOOPS(bf16, BFloat16)
     for (int64_t i = 0; i < n; ++i) to[i] += more[i];                                   \
   }                                                                                     \
   CONSISTENT_CLONES void left_##NAME(R* to, const R* total, const R* said, int64_t n) { \
-    for (int64_t i = 0; i < n; ++i) {                                                   \
-      const R left = total[i] - said[i];                                                \
-      to[i] = left - left == R(0) ? left : R(0);                                        \
-    }                                                                                   \
+    for (int64_t i = 0; i < n; ++i) to[i] = left_of(total[i], said[i]);                 \
   }                                                                                     \
   inline void add(R* to, const R* more, int64_t n) { add_##NAME(to, more, n); }         \
   inline void left(R* to, const R* total, const R* said, int64_t n) {                   \
@@ -113,19 +87,17 @@ const float* in_float(Numbers<float>& kept, const Numbers<double>& x, int64_t n)
 }
 
 float write_block(uint8_t* to, const float* x, int64_t n, Code code) {
-  const float most = code == Code::int8 ? 127.0f : 448.0f;
-  const float scale = bits_as<float>(largest(x, n)) / most;
-  if (!std::isfinite(scale)) {
+  const float scale = scale_of(largest(x, n), code);
+  if (std::isnan(scale)) {
     memset(to, 0, size_t(n));
-    return NAN;
+    return scale;
   }
-  // A scale that is too small for a float32 is 0, and so are the numbers.
-  (code == Code::int8 ? to_int8 : to_fp8)(to, x, scale == 0 ? 1.0f : scale, n);
+  (code == Code::int8 ? all_to_int8 : all_to_fp8)(to, x, divisor_of(scale), n);
   return scale;
 }
 
 void read_block(Numbers<float>& to, const uint8_t* from, float scale, int64_t n, Code code) {
-  (code == Code::int8 ? from_int8 : from_fp8)(to.data(), from, scale, n);
+  (code == Code::int8 ? all_from_int8 : all_from_fp8)(to.data(), from, scale, n);
 }
 
 void read_block(Numbers<double>& to, const uint8_t* from, float scale, int64_t n, Code code) {

@@ -1,0 +1,139 @@
+// Compares messages of one byte a number with those of the CPU: bytes, what is left unsent, and
+// sums of messages. Then it times them on 64 MB of numbers. With any argument it times nothing, for
+// runs under compute-sanitizer.
+//
+//   nvcc -std=c++17 -O3 -arch=native -fmad=false -Xcompiler -ffp-contract=off
+//       csrc/tests/blocks_test.cu csrc/peer/blocks.cu csrc/peer/blocks_cpu.cpp -o blocks_test
+
+#include "../peer/blocks.h"
+#include "device.cuh"
+#include "kernel_cases.h"
+
+namespace consistent::peer {
+namespace {
+
+constexpr Dtype kFloats[] = {Dtype::f32, Dtype::f64, Dtype::f16, Dtype::bf16};
+constexpr Code kCodes[] = {Code::int8, Code::fp8};
+
+struct Case {
+  int64_t n;
+  bool specials;  // infinities and NaN in some blocks
+  int64_t skew;   // elements beyond an aligned address
+};
+
+std::vector<Case> message_cases() {
+  return {{1, false, 0},    {255, false, 0}, {256, false, 0},     {257, true, 0},
+          {5003, false, 1}, {5003, true, 3}, {40 * 256, true, 0}, {20011, false, 0}};
+}
+
+// Numbers of very different sizes, a block of zeros among them.
+Bytes drawn(const Case& it, Dtype dtype, uint64_t seed) {
+  Bytes made = numbers(it.n, dtype, seed);
+  const size_t size = size_t(size_of(dtype));
+  if (it.n > 600) memset(made.data() + 300 * size, 0, 300 * size);
+  if (it.specials) visit_float_type(dtype, StoreSpecials{made});
+  return made;
+}
+
+struct Message {
+  Bytes bytes, unsent;
+};
+
+Message written_here(const Case& it, Dtype dtype, Code code, uint64_t seed) {
+  const Bytes x = drawn(it, dtype, seed);
+  Message made{Bytes(size_t(bytes_of(it.n))), drawn(it, dtype, seed + 100)};
+  write_blocks(reinterpret_cast<uint8_t*>(made.bytes.data()), x.data(), made.unsent.data(), dtype,
+               it.n, code, 0, blocks_of(it.n));
+  return made;
+}
+
+int64_t compare_written(const Case& it, Dtype dtype, Code code, uint64_t seed) {
+  const Message wanted = written_here(it, dtype, code, seed);
+  const Bytes x = drawn(it, dtype, seed), before = drawn(it, dtype, seed + 100);
+  const size_t skew = size_t(it.skew) * size_t(size_of(dtype));
+  const DeviceBytes from(x.data(), x.size(), skew), unsent(before.data(), before.size(), skew);
+  const DeviceBytes message(wanted.bytes.size());
+  auto* to = static_cast<uint8_t*>(message.data);
+  write_blocks_cuda(to, from.data, unsent.data, dtype, it.n, code, nullptr);
+  int64_t wrong = message.back(wanted.bytes.size()) != wanted.bytes;
+  wrong += unsent.back(before.size()) != wanted.unsent;
+  Bytes alone(wanted.bytes.size());
+  write_blocks(reinterpret_cast<uint8_t*>(alone.data()), x.data(), nullptr, dtype, it.n, code, 0,
+               blocks_of(it.n));
+  write_blocks_cuda(to, from.data, nullptr, dtype, it.n, code, nullptr);
+  return wrong + (message.back(alone.size()) != alone);
+}
+
+// The sum of some messages, of which the last ones are added to what the first ones gave.
+int64_t compare_read(const Case& it, Dtype dtype, Code code, int count) {
+  std::vector<Message> messages;
+  std::vector<DeviceBytes> there;
+  std::vector<const uint8_t*> at, at_there;
+  for (int k = 0; k < count; ++k) {
+    messages.push_back(written_here(it, dtype, code, uint64_t(k + 1)));
+    const Bytes& bytes = messages.back().bytes;
+    there.emplace_back(bytes.data(), bytes.size(), size_t(it.skew));
+    at_there.push_back(static_cast<const uint8_t*>(there.back().data));
+  }
+  for (const Message& message : messages) {
+    at.push_back(reinterpret_cast<const uint8_t*>(message.bytes.data()));
+  }
+  const size_t size = size_t(it.n) * size_t(size_of(dtype));
+  const size_t skew = size_t(it.skew) * size_t(size_of(dtype));
+  Bytes wanted(size);
+  read_blocks(wanted.data(), at.data(), count, dtype, it.n, code, 0, blocks_of(it.n));
+  const DeviceBytes out(size, skew), wide(size_t(it.n) * 8);
+  const Dtype in = dtype == Dtype::f64 ? Dtype::f64 : Dtype::f32;
+  const int first = count / 2;
+  if (first > 0) {
+    read_blocks_cuda(wide.data, nullptr, at_there.data(), first, in, it.n, code, nullptr);
+  }
+  read_blocks_cuda(out.data, first > 0 ? wide.data : nullptr, at_there.data() + first,
+                   count - first, dtype, it.n, code, nullptr);
+  return apart(out.back(size), wanted, dtype, 0);
+}
+
+void timing() {
+  constexpr int64_t kCount = 32 << 20;
+  const DeviceBytes x(size_t(kCount) * 2), unsent(size_t(kCount) * 2);
+  const DeviceBytes message(size_t(bytes_of(kCount)));
+  CONSISTENT_CHECK_CUDA(cudaMemset(x.data, 0x3C, size_t(kCount) * 2));
+  CONSISTENT_CHECK_CUDA(cudaMemset(unsent.data, 0, size_t(kCount) * 2));
+  auto* to = static_cast<uint8_t*>(message.data);
+  const uint8_t* from[] = {to, to, to, to};
+  for (const Code code : kCodes) {
+    const char* name = code == Code::int8 ? "int8" : "fp8";
+    printf("%s\n", name);
+    time_beside_copy("write, bf16", kCount * 2 + bytes_of(kCount), [&] {
+      write_blocks_cuda(to, x.data, nullptr, Dtype::bf16, kCount, code, nullptr);
+    });
+    time_beside_copy("write, with unsent, bf16", kCount * 6 + bytes_of(kCount), [&] {
+      write_blocks_cuda(to, x.data, unsent.data, Dtype::bf16, kCount, code, nullptr);
+    });
+    time_beside_copy("read one, bf16", kCount * 2 + bytes_of(kCount), [&] {
+      read_blocks_cuda(x.data, nullptr, from, 1, Dtype::bf16, kCount, code, nullptr);
+    });
+    time_beside_copy("read four, bf16", kCount * 2 + 4 * bytes_of(kCount), [&] {
+      read_blocks_cuda(x.data, nullptr, from, 4, Dtype::bf16, kCount, code, nullptr);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace consistent::peer
+
+int main(int words, char**) {
+  using namespace consistent::peer;
+  int64_t wrong = 0;
+  for (const Case& it : message_cases()) {
+    for (const auto dtype : kFloats) {
+      for (const Code code : kCodes) {
+        wrong += compare_written(it, dtype, code, 1);
+        for (const int count : {1, 2, 5}) wrong += compare_read(it, dtype, code, count);
+      }
+    }
+  }
+  printf(wrong ? "CUDA and CPU differ\n" : "CUDA and CPU agree\n");
+  if (words < 2) timing();
+  return wrong != 0;
+}
