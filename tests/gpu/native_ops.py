@@ -42,7 +42,7 @@ def codecs(world: World) -> None:
         codec = CODECS[name]
         for n in (1, 700, 100_003):
             x, rest = (torch.randn(n).to(dtype) for _ in range(2))
-            at_x, at_rest = x.to(world.device), rest.to(world.device)
+            at_x, at_rest = x.to(world.device), rest.clone().to(world.device)
             messages = [codec.write(x, rest), codec.write(at_x, at_rest)]
             what = f"{name}, {n} of {dtype}"
             world.expect(torch.equal(messages[1].cpu(), messages[0]), f"bytes of {what}")
