@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch.utils.data import Dataset, Subset
 
-from mirrored.transports.torch_dist.islands import Between, enter
+from mirrored.transports.torch_dist.islands import Between, enter, enter_whole
 
 from .outer import Outer
 
@@ -23,8 +23,9 @@ class Islands:
         count: how many islands there are.
     """
 
-    def __init__(self, between: Between) -> None:
+    def __init__(self, between: Between, patience: float | None) -> None:
         self.number, self.count, self._between = between.number, between.count, between
+        self._patience = patience
 
     def part(self, data: Dataset[T]) -> Subset[T]:
         """The items of ``data`` that this island trains on: each ``count``-th, from ``number`` on.
@@ -72,13 +73,20 @@ class Islands:
             ValueError: a figure has no meaning, or islands were given other parameters, layouts or
                 figures; then on all islands.
         """
-        return Outer(self._between, model, optimizer, every, parts, dtype)
+        return Outer(self._between, self._patience, model, optimizer, every, parts, dtype)
 
     def __repr__(self) -> str:
         return f"Islands(number={self.number}, count={self.count})"
 
 
-def join(count: int, *, timeout: float = 1800.0) -> Islands:
+def join(
+    count: int,
+    *,
+    number: int | None = None,
+    endpoint: str | None = None,
+    patience: float | None = None,
+    timeout: float = 1800.0,
+) -> Islands:
     """Cut the ranks that were launched into ``count`` islands of consecutive ranks, and make this
     rank's island its world: ``Placement.all``, plans, loaders and checkpoints see its ranks alone,
     numbered from 0. Nothing is sent to other islands but by ``Islands.outer``.
@@ -95,12 +103,30 @@ def join(count: int, *, timeout: float = 1800.0) -> Islands:
         outer.step()
     ```
 
+    With ``number`` and ``endpoint`` the launched ranks are one island, and each island is launched
+    by itself: a launcher that ends its ranks when one dies then ends no other island.
+
     Args:
         count: of islands; the number of launched ranks is a multiple of it.
+        number: of this island, from 0, if it is launched by itself.
+        endpoint: "HOST:PORT" of a TCPStore that all islands reach, then, such as that of a launcher
+            which outlives islands.
+        patience: seconds for which a meeting waits for islands that do not come, and holds it
+            without them. One that is late is left out of that outer step, and one that is lost of
+            all. None: all islands meet, or all raise.
         timeout: seconds that a rank waits for others, of its island or of another one.
 
     Raises:
         RuntimeError: torch.distributed is initialised already.
-        ValueError: the ranks cannot be cut so.
+        ValueError: the ranks cannot be cut so, or a number or an endpoint is given alone.
     """
-    return Islands(enter(count, timeout))
+    if (number is None) != (endpoint is None):
+        raise ValueError(
+            f"islands.join: number={number} and endpoint={endpoint!r}. An island that is launched "
+            "by itself needs both; without them the launched ranks are cut."
+        )
+    if number is None or endpoint is None:
+        return Islands(enter(count, timeout), patience)
+    if not 0 <= number < count:
+        raise ValueError(f"islands.join({count}): number={number}. Give one of 0 to {count - 1}.")
+    return Islands(enter_whole(number, count, endpoint, timeout), patience)

@@ -14,16 +14,45 @@ islands, so each sends what it holds and nothing is gathered inside an island.
 from __future__ import annotations
 
 import hashlib
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mirrored.transports.torch_dist.islands import Between
+from mirrored.every_rank import gathered
+from mirrored.transports.torch_dist.islands import Between, Line
 
 from ..dispatch.plans.shards import is_global, plain
+from .meetings import Came, Meetings
+
+
+@dataclass
+class Part:
+    """Parameters that meet together.
+
+    Attributes:
+        name, names: its own, and theirs.
+        number: of its next meeting.
+        met: that of the last in which this island took part.
+        late: the last was held without this island.
+        is_new: this island was started when others had met.
+    """
+
+    name: str
+    names: list[str]
+    number: int = 1
+    met: int = 0
+    late: bool = False
+    is_new: bool = False
+
+    @property
+    def meeting(self) -> str:
+        """The name of the next one."""
+        return f"part {self.name}/{self.number}"
 
 
 class Outer:
@@ -38,6 +67,7 @@ class Outer:
     def __init__(
         self,
         between: Between,
+        patience: float | None,
         model: nn.Module,
         optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
         every: int,
@@ -45,49 +75,49 @@ class Outer:
         dtype: torch.dtype | None,
     ) -> None:
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        _check_alike(between, named, (every, parts, dtype))  # what is wrong below is so on all
-        _check(named, every, parts, dtype)
+        self._meetings = Meetings(between, patience)
+        came = self._first_meeting(between, named, (every, parts, dtype))
+        _check(named, every, parts, dtype)  # what is wrong here is so on all
         self.steps, self._every, self._dtype = 0, every, dtype
-        self._between, self._params = between, named
+        self._params = named
+        if came is not None:
+            self._meetings.hold("first", came, lambda line, _: _from_first(line, named.values()))
         with torch.no_grad():
-            for p in named.values():
-                _from_first(between, p)
             self._start = {n: nn.Parameter(p.detach().clone()) for n, p in named.items()}
-        self._parts = _dealt(named, parts)
+        self._parts = [Part(str(k), names) for k, names in enumerate(_dealt(named, parts))]
+        for part in self._parts:
+            part.is_new = came is None
         self.optimizer = optimizer(list(self._start.values()))
 
     @property
     def sent_bytes(self) -> int:
         """Bytes that this rank has sent to other islands."""
-        return self._between.sent
+        return self._meetings.sent
 
     def step(self) -> bool:
         """Count a step of this island, after its optimizer's. After each ``every`` of them islands
         meet: the outer optimizer steps, and parameters are what it gives on all islands.
 
+        An island that came too late goes on by itself, and comes to the next meeting as soon as
+        another island does.
+
         Returns:
-            Whether islands have met.
+            Whether a meeting was held with this island.
         """
         self.steps += 1
         met = False
-        for k, names in enumerate(self._parts, 1):
-            if self.steps % self._every == self._every * k // len(self._parts) % self._every:
-                self._meet(names)
-                met = True
+        for k, part in enumerate(self._parts, 1):
+            due = self.steps % self._every == self._every * k // len(self._parts) % self._every
+            if due or part.late and self._meetings.begun(part.meeting):
+                met = self._meet(part, ends=False) or met
         return met
 
     def finish(self) -> None:
         """Bring islands together at the end of a training: each parameter is the mean of what
         islands have. The outer optimizer does not step: what it would go beyond the mean, no later
-        step would correct. A call of all islands; parameters are the same on all then."""
-        for dtype in sorted({p.dtype for p in self._params.values()}, key=str):
-            self._average([n for n, p in self._params.items() if p.dtype == dtype], dtype)
-        with torch.no_grad():
-            for name, start in self._start.items():
-                assert start.grad is not None
-                start.sub_(start.grad)
-                self._params[name].copy_(start)
-        self.optimizer.zero_grad()
+        step would correct. A call of all islands; parameters are the same on all that meet."""
+        for part in self._parts:
+            self._meet(part, ends=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Steps so far, parameters as they were when islands last met, and the outer optimizer's
@@ -103,26 +133,111 @@ class Outer:
                 self._start[name].copy_(x)
         self.optimizer.load_state_dict(state["optimizer"])
 
-    @torch.no_grad()
-    def _meet(self, names: list[str]) -> None:
-        for dtype in sorted({self._params[n].dtype for n in names}, key=str):
-            self._average([n for n in names if self._params[n].dtype == dtype], dtype)
-        self.optimizer.step()
-        self.optimizer.zero_grad()  # parameters of other parts have no gradient, so they stay
-        for name in names:
-            self._params[name].copy_(self._start[name])
+    def _first_meeting(
+        self, between: Between, named: Mapping[str, Tensor], figures: tuple[Any, ...]
+    ) -> list[Came] | None:
+        """Who is there at the start; None if islands have begun without this one."""
+        text = "\n".join([*_described(named), str(figures)])
+        mine = hashlib.sha256("".join(gathered(text)).encode()).hexdigest()
+        came = self._meetings.come("first", {"digest": mine})
+        others = [each.island for each in came or () if each.note["digest"] != mine]
+        if others:
+            raise ValueError(
+                f"islands.outer: island {between.number} has {len(named)} parameters and (every, "
+                f"parts, dtype) = {figures}, and islands {others} have others. Build the same "
+                "model under the same plan on every island, and give the same figures."
+            )
+        return came
 
     @torch.no_grad()
-    def _average(self, names: list[str], dtype: torch.dtype) -> None:
-        """Give the copies of some parameters of one dtype their gradients."""
-        shards = []
-        for name in names:
-            own, start = _shard(self._params[name]), _shard(self._start[name])
-            shards.append((start - own).reshape(-1).cpu())
-        mean = self._between.mean(torch.cat(shards), self._dtype or dtype)
-        for name, part in zip(names, mean.split([len(x) for x in shards]), strict=True):
+    def _meet(self, part: Part, ends: bool) -> bool:
+        """Whether this island has taken part."""
+        note = {"met": part.met, "new": part.is_new, "ends": ends}
+        came = self._meetings.come(part.meeting, note)
+        if came is None:
+            while came is None and self._meetings.is_over(part.meeting):
+                part.number += 1
+            part.late = True
+            self._meetings.want(part.meeting)
+            return False
+        means = self._meetings.hold(
+            part.meeting, came, lambda line, came: self._exchange(part, line, came)
+        )
+        for name, mean in means.items():
             start = self._start[name]
-            start.grad = _laid_as(start, part.view(_shard(start).shape))
+            start.grad = _laid_as(start, mean.view(_shard(start).shape))
+        if any(each.note["ends"] for each in came):
+            for start in (self._start[name] for name in part.names):
+                start.sub_(start.grad)  # type: ignore[arg-type]
+        else:
+            self.optimizer.step()
+        self.optimizer.zero_grad()  # parameters of other parts have no gradient, so they stay
+        for name in part.names:
+            self._params[name].copy_(self._start[name])
+        part.met = part.number
+        part.number += 1
+        part.late = part.is_new = False
+        return True
+
+    def _exchange(self, part: Part, line: Line, came: list[Came]) -> dict[str, Tensor]:
+        """The means of how far islands have come, of this rank's shards. Islands that were left out
+        since then get what the others have made of it."""
+        apart = {n: (_shard(self._start[n]) - _shard(self._params[n])).cpu() for n in part.names}
+        last = max(each.note["met"] for each in came)
+        holder = next(k for k, each in enumerate(came) if each.note["met"] == last)
+        if any(each.note["met"] != last or each.note["new"] for each in came):
+            self._bring(part, line, holder)
+        if part.is_new:
+            apart = {n: torch.zeros_like(x) for n, x in apart.items()}
+        old = sum(not each.note["new"] for each in came)
+        means: dict[str, Tensor] = {}
+        for dtype in sorted({self._params[n].dtype for n in part.names}, key=str):
+            names = [n for n in part.names if self._params[n].dtype == dtype]
+            flat = torch.cat([apart[n].reshape(-1) for n in names])
+            mean = line.mean(flat, self._dtype or dtype, max(1, old))
+            means |= dict(zip(names, mean.split([apart[n].numel() for n in names]), strict=True))
+        return means
+
+    def _bring(self, part: Part, line: Line, holder: int) -> None:
+        """All get the holder's parameters of the last meeting, and its outer optimizer's state."""
+        for name in part.names:
+            start = self._start[name]
+            given = _shard(start).cpu().contiguous()
+            line.from_one(given, holder)
+            start.copy_(_laid_as(start, given))
+        self._bring_state(part, line, holder)
+
+    def _bring_state(self, part: Part, line: Line, holder: int) -> None:
+        """The state of an optimizer is, for each parameter, tensors that lie as it does or have one
+        element."""
+        for name in part.names:
+            start = self._start[name]
+            state = self.optimizer.state[start]
+            kinds = [
+                (key, x.dtype, x.ndim > 0) for key, x in state.items() if isinstance(x, Tensor)
+            ]
+            for key, dtype, is_laid in _sent_object(line, holder, kinds):
+                mine = state.get(key)
+                if mine is None:
+                    mine = (
+                        torch.zeros_like(start, dtype=dtype)
+                        if is_laid
+                        else torch.zeros((), dtype=dtype)
+                    )  # noqa: E501
+                given = _shard(mine).cpu().contiguous()
+                line.from_one(given, holder)
+                state[key] = _laid_as(mine, given) if is_laid else given
+
+
+def _sent_object(line: Line, holder: int, mine: Any) -> Any:
+    """What the holder's is, of something that can be pickled."""
+    data = torch.frombuffer(bytearray(pickle.dumps(mine)), dtype=torch.uint8)
+    size = torch.tensor([len(data)])
+    line.from_one(size, holder)
+    given = torch.zeros(int(size), dtype=torch.uint8)
+    given[: len(data)] = data[: int(size)]
+    line.from_one(given, holder)
+    return pickle.loads(given.numpy().tobytes())
 
 
 def _shard(x: Tensor) -> Tensor:
@@ -131,10 +246,12 @@ def _shard(x: Tensor) -> Tensor:
     return shard.detach() if not shard.is_meta else torch.empty(0, dtype=x.dtype)
 
 
-def _from_first(between: Between, p: Tensor) -> None:
-    given = _shard(p).cpu().contiguous()
-    between.from_first(given)
-    p.copy_(_laid_as(p, given))
+def _from_first(line: Line, params: Iterable[nn.Parameter]) -> None:
+    with torch.no_grad():
+        for p in params:
+            given = _shard(p).cpu().contiguous()
+            line.from_one(given, 0)
+            p.copy_(_laid_as(p, given))
 
 
 def _laid_as(x: Tensor, shard: Tensor) -> Tensor:
@@ -171,15 +288,3 @@ def _check(named: Mapping[str, Tensor], every: int, parts: int, dtype: torch.dty
 def _described(named: Mapping[str, Any]) -> Iterator[str]:
     for name, p in named.items():
         yield f"{name} {tuple(p.shape)} {p.dtype} {p._spec if is_global(p) else 'plain'}"
-
-
-def _check_alike(between: Between, named: Mapping[str, Tensor], figures: tuple[Any, ...]) -> None:
-    text = "\n".join([*_described(named), str(figures)])
-    alike = between.alike(hashlib.sha256(text.encode()).digest())
-    if not all(alike):
-        others = [k for k, same in enumerate(alike) if not same]
-        raise ValueError(
-            f"islands.outer: island {between.number} has {len(named)} parameters and (every, parts,"
-            f" dtype) = {figures}, and islands {others} have others. Build the same model under "
-            "the same plan on every island, and give the same figures."
-        )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -24,67 +25,95 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from . import rejoin
-from .launcher import end_with_process, take_gpu
+from .launcher import end_with_process, init_from_environment, take_gpu
 
 
+@dataclass(frozen=True)
 class Between:
-    """The ranks at one place of all islands, one of each.
+    """Where this rank is among the islands.
 
     Attributes:
         number: of this rank's island, counted from 0.
         count: how many islands there are.
-        sent: bytes that this rank has sent to other islands.
+        place: of this rank in its island.
+        store: which all islands reach; None if there is one island.
+        timeout_s: for which a rank waits for those of other islands.
     """
 
-    def __init__(self, number: int, count: int, group: Any) -> None:
-        self.number, self.count, self.sent = number, count, 0
-        self._group = group
+    number: int
+    count: int
+    place: int = 0
+    store: Any = None
+    timeout_s: float = 0.0
 
-    def mean(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """The mean over islands of ``x``, flat and on the CPU, in its dtype; the same bits on all.
+    def line(self, name: str, members: Sequence[int], limit_s: float) -> Line:
+        """A connection of the ranks at this place of some islands, each of which calls it.
+
+        Raises:
+            RuntimeError: one of them does not, within a time.
+        """
+        if len(members) == 1:
+            return Line(0, 1, None)
+        store = c10d.PrefixStore(f"{name}/{self.place}", self.store)
+        at, n = list(members).index(self.number), len(members)
+        store.set(f"here/{at}", "")  # gloo would wait for as long as for a message
+        store.wait([f"here/{k}" for k in range(n)], timedelta(seconds=limit_s))
+        return Line(at, n, dist.ProcessGroupGloo(store, at, n, timedelta(seconds=self.timeout_s)))
+
+
+class Line:
+    """The ranks at one place of some islands, one of each.
+
+    Attributes:
+        sent: bytes that this rank has sent by it.
+    """
+
+    def __init__(self, at: int, count: int, group: Any) -> None:
+        self._at, self._count, self._group = at, count, group
+        self.sent = 0
+
+    def mean(self, x: Tensor, dtype: torch.dtype, of: int) -> Tensor:
+        """The sum over islands of ``x``, flat and on the CPU, by the number ``of`` those that do
+        not give zeros; the same bits on all.
 
         Numbers are sent in ``dtype``. Each island adds up a part of them, in the order of islands,
         and sends the others its means.
         """
         if self._group is None:
             return x.clone()
-        part = -(-len(x) // self.count)
-        given = x.new_zeros(part * self.count, dtype=dtype)
+        part = -(-len(x) // self._count)
+        given = x.new_zeros(part * self._count, dtype=dtype)
         given[: len(x)] = x
         pieces = torch.empty_like(given)
-        self._wait(self._group.alltoall_base(pieces, given, [], []))
-        mean = pieces.view(self.count, part).to(x.dtype).sum(0).div_(self.count).to(dtype)
+        self._group.alltoall_base(pieces, given, [], []).wait()
+        mean = pieces.view(self._count, part).to(x.dtype).sum(0).div_(of).to(dtype)
         found = torch.empty_like(given)
-        self._wait(self._group._allgather_base(found, mean))
-        self.sent += 2 * (self.count - 1) * part * dtype.itemsize
+        self._group._allgather_base(found, mean).wait()
+        self.sent += 2 * (self._count - 1) * part * dtype.itemsize
         return found[: len(x)].to(x.dtype)
 
-    def from_first(self, x: Tensor) -> None:
-        """Overwrite ``x``, which is on the CPU, with what island 0 has."""
-        if self._group is not None:
+    def from_one(self, x: Tensor, at: int) -> None:
+        """Overwrite ``x``, which is on the CPU, with what island ``at`` of this line has."""
+        if self._group is not None and x.numel():
             options = dist.BroadcastOptions()
-            options.rootRank = options.rootTensor = 0
-            self._wait(self._group.broadcast([x], options))
-            self.sent += x.nbytes * (self.count - 1) if self.number == 0 else 0
+            options.rootRank, options.rootTensor = at, 0
+            self._group.broadcast([x], options).wait()
+            self.sent += x.nbytes * (self._count - 1) if self._at == at else 0
 
-    def _wait(self, work: Any) -> None:
-        try:
-            work.wait()
-        except RuntimeError as error:
-            raise RuntimeError(
-                f"islands: island {self.number} met another one that is gone, or that did not come "
-                f"within the time-out of islands.join.\n  {error}\n"
-                "  Start the job again, from a checkpoint."
-            ) from error
 
-    def alike(self, digest: bytes) -> list[bool]:
-        """Whether each island's digest is this one's."""
-        if self._group is None:
-            return [True]
-        mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
-        found = mine.new_empty(self.count * len(mine))
-        self._wait(self._group._allgather_base(found, mine))
-        return [torch.equal(mine, each) for each in found.view(self.count, -1)]
+def enter_whole(number: int, count: int, endpoint: str, timeout_s: float) -> Between:
+    """All ranks that were launched are one island; the store of all islands is at ``endpoint``.
+
+    Raises:
+        RuntimeError: the store cannot be reached.
+    """
+    host, _, port = endpoint.rpartition(":")
+    wait = timedelta(seconds=timeout_s)
+    store = dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=wait)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+        init_from_environment()
+    place = dist.get_rank() if dist.is_initialized() else 0
+    return Between(number, count, place, c10d.PrefixStore(f"islands/{count}", store), timeout_s)
 
 
 def enter(count: int, timeout_s: float) -> Between:
@@ -106,18 +135,15 @@ def enter(count: int, timeout_s: float) -> Between:
             f"of ranks each. Give one of {_divisors(size)}."
         )
     if size == 1:
-        return Between(0, 1, None)
+        return Between(0, 1)
     store, rank, size = next(rendezvous("env://"))
     number, place, ranks = rank * count // size, rank % (size // count), size // count
     take_gpu()
     inside = c10d.PrefixStore(f"islands/{count}/{number}", store)
     rejoin.enter(inside, place, ranks, timeout_s, is_first=True)
     atexit.register(end_with_process, os.getpid())
-    if count == 1:
-        return Between(0, 1, None)
-    between = c10d.PrefixStore(f"islands/{count}/between/{place}", store)
-    group = dist.ProcessGroupGloo(between, number, count, timedelta(seconds=timeout_s))
-    return Between(number, count, group)
+    between = c10d.PrefixStore(f"islands/{count}/between", store)
+    return Between(number, count, place, between if count > 1 else None, timeout_s)
 
 
 def _divisors(n: int) -> Sequence[int]:

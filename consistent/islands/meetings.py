@@ -1,0 +1,182 @@
+"""Which islands take part in a meeting: decided in a store that all reach, once for all.
+
+```
+            comes          all are there,            exchange    tells how     all went well,
+island 0    |------------> or patience is over,      ------->    it went       or somebody was lost
+island 1      |----------> so these take part:       ------->                  -> again without it
+island 2                   0 and 1                                late: is left out
+```
+
+The first rank of an island speaks for it, and tells the others of the island what it has found.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from mirrored.every_rank import gathered
+from mirrored.transports.torch_dist.islands import Between, Line
+
+T = TypeVar("T")
+_PAUSE_S = 0.002
+
+
+@dataclass(frozen=True)
+class Came:
+    """An island that takes part, and what it told."""
+
+    island: int
+    note: dict[str, Any]
+
+
+class Meetings:
+    """The meetings of this rank's island.
+
+    Args:
+        between: the islands.
+        patience_s: how long a meeting waits for islands that do not come; None: as long as ranks
+            wait at all, and then it is an error.
+
+    Attributes:
+        sent: bytes that this rank has sent to other islands.
+    """
+
+    def __init__(self, between: Between, patience_s: float | None) -> None:
+        self._between, self._patience = between, patience_s
+        self._limit = between.timeout_s if patience_s is None else patience_s
+        self._regular = list(range(between.count))  # who was at the last meeting
+        self._line: tuple[list[int], Line] | None = None  # of the last members
+        self._sent = 0
+
+    @property
+    def sent(self) -> int:
+        return self._sent + (0 if self._line is None else self._line[1].sent)
+
+    def come(self, name: str, note: dict[str, Any]) -> list[Came] | None:
+        """Come to a meeting; gives those that take part, in the order of islands. A collective of
+        the island.
+
+        Returns:
+            None if it was held without this island.
+
+        Raises:
+            RuntimeError: an island is missing, and none may be.
+        """
+        if self._between.store is None:
+            return [Came(0, note)]
+        found = self._told(lambda: self._come(name, note))
+        if isinstance(found, str):
+            raise RuntimeError(found)
+        if found is None:
+            self._close_line()  # the others have one without this island
+            return None
+        return [Came(island, each) for island, each in found]
+
+    def begun(self, name: str) -> bool:
+        """Whether an island has come to the meeting. A collective of the island."""
+        store = self._between.store
+        return store is not None and self._told(lambda: store.check([f"{name}/begun"]))
+
+    def want(self, name: str) -> None:
+        """Ask to be waited for at the meeting, though this island was not at the last one. A
+        collective of the island."""
+        key = f"{name}/wants/{self._between.number}"
+        self._told(lambda: self._between.store.set(key, ""))
+
+    def is_over(self, name: str) -> bool:
+        """Whether it was decided who takes part. A collective of the island."""
+        return self._told(lambda: self._between.store.check([f"{name}/members"]))
+
+    def hold(self, name: str, came: list[Came], exchange: Callable[[Line, list[Came]], T]) -> T:
+        """What ``exchange`` gives once it has gone well on all that take part; where one is lost
+        meanwhile, it is called again for the others. A collective of the islands."""
+        for attempt in range(self._between.count):
+            try:
+                found = exchange(self._line_of(f"{name}/{attempt}", came), came)
+                error = None
+            except RuntimeError as raised:
+                found, error = None, raised
+            if self._between.store is None:
+                if error is not None:
+                    raise error
+                return found  # type: ignore[return-value]
+            well = all(gathered(error is None))
+            left = self._told(lambda: self._vote(f"{name}/{attempt}", came, well))  # noqa: B023
+            if left is None:
+                self._regular = [each.island for each in came]
+                return found  # type: ignore[return-value]
+            if self._patience is None or self._between.number not in left:
+                raise RuntimeError(_GONE.format(self._between.number, error or "")) from error
+            self._close_line()
+            came = [each for each in came if each.island in left]
+        raise AssertionError("more attempts than islands")
+
+    # ---- the rank that speaks for its island ----------------------------------------------------
+
+    def _told(self, call: Callable[[], T]) -> T:
+        """What the first rank of the island finds."""
+        return gathered(call() if self._between.place == 0 else None)[0]
+
+    def _come(self, name: str, note: dict[str, Any]) -> Any:
+        me, store = self._between.number, self._between.store
+        if store.check([f"{name}/members"]):
+            return None
+        store.set(f"{name}/come/{me}", json.dumps(note))
+        store.set(f"{name}/begun", "")
+        began = time.monotonic()
+        while not store.check([f"{name}/members"]):
+            here = [k for k in range(self._between.count) if store.check([f"{name}/come/{k}"])]
+            awaited = {k for k in range(self._between.count) if store.check([f"{name}/wants/{k}"])}
+            waited = time.monotonic() - began
+            if awaited.union(self._regular) <= set(here) or waited > self._limit:
+                missing = sorted(set(range(self._between.count)) - set(here))
+                if missing and self._patience is None:
+                    return _GONE.format(me, f"Island {missing[0]} did not come.")
+                store.compare_set(f"{name}/members", "", json.dumps(here))
+            else:
+                time.sleep(_PAUSE_S)
+        members = json.loads(store.get(f"{name}/members"))
+        if me not in members:
+            return None
+        return [(k, json.loads(store.get(f"{name}/come/{k}"))) for k in members]
+
+    def _vote(self, name: str, came: list[Came], well: bool) -> list[int] | None:
+        """Who is left for another attempt; None if all went well."""
+        me, store = self._between.number, self._between.store
+        store.set(f"{name}/went/{me}", str(int(well)))
+        began = time.monotonic()
+        while not store.check([f"{name}/result"]):
+            keys = {each.island: f"{name}/went/{each.island}" for each in came}
+            told = [k for k, key in keys.items() if store.check([key])]
+            if len(told) == len(came) or time.monotonic() - began > self._limit:
+                good = len(told) == len(came) and all(
+                    store.get(key) == b"1" for key in keys.values()
+                )  # noqa: E501
+                store.compare_set(f"{name}/result", "", json.dumps(None if good else told))
+            else:
+                time.sleep(_PAUSE_S)
+        return json.loads(store.get(f"{name}/result"))
+
+    # ---- connections ----------------------------------------------------------------------------
+
+    def _line_of(self, name: str, came: list[Came]) -> Line:
+        members = [each.island for each in came]
+        if self._line is None or self._line[0] != members:
+            self._close_line()
+            self._line = members, self._between.line(f"{name}/line", members, self._limit)
+        return self._line[1]
+
+    def _close_line(self) -> None:
+        self._sent, self._line = self.sent, None
+
+
+_GONE = (
+    "islands: island {} met another one that is gone, or that did not come within the time-out of "
+    "islands.join. {}\n"
+    "  Start the job again, from a checkpoint; or let islands be left out: "
+    "islands.join(patience=...)."
+)
