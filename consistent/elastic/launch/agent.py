@@ -39,6 +39,9 @@ class Agent:
         host, port: of the store.
         command: the program and its arguments.
         environment: what its processes find there beside this one's environment.
+
+    Attributes:
+        is_cut_off: the store cannot be reached, so that threads wait for it without an end.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Agent:
     ) -> None:
         self._number, self._host, self._port = number, host, port
         self._command, self._environment = list(command), environment
+        self.is_cut_off = False
         self._logs = tempfile.mkdtemp(prefix="consistent-run-")
         self._running: dict[str, PContext] = {}
         self._places: dict[str, int] = {}  # name -> LOCAL_RANK
@@ -73,6 +77,7 @@ class Agent:
                     return code
                 time.sleep(_TURN_S)
         except RuntimeError:
+            self.is_cut_off = True
             print(self._out_of_reach(), file=sys.stderr, flush=True)
             return 1
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from datetime import timedelta
@@ -38,7 +39,11 @@ def main(words: list[str]) -> int:
         script = [sys.executable, "-u", "-m", given.script]
     agent = Agent(given.node_rank, host, at, [*script, *given.arguments], _environment(given))
     try:
-        return agent.run(given.nproc_per_node)
+        code = agent.run(given.nproc_per_node)
+        if agent.is_cut_off:  # Python would end with the threads in the midst of their calls
+            sys.stderr.flush()
+            os._exit(code)
+        return code
     except SignalException as error:
         return 128 + error.sigval
     except KeyboardInterrupt:
