@@ -52,14 +52,23 @@ def encode(value: Any, path: Trail, name_of: Callable[[torch.Tensor, Trail], str
     if kind is list:
         return [inner(each, k) for k, each in enumerate(value)]
     if isinstance(value, Mapping):
-        return _encode_mapping(value, path, inner)
+        return _encode_mapping(value, path, inner, name_of)
     return _encode_other(value, path, inner)
 
 
-def _encode_mapping(value: Any, path: Trail, inner: Callable[..., Any]) -> Any:
+def _encode_mapping(
+    value: Any,
+    path: Trail,
+    inner: Callable[..., Any],
+    name_of: Callable[[torch.Tensor, Trail], str],
+) -> Any:
     kind = type(value)
     if kind is dict and all(type(k) is str and not k.startswith("$") for k in value):
-        return {k: inner(each, k) for k, each in value.items()}
+        return {
+            k: {"$tensor": name_of(each, (*path, k))} if isinstance(each, torch.Tensor)
+            else inner(each, k)
+            for k, each in value.items()
+        }  # fmt: skip
     items = [[inner(k), inner(each, k)] for k, each in value.items()]
     if kind is collections.OrderedDict:
         return {"$ordered": items}

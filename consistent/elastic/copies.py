@@ -26,7 +26,7 @@ from mirrored.transports.default import current
 from ..checkpoint.contents.collect import Contents, collect
 from ..checkpoint.contents.random_state import RandomState
 from ..checkpoint.saving.copies import Copies as Memory
-from ..dispatch.plans.shards import is_global, plain
+from ..dispatch.plans.shards import HookOff, is_global, plain
 from ..dispatch.running.moved_views import fresh
 from ..spec import TensorSpec
 from ..tensor.storage.in_checkpoints import Box, box_of
@@ -41,6 +41,15 @@ class Piece(NamedTuple):
     shape: tuple[int, ...]
     dtype: torch.dtype
     box: Box | None
+
+
+class Found(NamedTuple):
+    """What there was of a tensor. As long as it lies at the same place in the same layout, its part
+    is the same."""
+
+    x: Any
+    place: tuple[Any, ...]
+    piece: tuple[Piece, torch.Tensor] | None
 
 
 @dataclass
@@ -67,6 +76,7 @@ class Copies:
         self._peers = peers
         self._boxes: dict[TensorSpec, Box | None] = {}  # of this rank, in this world
         self._memory = Memory()
+        self._found: dict[str, Found] = {}  # by the last call
 
     def prepare(self, version: Version, objects: dict[str, Any]) -> None:
         """Note what there is of ``objects``, and get what this rank is to keep of the one before
@@ -76,11 +86,17 @@ class Copies:
             TypeError, ValueError: an object cannot be kept.
         """
         contents = collect({**objects, "random": RandomState()})
-        pieces = {}
+        before, self._found, pieces = self._found, {}, {}
+        with HookOff():  # which would make a call of each question
+            places = {name: _place(x) for name, x in contents.tensors.items()}
         for name, x in contents.tensors.items():
-            found = self._piece(name, x)
-            if found is not None:
-                pieces[name] = found
+            found, place = before.get(name), places[name]
+            same = found is not None and found.x is x and found.place == place
+            if not same or "_moved_view" in x.__dict__:
+                found = Found(x, place, self._piece(name, x))
+            self._found[name] = found
+            if found.piece is not None:
+                pieces[name] = found.piece
         self.prepared = Copy(version, contents, pieces)
         if self._peers and current().size > 1:
             self.prepared.of_peers = _of_rank_before(list(pieces.values()))
@@ -99,7 +115,7 @@ class Copies:
 
     def settle(self, kept_by_others: list[Version | None]) -> None:
         """After a step was given up: take what another rank has taken, let go what nobody has."""
-        self._boxes = {}
+        self._boxes, self._found = {}, {}
         if self.prepared is not None and self.prepared.version in kept_by_others:
             self.take()
         self.prepared = None
@@ -122,6 +138,13 @@ class Copies:
         shard = plain(fresh(x)).detach()
         shard = shard if spec.numel else shard.new_empty(spec.shape)
         return Piece(name, tuple(spec.shape), spec.dtype, box), shard
+
+
+def _place(x: Any) -> tuple[Any, ...]:
+    """Where in memory this rank's part lies, and how."""
+    if is_global(x):
+        return x.data_ptr(), x._spec
+    return x.data_ptr(), x.shape, x.stride()
 
 
 def _of_rank_before(own: list[tuple[Piece, torch.Tensor]]) -> list[tuple[Piece, torch.Tensor]]:

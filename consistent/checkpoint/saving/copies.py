@@ -15,6 +15,7 @@ import torch
 from ...forms.native.load import streamed_copy_
 
 _ALIGNED = 64  # bytes
+_SMALL = 1 << 16  # bytes; many small copies cost by their number, and hardly use the caches
 
 
 class Copies:
@@ -22,23 +23,43 @@ class Copies:
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
+        self._held: list[torch.Tensor] = []  # in it, by the last call
 
     def of(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copies on the CPU that nobody else writes to, until the next call."""
+        if not self._fits(tensors):
+            self._lay_out(tensors)
+        small: list[tuple[torch.Tensor, torch.Tensor]] = []
+        with torch.no_grad():
+            for held, x in zip(self._held, tensors, strict=True):
+                if x.nbytes <= _SMALL:
+                    small.append((held, x))
+                elif x.is_cpu and x.is_contiguous() and not (x.is_conj() or x.is_neg()):
+                    streamed_copy_(held, x)
+                else:
+                    held.copy_(x)
+            if small:
+                torch._foreach_copy_(*map(list, zip(*small)))
+        return self._held
+
+    def _fits(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether the tensors are like those of the last call."""
+        return len(tensors) == len(self._held) and all(
+            x.shape == held.shape and x.dtype == held.dtype for x, held in zip(tensors, self._held)
+        )
+
+    def _lay_out(self, tensors: Sequence[torch.Tensor]) -> None:
         places, end = [], 0
         for x in tensors:
             places.append(end)
             end += -(-x.nbytes // _ALIGNED) * _ALIGNED
         if end > self._memory.numel():
-            self._memory = torch.empty(0, dtype=torch.uint8)  # first let go of the old one
+            self._held, self._memory = [], torch.empty(0, dtype=torch.uint8)  # before the new one
             self._memory = _pages(end)
-        return [self._copy(x, at) for x, at in zip(tensors, places, strict=True)]
-
-    def _copy(self, x: torch.Tensor, at: int) -> torch.Tensor:
-        held = self._memory[at : at + x.nbytes].view(x.dtype).view(x.shape)
-        with torch.no_grad():
-            plain = x.is_cpu and x.is_contiguous() and not (x.is_conj() or x.is_neg())
-            return streamed_copy_(held, x) if plain else held.copy_(x)
+        self._held = [
+            self._memory[at : at + x.nbytes].view(x.dtype).view(x.shape)
+            for x, at in zip(tensors, places, strict=True)
+        ]
 
 
 def _pages(size: int) -> torch.Tensor:
