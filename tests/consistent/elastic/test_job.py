@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import socket
 import struct
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +16,8 @@ from torch import nn
 import consistent
 from consistent.elastic import Job
 from consistent.elastic.slow import Slow
+from mirrored.every_rank import gathered
+from tests.consistent.pipeline.gpt import GPT, batch, loss_of
 from tests.ranks import on_ranks
 
 PLAN = {"dp": "data", "fsdp": "zero3"}
@@ -214,7 +219,7 @@ def test_a_rank_is_slow_if_it_is_so_in_each_of_some_steps():
 
 
 @on_ranks(3)
-def test_a_slow_rank_is_named_with_its_host_though_all_wait_for_it(rank, capfd):
+def test_a_slow_rank_is_named_with_its_host_though_all_wait_for_it(rank):
     job = Job(1, False, slow=Slow(3.0, 3))
     job.begin(None, lambda: False)
     placement = job.placement()
@@ -222,10 +227,48 @@ def test_a_slow_rank_is_named_with_its_host_though_all_wait_for_it(rank, capfd):
     consistent.parallelize(model, placement, "data", verbose=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     job.keep(model=model)
-    for _ in range(4):
-        time.sleep(0.2 if rank == 1 else 0.001)
-        step(model, optimizer, placement, (0,))
-        job.commit()
-    said = capfd.readouterr().err
+    heard = io.StringIO()
+    with contextlib.redirect_stderr(heard):
+        for _ in range(4):
+            time.sleep(0.2 if rank == 1 else 0.001)
+            step(model, optimizer, placement, (0,))
+            job.commit()
+    said = heard.getvalue()
     assert ("rank 1 (process" in said and f"of {socket.gethostname()}" in said) == (rank == 0)
     assert "rank 2" not in said
+
+
+@on_ranks(3)
+def test_a_lost_stage_of_a_pipeline_is_filled_from_its_copy(rank):
+    def build(ranks: list[int]) -> tuple[Any, torch.optim.Optimizer]:
+        net = GPT(6, dropout=0.1)
+        stages = [consistent.Placement("cpu", [r]) for r in ranks]
+        pipe = consistent.nn.pipeline(net, stages, ["blocks.2", "blocks.4"][: len(ranks) - 1],
+                                      loss=loss_of, micro_batches=2)  # fmt: skip
+        return pipe, torch.optim.AdamW(pipe.model.parameters(), lr=0.01)
+
+    def step(pipe: Any, optimizer: torch.optim.Optimizer, number: int) -> float:
+        optimizer.zero_grad()
+        loss = pipe.step(*batch(number))
+        optimizer.step()
+        return gathered(None if loss is None else float(loss))[0] or 0.0
+
+    job = begun(peers=True)
+    pipe, optimizer = build([0, 1, 2])
+    job.keep(model=pipe.model, optimizer=optimizer)
+    for k in range(2):
+        step(pipe, optimizer, k)
+        job.commit()
+    wanted = [step(pipe, optimizer, k) for k in (2, 3)]
+    state = {k: x.full() for k, x in pipe.model.state_dict().items()}
+    if rank == 1:  # it was lost, with the second stage, and another process came
+        job = Job(1, True)
+    for ranks in ([0, 1, 2], [2, 0, 1]):
+        job.begin(None, lambda: False)
+        pipe, optimizer = build(ranks)
+        job.keep(model=pipe.model, optimizer=optimizer)
+        assert job.step == 2
+        found = [step(pipe, optimizer, k) for k in (2, 3)]
+        assert found == pytest.approx(wanted, abs=1e-12)
+        for name, x in pipe.model.state_dict().items():
+            torch.testing.assert_close(x.full(), state[name])
