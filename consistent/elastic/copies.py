@@ -92,7 +92,7 @@ class Copies:
         for name, x in contents.tensors.items():
             found, place = before.get(name), places[name]
             same = found is not None and found.x is x and found.place == place
-            if not same or "_moved_view" in x.__dict__:
+            if found is None or not same or "_moved_view" in x.__dict__:
                 found = Found(x, place, self._piece(name, x))
             self._found[name] = found
             if found.piece is not None:

@@ -16,6 +16,7 @@ they hold comes from copies.
 from __future__ import annotations
 
 import gc
+import importlib
 import sys
 import time
 import traceback
@@ -113,6 +114,8 @@ class _Runs:
         self._failed_at: int | None = None  # a step that was given up though nobody was lost
 
     def run(self) -> Any:
+        # An optimizer's first call imports it; others would stand still for as long.
+        importlib.import_module("torch._dynamo")
         gc.freeze()  # what imports have made is not looked through each time that ranks change
         try:
             return self._through_worlds()

@@ -29,17 +29,19 @@ class Copies:
         """Copies on the CPU that nobody else writes to, until the next call."""
         if not self._fits(tensors):
             self._lay_out(tensors)
-        small: list[tuple[torch.Tensor, torch.Tensor]] = []
+        small: list[torch.Tensor] = []
+        into: list[torch.Tensor] = []
         with torch.no_grad():
             for held, x in zip(self._held, tensors, strict=True):
                 if x.nbytes <= _SMALL:
-                    small.append((held, x))
+                    small.append(x)
+                    into.append(held)
                 elif x.is_cpu and x.is_contiguous() and not (x.is_conj() or x.is_neg()):
                     streamed_copy_(held, x)
                 else:
                     held.copy_(x)
             if small:
-                torch._foreach_copy_(*map(list, zip(*small)))
+                torch._foreach_copy_(into, small)  # pyright: ignore[reportPrivateImportUsage]
         return self._held
 
     def _fits(self, tensors: Sequence[torch.Tensor]) -> bool:

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.rendezvous import rendezvous
 
 from . import rejoin
@@ -109,7 +110,7 @@ def enter_whole(number: int, count: int, endpoint: str, timeout_s: float) -> Bet
     """
     host, _, port = endpoint.rpartition(":")
     wait = timedelta(seconds=timeout_s)
-    store = dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=wait)
+    store = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=wait)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
         init_from_environment()
     place = dist.get_rank() if dist.is_initialized() else 0
