@@ -84,6 +84,8 @@ def _encode_mapping(
 
 def _encode_other(value: Any, path: Trail, inner: Callable[..., Any]) -> Any:
     if type(value) is tuple:
+        if all(type(each) is int for each in value):  # a random generator's, of many
+            return {"$tuple": list(value)}
         return {"$tuple": [inner(each, k) for k, each in enumerate(value)]}
     if isinstance(value, torch.Size):
         return {"$size": list(value)}
