@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -61,14 +61,18 @@ class Guards:
         with _Off():
             self._likes = [_like(x) for x in tensors]
             self._shared = _sharing([*tensors, *given])
+        # By how they are read: a call for each would take longer than to compare it.
         self._in_dicts: list[tuple[dict, Any, Any]] = []
+        self._asked: list[tuple[Callable[[Any], Any], Any, Any]] = []
         self._others: list[Guard] = []
         self.add(guards)
 
     def add(self, guards: Sequence[Guard]) -> None:
         """Compare these, too."""
         for guard in guards:
-            if type(guard.store) is dict and not guard.is_asked:
+            if guard.is_asked:
+                self._asked.append((guard.key.ask, guard.store, guard.value))
+            elif type(guard.store) is dict:
                 self._in_dicts.append((guard.store, guard.key, guard.value))
             else:
                 self._others.append(guard)
@@ -79,13 +83,16 @@ class Guards:
             now = store.get(key, ABSENT)
             if now is not value and not same_value(now, value):
                 return False
+        for ask, store, value in self._asked:
+            now = ask(store)
+            if now is not value and not same_value(now, value, by_value=True):
+                return False
         if not all(guard.holds() for guard in self._others):
             return False
         tensors = self._now()
         with _Off():
-            for x, like in zip(tensors, self._likes):
-                if _like(x) != like:
-                    return False
+            if list(map(_like, tensors)) != self._likes:
+                return False
             return _sharing([*tensors, *given]) == self._shared
 
     def _now(self) -> list[Any]:

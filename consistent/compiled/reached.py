@@ -34,15 +34,30 @@ MOST_BYTES = 1 << 16  # of an array of numpy, which are compared before each run
 _LIBRARIES = ("consistent", "mirrored", "torch")
 _LOOKED_INTO = "consistent.step."  # a graph, its config and its optimizers
 _STANDARD = sysconfig.get_paths()["stdlib"]
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OF_TORCH = frozenset(vars(torch.nn.Module())) - {"training"}
 _Item = tuple[str, Any, Any, Any]  # path, store, key, value
 _LENGTH, _MEMBERS = Asked(len), Asked(frozenset)
 _BYTES = Asked(lambda array: (array.shape, array.dtype.str, array.tobytes()))
-_MODULE_HOOKS = Asked(lambda module: tuple(tuple(getattr(module, name)) for name in _HOOKS))
-_LEAF_HOOKS = Asked(
-    lambda x: (tuple(x._backward_hooks or ()), tuple(x._post_accumulate_grad_hooks or ()))
-)
+# Where there are none, as a rule, the very object is given that was given before.
+_NO_HOOKS: tuple[tuple[int, ...], ...] = ((),)
+
+
+def _module_hooks(module: torch.nn.Module) -> tuple[tuple[int, ...], ...]:
+    found = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
+    return tuple(map(tuple, found)) if any(found) else _NO_HOOKS
+
+
+def _leaf_hooks(x: torch.Tensor) -> tuple[tuple[int, ...], ...]:
+    found = x._backward_hooks or (), x._post_accumulate_grad_hooks or ()  # type: ignore[attr-defined]
+    return tuple(map(tuple, found)) if any(found) else _NO_HOOKS
+
+
+_MODULE_HOOKS, _LEAF_HOOKS = Asked(_module_hooks), Asked(_leaf_hooks)
 
 
 @dataclass
