@@ -46,7 +46,7 @@ class Kept:
         self._done = trainer.state.global_step
 
     def put_back_random(self) -> None:
-        """Go on from the random states after the last step: what was drawn since was for the data."""
+        """Go on from the random states after the last step; later draws were for the data."""
         RandomState().load_state_dict(self._random)
 
     def put_back_losses(self, trainer: Any) -> None:

@@ -1,11 +1,10 @@
-#include "blocks.h"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
 
 #include "../kernels/clones.h"
+#include "blocks.h"
 
 namespace consistent::peer {
 namespace {
