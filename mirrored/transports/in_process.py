@@ -36,7 +36,9 @@ class World:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.changed = threading.Condition()
+        self.lock = threading.Lock()
+        # One for each rank: a message wakes only the rank that it is for.
+        self.arrived = [threading.Condition(self.lock) for _ in range(size)]
         self.queues: dict[tuple[int, int], deque[tuple[str, Any]]] = {
             (a, b): deque() for a in range(size) for b in range(size)
         }
@@ -47,13 +49,13 @@ class World:
         self.failure: BaseException | None = None
 
     def send(self, source: int, to: int, what: str, message: Any) -> None:
-        with self.changed:
+        with self.lock:
             self.queues[source, to].append((what, message))
-            self.changed.notify_all()
+            self.arrived[to].notify_all()
 
     def receive(self, source: int, to: int, what: str) -> Any:
         """The next message from `source`, which must be part of the same call `what`."""
-        with self.changed:
+        with self.lock:
             sent, message = self._next(self.queues[source, to], source, to, what)
         if sent != what:
             raise RuntimeError(
@@ -65,13 +67,13 @@ class World:
         return message
 
     def post(self, source: int, to: int, label: str, message: Any) -> None:
-        with self.changed:
+        with self.lock:
             self.labelled.setdefault((source, to, label), deque()).append(message)
-            self.changed.notify_all()
+            self.arrived[to].notify_all()
 
     def fetch(self, source: int, to: int, label: str) -> Any:
         """The next message from `source` under `label`."""
-        with self.changed:
+        with self.lock:
             queue = self.labelled.setdefault((source, to, label), deque())
             message = self._next(queue, source, to, label)
             if not queue:
@@ -83,7 +85,7 @@ class World:
         self.waiting[to] = (source, what, queue)
         while not queue and self.failure is None:
             self._check_progress()
-            self.changed.wait()
+            self.arrived[to].wait()
         del self.waiting[to]
         if self.failure is not None:
             raise RankAborted(f"rank {to}: ended in {what}, for another rank failed")
@@ -112,14 +114,19 @@ class World:
         return "".join(lines)
 
     def fail(self, error: BaseException) -> None:
-        with self.changed:
+        with self.lock:
             self.failure = self.failure or error
-            self.changed.notify_all()
+            self._wake_all()
 
     def finish(self, rank: int) -> None:
-        with self.changed:
+        with self.lock:
             self.finished.add(rank)
-            self.changed.notify_all()
+            self._wake_all()
+
+    def _wake_all(self) -> None:
+        """Let each rank that waits see why no message may come. Called with the lock held."""
+        for arrived in self.arrived:
+            arrived.notify_all()
 
 
 class InProcess(CheckedTransport):
