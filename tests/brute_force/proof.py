@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,9 +23,10 @@ from tests.ranks import ALL, simulate
 from tests.reference import Tensors, assert_close, join
 
 Chosen = tuple[Signature, ...]
+Made = tuple[Tensors, Tensors, Tensors]  # outputs, operands that were written to, gradients
 # Combinations over several axes that are proven: those that send nothing, and those by a form,
 # for which all ranks run side by side.
-MOST, MOST_BY_FORM = (200, 200) if ALL else (60, 8)
+MOST, MOST_BY_FORM = (200, 200) if ALL else (60, 4)
 
 
 @dataclass(frozen=True)
@@ -69,14 +71,19 @@ def check(
     op = Expected(func, args, kwargs, ranks, reference)
     claimed = _combinations(op)
     assert claimed, f"{op}: no signature fits"
+    outside = set()  # of several axes, a rank outside runs each form on each axis once
+    proofs = []
     for chosen in claimed:
-        try:
-            prove(op, chosen)
-        except Exception as error:
-            text = " | ".join(map(repr, chosen))
-            raise AssertionError(
-                f"{op}\n  on {op.placement.shape} ranks, {text}\n  {error!r}"
-            ) from error
+        with _named(op, chosen):
+            proofs.append(_proof(op, chosen))
+        formed = tuple(s.form for s in chosen)
+        if any(formed) and (ALL or len(formed) == 1 or formed not in outside):
+            proofs[-1].add_a_rank_outside()
+            outside.add(formed)
+    results = iter(_simulated([proof for proof in proofs if proof.form]))
+    for proof in proofs:
+        with _named(op, proof.chosen):
+            proof.judge(next(results) if proof.form else proof.local())
     return len(claimed)
 
 
@@ -108,10 +115,14 @@ def _drawn(made: list[Chosen], most: int) -> list[Chosen]:
     """At most so many, but each signature of each axis once."""
     drawn = random.Random(0).sample(made, len(made))
     seen: set[tuple[int, Signature]] = set()
-    first, rest = [], []
-    for chosen in drawn:
-        (rest if seen.issuperset(enumerate(chosen)) else first).append(chosen)
-        seen.update(enumerate(chosen))
+    first: list[Chosen] = []
+    for unseen in range(len(drawn[0]) if drawn else 0, 0, -1):  # those that show most come first
+        for chosen in drawn:
+            if len(set(enumerate(chosen)) - seen) >= unseen:
+                first.append(chosen)
+                seen.update(enumerate(chosen))
+    taken = set(map(id, first))
+    rest = [chosen for chosen in drawn if id(chosen) not in taken]
     return first + rest[: max(0, most - len(first))]
 
 
@@ -120,20 +131,55 @@ def _drawn(made: list[Chosen], most: int) -> list[Chosen]:
 
 def prove(op: Expected, chosen: Chosen) -> None:
     """Raise where `chosen`, a signature for each axis, does not give what is expected."""
+    proof = _proof(op, chosen)
+    proof.judge(proof.simulated() if proof.form else proof.local())
+
+
+def _proof(op: Expected, chosen: Chosen) -> Proof:
     count = len(op.tensors)
     assert all(len(s.ins) == count and len(s.outs) == len(op.call.outs) for s in chosen), (
         "wrong number of SBPs"
     )
     if any(e.is_extreme for s in chosen for e in (*s.ins, *s.outs)):
         op = op.forward_only()
-    Proof(op, chosen).check()
+    return Proof(op, chosen)
+
+
+@contextlib.contextmanager
+def _named(op: Expected, chosen: Chosen) -> Iterator[None]:
+    """Say in an error which signatures it is of."""
+    try:
+        yield
+    except Exception as error:
+        text = " | ".join(map(repr, chosen))
+        raise AssertionError(
+            f"{op}\n  on {op.placement.shape} ranks, {text}\n  {error!r}"
+        ) from error
+
+
+def _simulated(proofs: list[Proof]) -> list[list[Any]]:
+    """What the ranks make of each proof; they start once for all, for a start costs more than most
+    ops."""
+
+    def on_rank(rank: int) -> list[Made | None]:
+        made: list[Made | None] = []
+        for proof in proofs:
+            with _named(proof.op, proof.chosen):
+                made.append(proof.run(rank) if rank < proof.ranks else None)
+        return made
+
+    if not proofs:
+        return []
+    by_rank = simulate(on_rank, max(proof.ranks for proof in proofs))
+    made = zip(*by_rank, strict=True)
+    return [list(each[: proof.ranks]) for proof, each in zip(proofs, made, strict=True)]
 
 
 class Proof:
     """A signature for each axis, and the call's shards and cotangents under it."""
 
     def __init__(self, op: Expected, chosen: Chosen) -> None:
-        self.op = op
+        self.op, self.chosen = op, chosen
         self.ins = [tuple(s.ins[i] for s in chosen) for i in range(len(op.tensors))]
         self.outs = [tuple(s.outs[i] for s in chosen) for i in range(len(op.call.outs))]
         self.form = next((s.form for s in chosen if s.form is not None), None)
@@ -151,9 +197,14 @@ class Proof:
             for o, sbp in zip(outs, self.outs, strict=True)
         ]
 
-    def check(self) -> None:
+    @property
+    def ranks(self) -> int:
+        """Those that run: all of the placement, and the one outside, once it is added."""
+        return len(self.shards[0])
+
+    def judge(self, results: list[Made]) -> None:
+        """Raise where what the ranks made is not what is expected."""
         op, size = self.op, self.op.placement.size
-        results = self.simulated() if self.form else [self.run(rank) for rank in range(size)]
         for rank, (found, _, _) in enumerate(results):
             self._check_layout(found, rank)
         found, written, gradients = (list(each) for each in zip(*results[:size], strict=True))
@@ -163,19 +214,25 @@ class Proof:
         duals = [dual_nd(self.ins[i]) for i in op.leaves]
         self._compare("gradient", gradients, duals, op.gradients)
 
-    def simulated(self) -> list[tuple[Tensors, Tensors, Tensors]]:
-        """What each rank makes, and one outside the placement, with forms that send."""
-        if not self.op.data_dependent and self.op.row.known_outs(self.op.call) is None:
-            self._add_a_rank_outside()  # where outputs are known it does not run the op
-        return simulate(self.run, len(self.shards[0]))
+    def local(self) -> list[Made]:
+        """What each rank makes where none sends."""
+        return [self.run(rank) for rank in range(self.op.placement.size)]
 
-    def _add_a_rank_outside(self) -> None:
-        """It holds meta shards and runs the same."""
+    def simulated(self) -> list[Made]:
+        """What each rank makes, and one outside the placement, with forms that send."""
+        self.add_a_rank_outside()
+        return simulate(self.run, self.ranks)
+
+    def add_a_rank_outside(self) -> None:
+        """It holds meta shards and runs the same, unless outputs are known without running."""
+        op = self.op
+        if op.data_dependent or op.row.known_outs(op.call) is not None:
+            return
         specs = self.in_specs + [self.out_specs[i] for i in self.op.differentiable]
         for held, spec in zip(self.shards + self.cotangents, specs, strict=True):
             held.append(torch.empty(spec.local_shape(None), dtype=spec.dtype, device="meta"))
 
-    def run(self, rank: int) -> tuple[Tensors, Tensors, Tensors]:
+    def run(self, rank: int) -> Made:
         """(outputs, operands that were written to, gradients) on a rank."""
         op = self.op
         leaves, given = op.track([s[rank].clone() for s in self.shards])
