@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from mirrored.transports.tuning import table
+from tests.launch import import_inductor_too
 from tests.ranks import close_pools
 
 _CACHE = "XDG_CACHE_HOME"
@@ -58,6 +59,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # First, so that no worker is alone with a long file in the end.
     turns = {Path(__file__).parent / name: turn for turn, name in enumerate(LONGEST)}
     items.sort(key=lambda item: turns.get(item.path, len(turns)))
+    if any("compiled" in item.path.parts for item in items):
+        import_inductor_too()
     if torch.cuda.is_available():
         return
     for item in items:

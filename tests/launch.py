@@ -34,6 +34,7 @@ IMPORTED = [
     "torch.fx.experimental.symbolic_shapes", "torch._dynamo.utils",
     "tests.frozen",
 ]  # fmt: skip
+INDUCTOR = "tests.inductor"
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,12 @@ class Launched:
     status: int
     printed: list[str]
     errors: list[str]
+
+
+def import_inductor_too() -> None:
+    """Let the process that is forked import Inductor before, for tests that compile by it."""
+    if INDUCTOR not in IMPORTED:
+        IMPORTED.insert(IMPORTED.index("tests.frozen"), INDUCTOR)
 
 
 def forks() -> ForkServerContext:
