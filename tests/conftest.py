@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mirrored.transports.tuning import table
-from tests.launch import import_inductor_too
+from tests.launch import import_too
 from tests.ranks import close_pools
 
 _CACHE = "XDG_CACHE_HOME"
@@ -54,13 +54,21 @@ LONGEST = (
     "consistent/rules/families/indexing/test_masks.py", "disks/test_full_disks.py",
 )  # fmt: skip
 
+# What the ranks of a folder's tests import, seconds in each of them, if each does so by itself.
+IMPORTED_FOR = {
+    "compiled": "tests.inductor",
+    "models": "transformers.models.llama.modeling_llama",
+    "streams": "transformers.models.llama.modeling_llama",
+}
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # First, so that no worker is alone with a long file in the end.
     turns = {Path(__file__).parent / name: turn for turn, name in enumerate(LONGEST)}
     items.sort(key=lambda item: turns.get(item.path, len(turns)))
-    if any("compiled" in item.path.parts for item in items):
-        import_inductor_too()
+    folders = {item.path.parent.name for item in items}
+    for folder in sorted(folders & set(IMPORTED_FOR)):
+        import_too(IMPORTED_FOR[folder])
     if torch.cuda.is_available():
         return
     for item in items:

@@ -34,7 +34,6 @@ IMPORTED = [
     "torch.fx.experimental.symbolic_shapes", "torch._dynamo.utils",
     "tests.frozen",
 ]  # fmt: skip
-INDUCTOR = "tests.inductor"
 
 
 @dataclass(frozen=True)
@@ -46,10 +45,10 @@ class Launched:
     errors: list[str]
 
 
-def import_inductor_too() -> None:
-    """Let the process that is forked import Inductor before, for tests that compile by it."""
-    if INDUCTOR not in IMPORTED:
-        IMPORTED.insert(IMPORTED.index("tests.frozen"), INDUCTOR)
+def import_too(module: str) -> None:
+    """Let the process that is forked import a module before, if it is there."""
+    if module not in IMPORTED:
+        IMPORTED.insert(IMPORTED.index("tests.frozen"), module)
 
 
 def forks() -> ForkServerContext:
