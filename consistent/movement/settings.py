@@ -32,5 +32,5 @@ def _autocast(kind: str) -> str:
 
 def first_difference(notes: Sequence[Mapping[str, str]]) -> str | None:
     """The name of a setting that is not the same in all ranks' notes; None if all are."""
-    names = [name for note in notes for name in note]
+    names = dict.fromkeys(name for note in notes for name in note)
     return next((n for n in names if len({note.get(n) for note in notes}) > 1), None)

@@ -112,3 +112,18 @@ def alike(rank: int) -> float:
 def test_what_is_alike_passes() -> None:
     one, other = pool(2).run(alike)
     assert one == other
+
+
+def test_notes_of_many_ranks_are_read_once_for_each_setting() -> None:
+    class Note(dict[str, str]):
+        asked = 0
+
+        def get(self, name: str, default: Any = None) -> Any:
+            Note.asked += 1
+            return super().get(name, default)
+
+    notes = [Note(first="a", second="b") for _ in range(100)]
+    assert first_difference(notes) is None
+    assert Note.asked == 2 * len(notes)
+    notes[99]["second"] = "c"
+    assert first_difference(notes) == "second"
