@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from consistent.auto.machines import host_speed, machine, replay
+from consistent.auto.machines import host_speed, machine, replay, this_machine
+from consistent.auto.machines.background_load import BackgroundLoad
 from consistent.auto.machines.host_speed import HostSpeed
 from consistent.auto.machines.measurement_cache import MeasurementCache
 from consistent.auto.machines.this_machine import ThisMachine
@@ -39,5 +40,7 @@ def test_a_look_counts_for_a_moment(monkeypatch: Any) -> None:
     assert not found.is_known and len(looks) == 1
 
 
-def test_fixed_calls_take_a_while() -> None:
+def test_fixed_calls_take_a_while(monkeypatch: Any) -> None:
     assert 1e-4 < host_speed.fixed_seconds(0.0) < 1.0
+    monkeypatch.setattr(this_machine, "USUAL_S", 0.05)
+    assert 1e-4 < this_machine._usual_s(BackgroundLoad(0)) < 1.0
