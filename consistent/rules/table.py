@@ -9,12 +9,16 @@ from __future__ import annotations
 import ast
 import enum
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from torch.utils._pytree import tree_leaves
 
 from ..spec import NdSbp
 from . import notation
 from .signature import ALIASES, Call, DoesNotFit, Localize, Operand, Out, RuleFunction, Signature
+
+_CANONICAL = {alias: name for name, aliases in ALIASES.items() for alias in aliases}
 
 
 class Sizing(enum.IntEnum):
@@ -134,7 +138,7 @@ class Row:
         """The outputs, where torch cannot infer them from meta tensors."""
         self._name_arguments(call)
         try:
-            made = None if self.outs is None else self.outs(call)
+            made = None if self.outs is None else self.outs(_ordered(call))
         except DoesNotFit:
             return None
         return None if made is None else tuple(made)
@@ -146,16 +150,34 @@ class Row:
 def _in_order(call: Call) -> bool:
     """Whether tensors that are given by name come in the order of the parameters, as rules and
     forms count them."""
-    names = [name for name, value in call.kwargs.items() if isinstance(value, Operand)]
+    names = [name for name, value in call.kwargs.items() if _operands(value)]
     if not names:
         return True
-    canonical = {alias: name for name, aliases in ALIASES.items() for alias in aliases}
-    known = [canonical.get(name, name) for name in names]
+    known = [_CANONICAL.get(name, name) for name in names]
     if not any(isinstance(value, Operand) for value in call.args) and call.params:
-        if known[0] != canonical.get(call.params[0], call.params[0]):
+        if known[0] != _CANONICAL.get(call.params[0], call.params[0]):
             return isinstance(call.args[0] if call.args else None, list | tuple)
     places = [call.params.index(name) for name in known if name in call.params]
     return places == sorted(places)
+
+
+def _ordered(call: Call) -> Call:
+    """``call``, its tensors in the order of the parameters. The outputs depend on it and layouts
+    do not: indices of operands stay those of the call that was made."""
+    if _in_order(call):
+        return call
+    last = len(call.params)
+    place = {name: at for at, name in enumerate(call.params)}
+    by_name = sorted(
+        call.kwargs.items(), key=lambda item: place.get(_CANONICAL.get(item[0], item[0]), last)
+    )
+    found = _operands((call.args, dict(by_name)))
+    return replace(call, kwargs=dict(by_name), operands=tuple(found))
+
+
+def _operands(value: Any) -> list[Operand]:
+    """The operands in ``value``, within lists and dicts too."""
+    return [x for x in tree_leaves(value) if isinstance(x, Operand)]
 
 
 def _bounds(rules: Iterable[notation.Rule]) -> bool:

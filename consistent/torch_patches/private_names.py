@@ -27,6 +27,7 @@ NAMES = """
     torch._C._are_functorch_transforms_active
     torch._C._create_module_with_type
     torch._C._current_graph_task_id
+    torch._C._dispatch_has_kernel_for_dispatch_key
     torch._C._functorch.is_functorch_wrapped_tensor
     torch._C._group_tensors_by_device_and_dtype
     torch._C._is_alias_of
@@ -42,6 +43,7 @@ NAMES = """
     torch._C._will_engine_execute_node
     torch._amp_foreach_non_finite_check_and_unscale_
     torch._assert_async
+    torch._foreach_copy_
     torch._foreach_norm
     torch._ops.HigherOrderOperator
     torch._ops.OpOverload
