@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <unordered_set>
 #include <utility>
 
 namespace consistent::peer {
@@ -29,6 +30,17 @@ int64_t rounds(int64_t bytes, int64_t each) {
   return std::max<int64_t>(1, (bytes + each - 1) / each);
 }
 
+// The groups of this process. Never destroyed, since a group may outlive all that is static.
+struct Living {
+  std::mutex mutex;
+  std::unordered_set<Group*> groups;
+};
+
+Living& living() {
+  static Living* const found = new Living;
+  return *found;
+}
+
 }  // namespace
 
 bool is_in_call() { return in_call; }
@@ -51,7 +63,22 @@ Group::Group(Segment segment, int me, std::vector<int> ranks, int64_t slot_bytes
       meeting_(segment_.data(), me, std::move(ranks), timeout_s, std::move(callbacks)),
       slot_bytes_(slot_bytes),
       headers_at_(headers_at(size())),
-      slots_at_(slots_at(size())) {}
+      slots_at_(slots_at(size())) {
+  const std::lock_guard<std::mutex> lock(living().mutex);
+  living().groups.insert(this);
+  tell_failures();
+}
+
+Group::~Group() {
+  const std::lock_guard<std::mutex> lock(living().mutex);
+  living().groups.erase(this);
+}
+
+void add_failures(int64_t number) {
+  const std::lock_guard<std::mutex> lock(living().mutex);
+  failures += number;
+  for (Group* group : living().groups) group->tell_failures();
+}
 
 char* Group::slot(int member, uint64_t step) const {
   return segment_.data() + slots_at_ + (size_t(member) * 2 + step % 2) * size_t(slot_bytes_);
@@ -80,17 +107,18 @@ Group::Lock Group::begin(const Call& call, const std::vector<int64_t>& sent,
   Lock lock(mutex_);
   meeting_.check_whole();
   call_ = call;
+  call_.failures = explaining ? kUnknown : failures.load();
   first_ = next_step();
   Header* mine = header(me(), first_);
-  mine->call = call;
-  mine->call.failures = explaining ? kUnknown : failures.load();
+  mine->call = call_;
   std::copy(sent.begin(), sent.end(), mine->sizes);
   std::copy(due.begin(), due.end(), mine->sizes + size());
   return lock;
 }
 
 void Group::wait() {
-  meeting_.wait([this] { return call_.text(); });
+  meeting_.wait([this] { return call_.text(); },
+                call_.failures == kUnknown ? INT64_MAX : call_.failures);
   if (meeting_.steps() == first_) check_headers();
 }
 

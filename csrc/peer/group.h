@@ -31,6 +31,8 @@ bool is_in_call();
 // What headers say of this process (Call::failures). A member that explains why calls do not fit
 // leaves it out.
 extern std::atomic<int64_t> failures;
+// Adds to them, and tells the members of all groups of this process, who may wait for it.
+void add_failures(int64_t number);
 extern thread_local bool explaining;
 
 class Group {
@@ -40,6 +42,7 @@ class Group {
   // `slot_bytes` is a multiple of 64 * members. `ranks` are the members' names, in order.
   Group(Segment segment, int me, std::vector<int> ranks, int64_t slot_bytes, double timeout_s,
         Callbacks callbacks = {});
+  ~Group();
 
   // out = x op x' op ... over the members, in their order. `out` may be `x`.
   void all_reduce(const Call& call, const void* x, void* out, int64_t elements, Type type, Op op);
@@ -90,6 +93,7 @@ class Group {
     std::vector<uint64_t> steps;
   };
   std::optional<Waiting> waiting() const;
+  void tell_failures() { meeting_.tell_failures(failures.load()); }
 
   int size() const { return meeting_.size(); }
   int me() const { return meeting_.me(); }

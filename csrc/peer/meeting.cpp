@@ -69,6 +69,7 @@ struct Meeting::Member {
   alignas(64) std::atomic<uint64_t> step;  // the last one that it has arrived at
   std::atomic<long> pid;
   std::atomic<unsigned long long> start;
+  std::atomic<int64_t> failures;
 };
 
 size_t Meeting::bytes(int members) { return sizeof(Control) + sizeof(Member) * size_t(members); }
@@ -105,6 +106,12 @@ void Meeting::arrive() {
   if (control_->sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(control_->met);
 }
 
+void Meeting::tell_failures(int64_t count) {
+  if (members_[me_].pid.load() != getpid()) return;  // a process that was forked is no member
+  // Release, for look_around(): who sees the count sees the steps that came before the error.
+  members_[me_].failures.store(count, std::memory_order_release);
+}
+
 // Acquire, for the store of `met`: without it slots could be read as they were before the meeting.
 bool Meeting::met() const {
   return control_->met.load(std::memory_order_acquire) == uint32_t(step_);
@@ -113,13 +120,13 @@ bool Meeting::met() const {
 // Relaxed: it only says that `why` will come; throw_broken() waits for it before reading it.
 bool Meeting::is_broken() const { return control_->broken.load(std::memory_order_relaxed) != 0; }
 
-void Meeting::wait(const std::function<std::string()>& what) {
+void Meeting::wait(const std::function<std::string()>& what, int64_t failures) {
   const double begin = now_s();
   for (int k = 0; k < kLooks || now_s() - begin < kLooking_s; ++k) {
     if (met()) return;
     sched_yield();
   }
-  sleep(what);
+  sleep(what, failures);
 }
 
 // Marks this member as asleep for as long as the object lives.
@@ -136,7 +143,7 @@ struct Meeting::Asleep {
   Meeting& meeting;
 };
 
-void Meeting::sleep(const std::function<std::string()>& what) {
+void Meeting::sleep(const std::function<std::string()>& what, int64_t failures) {
   const Asleep asleep(*this);
   const double begin = asleep_since_s_;
   while (!met()) {
@@ -145,7 +152,7 @@ void Meeting::sleep(const std::function<std::string()>& what) {
     futex_wait(control_->met, uint32_t(step_ - 1));
     // Any order would do: a count that falls late only costs a needless call that wakes nobody.
     control_->sleepers.fetch_sub(1, std::memory_order_seq_cst);
-    if (!met()) look_around(now_s() - begin, what);
+    if (!met()) look_around(now_s() - begin, what, failures);
   }
 }
 
@@ -154,7 +161,8 @@ void Meeting::with_sleeper(const std::function<void(const Sleeper&)>& look) cons
   if (asleep_since_s_ != 0) look({now_s() - asleep_since_s_, sleeper_});
 }
 
-void Meeting::look_around(double waited_s, const std::function<std::string()>& what) {
+void Meeting::look_around(double waited_s, const std::function<std::string()>& what,
+                          int64_t failures) {
   check_whole();
   if (waited_s < kSlice_s * 0.5) return;  // woken early: it is too soon to look for the dead
   for (int k = 0; k < size(); ++k) {
@@ -166,6 +174,13 @@ void Meeting::look_around(double waited_s, const std::function<std::string()>& w
       give_up("rank " + std::to_string(ranks_[k]) + " (process " + std::to_string(pid) +
               ") has ended while rank " + std::to_string(ranks_[me_]) + " waits for it in " +
               what());
+    }
+    // Read before the step: an error after this step is one that this member may meet, too.
+    const bool failed = members_[k].failures.load(std::memory_order_acquire) > failures;
+    if (failed && members_[k].step.load() < step_ && !met()) {
+      give_up("rank " + std::to_string(ranks_[k]) +
+              " has met an error in backward, a lack of memory or an interrupt that rank " +
+              std::to_string(ranks_[me_]) + " has not met, which waits for it in " + what());
     }
   }
   if (callbacks_.interrupted())

@@ -60,12 +60,18 @@ class Meeting {
   // Tells the others that this member has arrived at the next step.
   void arrive();
   // Waits until all have arrived at it. `what` returns what the group is doing, for messages.
-  // Throws Broken.
-  void wait(const std::function<std::string()>& what);
+  // `failures` is how many errors this process had met that the others may not have met, when it
+  // came here. Throws Broken.
+  void wait(const std::function<std::string()>& what, int64_t failures = INT64_MAX);
 
   // Breaks the meeting for all members, who throw Broken with these words and where each of them
   // is.
   [[noreturn]] void give_up(const std::string& why);
+
+  // Tells the others how many errors this process has met that they may not have met. A member that
+  // waits for one with more errors than its own gives up: that one is at another step of the
+  // program, perhaps in a call of another group, and will not come.
+  void tell_failures(int64_t count);
 
   // Calls `look` if this member sleeps in a `wait`; the sleep does not end before `look` returns.
   void with_sleeper(const std::function<void(const Sleeper&)>& look) const;
@@ -85,8 +91,8 @@ class Meeting {
 
   bool met() const;
   bool is_broken() const;
-  void sleep(const std::function<std::string()>& what);
-  void look_around(double waited_s, const std::function<std::string()>& what);
+  void sleep(const std::function<std::string()>& what, int64_t failures);
+  void look_around(double waited_s, const std::function<std::string()>& what, int64_t failures);
   [[noreturn]] void break_up(const std::string& words);
   [[noreturn]] void throw_broken() const;
   std::string missing() const;

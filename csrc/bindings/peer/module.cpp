@@ -228,7 +228,7 @@ PyObject* in_call(PyObject*, PyObject*) { return PyBool_FromLong(is_in_call()); 
 PyObject* add_failures(PyObject*, PyObject* number) {
   const long long added = PyLong_AsLongLong(number);
   if (added == -1 && PyErr_Occurred()) return nullptr;
-  failures += added;
+  consistent::peer::add_failures(added);
   Py_RETURN_NONE;
 }
 

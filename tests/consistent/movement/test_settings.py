@@ -13,6 +13,7 @@ from torch import nn
 
 import consistent
 from consistent import B, Placement, S
+from consistent.movement.settings import first_difference
 from tests.ranks import pool
 
 

@@ -17,7 +17,7 @@ import consistent
 import mirrored
 from consistent import B, P, S
 from mirrored.transports.default import current
-from mirrored.transports.failures import is_lack
+from mirrored.transports.failures import count_lack, is_lack
 from tests.mirrored.another_group import another_group
 from tests.mirrored.kinds import over_gloo
 from tests.ranks import ALL, pool
@@ -213,3 +213,26 @@ def _judge(name: Any, found: list[list[Any]], expected: list[float]) -> bool:
     else:
         assert ["together" == value for value in said[0]] == ["together" == v for v in said[1]]
     return isinstance(said[1][LACKING], str)
+
+
+def _in_groups(rank: int) -> tuple[str, float]:
+    another_group(rank, "groups", TIMEOUT)
+    for ranks in ((0, 1), (1, 0)):
+        current().gather_objects(rank, ranks)
+    if rank == 1:
+        count_lack(MemoryError())
+    began = time.monotonic()
+    with pytest.raises(RuntimeError) as raised:
+        current().gather_objects(rank, (1, 0) if rank == 0 else (0, 1))
+    return str(raised.value), time.monotonic() - began
+
+
+def test_ranks_that_wait_for_each_other_in_two_groups_raise_at_once() -> None:
+    pool(2).close()
+    try:
+        found = pool(2).run(_in_groups)
+    finally:
+        pool(2).close()
+    for text, waited_s in found:
+        assert "rank 1 has met an error in backward, a lack of memory" in text
+        assert waited_s < WAITED
