@@ -197,3 +197,8 @@ def test_no_mode_of_the_program_changes_where_tensors_are(monkeypatch: pytest.Mo
         assert torch.device("cuda", 3).type == "meta"
         kinds = [current().device(kind) for kind in ("cpu", "cuda")]
     assert [str(kind) for kind in kinds] == ["cpu", "cuda:3"]
+
+
+def test_a_program_of_one_process_is_rank_0_of_1_without_a_process_group() -> None:
+    assert not torch.distributed.is_initialized()
+    assert (mirrored.current().rank, mirrored.current().size) == (0, 1)
