@@ -56,6 +56,10 @@ SHOWN = (
     Row("fill_kernel<Uniform<float>, BFloat16>"),
     Row("fill_kernel<Normal<float>, float>"),
     Row("fill_kernel<Normal<float>, BFloat16>"),
+    Row("write_kernel<float>", loop=False),
+    Row("write_kernel<BFloat16>", loop=False),
+    Row("read_kernel<float>", loop=False),
+    Row("read_kernel<BFloat16>", loop=False),
 )
 NAMES = {row.name for row in SHOWN}
 Made = dict[str, tuple[Code | None, Resources]]  # name -> what was made of it; code where shown

@@ -21,7 +21,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from mirrored.every_rank import gathered
 from mirrored.transports.torch_dist import rejoin
@@ -87,6 +87,7 @@ def run(
 
     Raises:
         RuntimeError: this process is not to go on; the message says why.
+        SystemExit: the program was over before this process came; its status is 0.
         Exception: what ``train`` raises by itself.
     """
     if every < 1:
@@ -126,7 +127,7 @@ class _Runs:
         while True:
             world = self._member.next_world(self._timeout)
             if world is None:
-                return self._results[0] if self._results else self._came_too_late()
+                return self._results[0] if self._results else _came_too_late()
             try:
                 if self._call(world):
                     self._member.done()
@@ -172,8 +173,12 @@ class _Runs:
         self._failed_at = self._job.step
         return again
 
-    def _came_too_late(self) -> Any:
-        raise Stopped("elastic: the program was over on the other ranks before this one came.")
+
+def _came_too_late() -> NoReturn:
+    """End the process, which has nothing to return and did nothing wrong."""
+    words = "elastic: the program was over on the other ranks before this one came."
+    print(words, file=sys.stderr, flush=True)
+    raise SystemExit(0)
 
 
 def _let_go(error: BaseException) -> None:

@@ -74,6 +74,7 @@ LIMITS = {
         64, 0, 8, divides=False
     ),
     r"fill_kernel<.*>": Limit(64, 0, 16, divides=False),
+    r"(read|write)_kernel<.*>": Limit(64, 16, 16, 16),
 }
 
 

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
+_started: list[Run] = []
 PROGRAM = Path(__file__).with_name("program.py")
 
 
@@ -40,6 +41,7 @@ class Run:
         )  # fmt: skip
         self._reading = threading.Thread(target=self._read, daemon=True)
         self._reading.start()
+        _started.append(self)
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -106,6 +108,12 @@ class Run:
     def losses(self) -> list[list[float]]:
         """Of each process that came to the end."""
         return [json.loads(path.read_text()) for path in sorted(self.folder.glob("losses.*"))]
+
+
+def end_all() -> None:
+    """End what a test has started and not ended, as one that failed."""
+    while _started:
+        _started.pop().kill()
 
 
 def undisturbed(folder: Path, *options: str) -> list[float]:

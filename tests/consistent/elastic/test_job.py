@@ -15,6 +15,7 @@ from torch import nn
 
 import consistent
 from consistent.elastic import Job
+from consistent.elastic.member import Member
 from consistent.elastic.slow import Slow
 from mirrored.every_rank import gathered
 from tests.consistent.pipeline.gpt import GPT, batch, loss_of
@@ -272,3 +273,21 @@ def test_a_lost_stage_of_a_pipeline_is_filled_from_its_copy(rank):
         assert found == pytest.approx(wanted, abs=1e-12)
         for name, x in pipe.model.state_dict().items():
             torch.testing.assert_close(x.full(), state[name])
+
+
+class TooLate:
+    """A member whose launcher says that the program is over."""
+
+    def next_world(self, timeout_s: float) -> None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_process_that_comes_after_the_end_ends_without_an_error(monkeypatch, capsys):
+    monkeypatch.setattr(Member, "of_this_process", staticmethod(TooLate))
+    with pytest.raises(SystemExit) as ended:
+        consistent.elastic.run(lambda job: pytest.fail("it has no ranks"))
+    assert ended.value.code == 0
+    assert "was over on the other ranks before this one came" in capsys.readouterr().err
