@@ -181,7 +181,8 @@ def ours(plan: dict[str, int] | str, split_batch: bool, **codecs: str) -> Callab
 
         everywhere = consistent.placement.all("cpu")
         given = plan if isinstance(plan, str) else {k: S(d) for k, d in plan.items()}
-        given = consistent.zero3(**codecs) if codecs else given
+        named = {"data": consistent.data_parallel, "zero3": consistent.zero3}
+        given = named[str(plan)](**codecs) if codecs else given
         model = consistent.parallelize(GPT(), everywhere, given)
         lie = S(0) if split_batch else B
         return stepper(model, *(consistent.distribute(x, everywhere, lie) for x in batch()))
@@ -206,6 +207,8 @@ FEWER_BYTES: dict[str, Callable[[int], Step]] = {
     "zero3, fp8": ours("zero3", True, gather="fp8", reduce="fp8"),
     "zero3, int8": ours("zero3", True, gather="int8", reduce="int8"),
     "zero3, int8 and powersgd:4": ours("zero3", True, gather="int8", reduce="powersgd:4"),
+    "data, int8": ours("data", True, reduce="int8"),
+    "data, powersgd:4": ours("data", True, reduce="powersgd:4"),
     "DDP, hook of fp16": ddp_with("fp16"),
     "DDP, hook of PowerSGD, rank 4": ddp_with("powersgd"),
 }
@@ -267,7 +270,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--layers", type=int, default=GPT.layers)
     parser.add_argument("--ways", nargs="*", default=list(WAYS)[1:], choices=list(MAKERS)[1:])
-    parser.add_argument("--codecs", action="store_true", help="zero3 and DDP in fewer bytes")
+    parser.add_argument("--codecs", action="store_true", help="zero3, data and DDP in fewer bytes")
     add_option(parser)
     options = parser.parse_args()
     GPT.layers = options.layers

@@ -21,8 +21,9 @@ from .nn.moving import move
 from .nn.owned.matrix_step import matrix_step
 from .nn.parallelize import parallelize, plan_of
 from .nn.plan import Plan
+from .nn.planners.data import data_parallel
 from .nn.planners.searched import use_search
-from .nn.planners.zero import zero3
+from .nn.planners.zero import zero1, zero3
 from .nn.pretrained import from_pretrained
 from .overlap.split_matmul import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
 from .report import Explanation, Report, explain, report
@@ -95,6 +96,7 @@ __all__ = [
     "checkpoint",
     "compile",
     "data",
+    "data_parallel",
     "distribute",
     "elastic",
     "empty",
@@ -132,6 +134,7 @@ __all__ = [
     "tensor",
     "verify",
     "visualize",
+    "zero1",
     "zero3",
     "zeros",
 ]

@@ -20,11 +20,15 @@ from ..boxing.cost import start_bytes
 from ..boxing.plan import plan as plan_boxing
 from ..dispatch import _C
 from ..dispatch.plans.gradients import summed_axes
+from ..dispatch.plans.shards import plain
 from ..movement import check_mode
+from ..movement.coded import start_sums
+from ..movement.coders import Coder
 from ..movement.run import ended
 from ..movement.world import my_coordinate
 from ..spec import Placement, TensorSpec
 from ..spec.tracer import callbacks
+from .coded_sums import axis_of, coder_of
 from .shown import forget_shown, hidden_again
 
 _ON_BOXING_BEGIN = callbacks("on_boxing_begin")
@@ -114,11 +118,40 @@ class _Bucket:
         self.positions, self.rest = positions, groups[1:]
         self.handle = current().all_reduce_async(flat, groups[0])
 
+    def turn(self) -> None:
+        """Send the second message, where a sum takes two: here it takes one."""
+
     def finish(self) -> None:
-        flat = self.handle.wait()
+        self.add(self.handle.wait())
+
+    def add(self, flat: torch.Tensor) -> None:
+        """Sum along the other axes, and add the sums to the leaves' gradients."""
         for ranks in self.rest:
             flat = current().all_reduce(flat, ranks)
         _C.accumulate(self.positions, flat)
+
+
+class _CodedBucket(_Bucket):
+    """Addends that are being summed by codecs along one axis, ``groups[0]``."""
+
+    __slots__ = ("sums",)
+
+    def __init__(
+        self,
+        positions: list[int],
+        addends: list[torch.Tensor],
+        coders: list[Coder],
+        groups: list[tuple[int, ...]],
+    ):
+        self.positions, self.rest = positions, groups[1:]
+        self.sums = start_sums(addends, coders, groups[0])
+
+    def turn(self) -> None:
+        self.sums.turn()
+
+    def finish(self) -> None:
+        made = [x.view(-1) for x in self.sums.wait()]
+        self.add(made[0] if len(made) == 1 else torch.cat(made))
 
 
 def launch(positions: list[int], leaves: list[Any], flat: torch.Tensor) -> None:
@@ -129,7 +162,25 @@ def launch(positions: list[int], leaves: list[Any], flat: torch.Tensor) -> None:
     number = number_of(spec.placement, summed_axes(spec), spec.dtype)
     nbytes = sum(bytes_of(leaf._spec) for leaf in leaves)
     _state.launched[number] = _state.launched.get(number, 0) + nbytes
-    _state.flying.append(_Bucket(positions, flat, _groups(spec)))
+    if not any(map(coder_of, leaves)):
+        _state.flying.append(_Bucket(positions, flat, _groups(spec)))
+        return
+    by_axis: dict[int | None, list[tuple[int, Any, torch.Tensor]]] = {}
+    parts = flat.split([plain(leaf).numel() for leaf in leaves])
+    for each in zip(positions, leaves, parts, strict=True):
+        axis = None if coder_of(each[1]) is None else axis_of(each[1])
+        by_axis.setdefault(axis, []).append(each)
+    for axis, found in by_axis.items():
+        at = [position for position, _, _ in found]
+        if axis is None:
+            rest = torch.cat([part for _, _, part in found])
+            _state.flying.append(_Bucket(at, rest, _groups(spec)))
+            continue
+        coders: Any = [coder_of(leaf) for _, leaf, _ in found]
+        addends = [part.view(plain(leaf).shape) for _, leaf, part in found]
+        others = [a for a in summed_axes(spec) if a != axis]
+        groups = _along(spec.placement, (axis, *others))
+        _state.flying.append(_CodedBucket(at, addends, coders, groups))
 
 
 def finish() -> None:
@@ -137,6 +188,8 @@ def finish() -> None:
     _C.launch_all()
     flying, _state.flying = _state.flying, []
     with hidden_again():
+        for bucket in flying:
+            bucket.turn()
         for bucket in flying:
             bucket.finish()
         _C.clear_waiting()

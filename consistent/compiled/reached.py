@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from ..autograd.coded_sums import coder_of
 from ..nn.gathered import coders_of
 from .guards import SIMPLE, Guard, is_number
 from .sources import Asked, Attributes, Source
@@ -223,7 +224,8 @@ class _Walk:
         for name, x in list(kept.items()):
             if name not in _OF_TORCH and not name.startswith("_consistent"):
                 yield f"{path}.{name}", kept, name, x
-        for coder in coders_of(module):
+        summed = [coder_of(p) for p in module._parameters.values() if p is not None]
+        for coder in filter(None, [*coders_of(module), *summed]):
             for name, x in vars(coder).items():
                 if isinstance(x, torch.Tensor):
                     yield f"{path}, {name} by its codecs", vars(coder), name, x

@@ -4,6 +4,7 @@
 gather     x  -write->  bytes  ==join==>         bytes of all ranks  -read->  B        one message
 reduce     g + unsent  -write->  bytes by rank  ==all-to-all==>  -read, sum in order->  S
            unsent = g + unsent - what the bytes say                               stays on this rank
+sum        reduce, then gather of what each rank has added up, by the same codec: P -> B
 ```
 
 This stands beside ``several``, which sends numbers as they are and knows of no codec. Which of the
@@ -11,7 +12,8 @@ two boxes a parameter is said when a module gets its plan. What no single gather
 scattered, does goes as it is: specs say so, on all ranks alike. ``boxed`` puts both under autograd.
 
 A rank reads its own part from bytes as others do. So all ranks have the same bits, and a sum does
-not depend on which of them makes it.
+not depend on which of them makes it. What the second rounding of a sum leaves out is kept by the
+rank that has added it up.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from mirrored.comm import Ranks, Waitable, resized
 from mirrored.transports.default import current
 from mirrored.transports.failures import counts_lacks
 
+from ..spec import piece
 from .coders import Coder
 from .low_rank import LowRank, matrix, orthonormal, part_of_product
 from .run import begin, ended
@@ -89,6 +92,49 @@ def start_reduces(locals_: Sequence[Tensor], routes: Sequence[Route], coders: Co
     return _started("reduce_scatter", _reduce, (locals_, routes, coders, codecs), False)
 
 
+@counts_lacks
+def start_sums(addends: Sequence[Tensor], coders: Sequence[Coder], ranks: Ranks) -> Sums:
+    """Start the sums of addends over ``ranks``, each by the codec of its coder for sums. Addends
+    are contiguous, and may not be written to before the sums are there. What a coder keeps has one
+    dim, unless its sums are of low rank."""
+    found: dict[bool, list[_Item]] = {}
+    for i, (x, coder) in enumerate(zip(addends, coders, strict=True)):
+        is_low = isinstance(coder.reduce, LowRank)
+        x = x if is_low else x.view(-1)
+        sizes = tuple(piece(len(x), len(ranks), k)[1] for k in range(len(ranks)))
+        cut = Cut("all_reduce", ranks, 0, sizes)
+        found.setdefault(is_low, []).append(_Item(i, x, cut, coder, tuple(x.shape)))
+    turns = [
+        (
+            [item.position for item in items],
+            _reduce_low(items, ranks) if low else _sum(items, ranks),
+        )
+        for low, items in found.items()
+    ]
+    return Sums(addends, turns)
+
+
+class Sums:
+    """Sums under way, which take two messages one after the other."""
+
+    def __init__(self, addends: Sequence[Tensor], turns: list[tuple[list[int], _Turn]]) -> None:
+        self._shapes = [x.shape for x in addends]
+        self._turns = turns
+
+    def turn(self) -> None:
+        """Wait for the first message, and send the second."""
+        for _, each in self._turns:
+            each.turn()
+
+    def wait(self) -> list[Tensor]:
+        """The sums, on every rank the same bits."""
+        made: list[Any] = [None] * len(self._shapes)
+        for positions, each in self._turns:
+            for i, x in zip(positions, each.wait(), strict=True):
+                made[i] = x.view(self._shapes[i])
+        return made
+
+
 def _started(kind: str, send: _Send, given: tuple, begun: bool) -> Started:
     found: dict[tuple, list[_Item]] = {}
     plain: list[int] = []
@@ -126,16 +172,44 @@ class _Read:
             return self._read(self._arriving.wait())
 
 
+class _Turn:
+    """A message under way, what arrives by which is sent on."""
+
+    def __init__(self, arriving: Waitable, send_on: Callable[[Any], Waitable]) -> None:
+        self._arriving, self._send_on = arriving, send_on
+        self._second: Waitable | None = None
+
+    def turn(self) -> None:
+        if self._second is None:
+            with torch.no_grad():
+                self._second = self._send_on(self._arriving.wait())
+
+    def wait(self) -> list[Tensor]:
+        self.turn()
+        assert self._second is not None
+        return self._second.wait()
+
+
 # ---- gathers -------------------------------------------------------------------------------------
 
 
 def _gather(items: list[_Item], ranks: Ranks) -> Waitable:
-    messages = [_gather_codec(item).write(item.x) for item in items]
-    sizes = [[_gather_codec(item).nbytes(math.prod(s)) for s in item.shapes()] for item in items]
+    codecs = [_gather_codec(item) for item in items]
+    return _joining(items, codecs, [c.write(i.x) for c, i in zip(codecs, items)], ranks)
+
+
+def _joining(
+    items: list[_Item], codecs: list[Codec], messages: list[Tensor], ranks: Ranks
+) -> Waitable:
+    """Gather the parts that ``messages`` say."""
+    sizes = [
+        [codec.nbytes(math.prod(shape)) for shape in item.shapes()]
+        for codec, item in zip(codecs, items, strict=True)
+    ]
     arriving = current().start_join_several(messages, [0] * len(items), sizes, ranks)
 
     def read(joined: list[Tensor]) -> list[Tensor]:
-        return [_joined(*each) for each in zip(items, joined, sizes, strict=True)]
+        return [_joined(*each) for each in zip(items, codecs, joined, sizes, strict=True)]
 
     return _Read(arriving, read)
 
@@ -145,11 +219,10 @@ def _gather_codec(item: _Item) -> Codec:
     return item.coder.gather
 
 
-def _joined(item: _Item, message: Tensor, sizes: list[int]) -> Tensor:
+def _joined(item: _Item, codec: Codec, message: Tensor, sizes: list[int]) -> Tensor:
     """All parts of a tensor, from the bytes of all ranks."""
-    codec, dtype = _gather_codec(item), item.x.dtype
     parts = [
-        codec.read([part], math.prod(shape), dtype).view(shape)
+        codec.read([part], math.prod(shape), item.x.dtype).view(shape)
         for part, shape in zip(message.split(sizes), item.shapes(), strict=True)
     ]
     return torch.cat(parts, item.cut.dim)
@@ -193,31 +266,61 @@ def _summed(item: _Item, me: int, messages: Sequence[Tensor]) -> Tensor:
     return _reduce_codec(item).read(messages, math.prod(shape), item.x.dtype).view(shape)
 
 
+def _sum(items: list[_Item], ranks: Ranks) -> _Turn:
+    me = ranks.index(current().rank)
+
+    def send_on(parts: list[Tensor]) -> Waitable:
+        messages = [_written_sum(*each, me) for each in zip(items, parts, strict=True)]
+        return _joining(items, [_reduce_codec(item) for item in items], messages, ranks)
+
+    return _Turn(_reduce(items, ranks), send_on)
+
+
+def _written_sum(item: _Item, part: Tensor, me: int) -> Tensor:
+    """What this rank has added up, in bytes. What these leave out is in its next addend."""
+    kept = item.coder.unsent_parts(item.cut.sizes, item.cut.dim)[me]
+    if kept is None:
+        return _reduce_codec(item).write(part)
+    left = torch.zeros_like(part)
+    message = _reduce_codec(item).write(part, left)
+    kept += left
+    return message
+
+
 # ---- sums of low rank -------------------------------------------------------------------------
 
 
 @torch.no_grad()
-def _reduce_low(items: list[_Item], ranks: Ranks) -> Waitable:
+def _reduce_low(items: list[_Item], ranks: Ranks) -> _Turn:
     totals = [item.coder.with_unsent(item.x) for item in items]
     ms = [matrix(total) for total in totals]
     ps = [item.coder.on_basis(m) for m, item in zip(ms, items, strict=True)]
     arriving = current().all_reduce_async(_flat(ps), ranks)
     me = ranks.index(current().rank)
 
-    def read(flat: Tensor) -> list[Tensor]:
+    def send_on(flat: Tensor) -> Waitable:
         common = [orthonormal(p) for p in _taken_apart(flat, ps)]
         own = [m.T @ p for m, p in zip(ms, common, strict=True)]
-        summed = _taken_apart(current().all_reduce(_flat(own), ranks), own)
-        made = []
-        for item, total, p, q, mine in zip(items, totals, common, summed, own, strict=True):
-            item.coder.keep(total, (p @ mine.T).view(total.shape).to(total.dtype))
-            item.coder.turn(q)
-            dim, sizes = item.cut.dim, item.cut.sizes
-            part = part_of_product(p, q, item.whole, dim, sum(sizes[:me]), sizes[me])
-            made.append(part.to(total.dtype, memory_format=torch.contiguous_format))
-        return made
 
-    return _Read(arriving, read)
+        def read(flat: Tensor) -> list[Tensor]:
+            summed = _taken_apart(flat, own)
+            return [_of_low_rank(*each, me) for each in zip(items, totals, common, summed, own)]
+
+        return _Read(current().all_reduce_async(_flat(own), ranks), read)
+
+    return _Turn(arriving, send_on)
+
+
+def _of_low_rank(item: _Item, total: Tensor, p: Tensor, q: Tensor, mine: Tensor, me: int) -> Tensor:
+    """This rank's part of a sum, or all of it; what is not in it of this rank's addend is kept."""
+    item.coder.keep(total, (p @ mine.T).view(total.shape).to(total.dtype))
+    item.coder.turn(q)
+    dim, sizes = item.cut.dim, item.cut.sizes
+    start, size = sum(sizes[:me]), sizes[me]
+    if item.cut.kind == "all_reduce":
+        start, size = 0, sum(sizes)
+    part = part_of_product(p, q, item.whole, dim, start, size)
+    return part.to(total.dtype, memory_format=torch.contiguous_format)
 
 
 def _flat(xs: Sequence[Tensor]) -> Tensor:

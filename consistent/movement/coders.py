@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mirrored.codecs import Codec, keep_rest
+from mirrored.codecs import BLOCK, CODECS, Codec, keep_rest
 
 from .low_rank import LowRank, first_basis, next_basis
+
+_LOW_RANK = re.compile(r"powersgd:([1-9]\d{0,3})")
+
+
+def codec_named(name: str) -> Codec | LowRank | None:
+    """The codec that a plan calls so; None if there is none."""
+    found = _LOW_RANK.fullmatch(name)
+    return LowRank(int(found[1])) if found else CODECS.get(name)
+
+
+def shorter(name: str | None, dtype: torch.dtype, shape: Sequence[int]) -> Any:
+    """The codec of that name, where it sends fewer bytes than numbers of ``dtype`` have."""
+    codec = None if name is None else codec_named(name)
+    if codec is None or isinstance(codec, LowRank):
+        return codec if codec is not None and codec.fits(shape) else None
+    return codec if codec.nbytes(BLOCK) < BLOCK * dtype.itemsize else None
 
 
 class Coder:

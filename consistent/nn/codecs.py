@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from mirrored.codecs import BLOCK, CODECS, Codec
+from mirrored.codecs import CODECS
 
-from ..dispatch.plans.shards import plain
-from ..movement.coders import Coder
+from ..autograd.coded_sums import sum_by
+from ..dispatch.plans.shards import is_global, plain
+from ..movement.coders import Coder, codec_named, shorter
 from ..movement.low_rank import LowRank
 from ..movement.world import my_coordinate
 from ..spec import B, Partial, Placement
 from ..spec.nearest import suggestion
-from .plan.layouts import Layouts
+from .plan import Layouts, Plan
 
 
 def coder_of(param: Any, layouts: Layouts) -> Coder | None:
@@ -28,7 +27,7 @@ def coder_of(param: Any, layouts: Layouts) -> Coder | None:
     dtype = param._spec.dtype
     whole = param._spec.with_sbp(layouts.use).local_shape(my_coordinate(param._spec.placement))
     gather, reduce = (
-        _shorter(said[axis], dtype, whole) if said else None
+        shorter(said[axis], dtype, whole) if said else None
         for said in (layouts.gather, layouts.reduce)
     )
     if gather is None and reduce is None:
@@ -39,27 +38,31 @@ def coder_of(param: Any, layouts: Layouts) -> Coder | None:
     return coder
 
 
-def _shorter(name: str | None, dtype: torch.dtype, shape: Sequence[int]) -> Any:
-    """The codec of that name, where it sends fewer bytes than numbers of ``dtype`` have."""
-    codec = None if name is None else codec_named(name)
-    if codec is None or isinstance(codec, LowRank):
-        return codec if codec is not None and codec.fits(shape) else None
-    return codec if codec.nbytes(BLOCK) < BLOCK * dtype.itemsize else None
-
-
-def codec_named(name: str) -> Codec | LowRank | None:
-    """The codec that a plan calls so; None if there is none."""
-    found = _LOW_RANK.fullmatch(name)
-    return LowRank(int(found[1])) if found else CODECS.get(name)
-
-
-_LOW_RANK = re.compile(r"powersgd:([1-9]\d{0,3})")
-
-
 def _moved(layouts: Layouts) -> int | None:
     """The axis on which a tensor is gathered for use, if it is one."""
     axes = [a for a, (e, used) in enumerate(zip(layouts.sbp, layouts.use)) if e != used]
     return axes[0] if len(axes) == 1 else None
+
+
+def install_sums(module: torch.nn.Module, plan: Plan) -> None:
+    """Let gradients of the module's parameters be summed by the codecs that ``plan`` says."""
+    for name, param in module.named_parameters():
+        layouts = plan.layouts(name)
+        if layouts is None or not is_global(param) or not param.requires_grad:
+            continue
+        for axis in _summed(layouts):
+            codec = layouts.reduce[axis]
+            assert codec is not None
+            sum_by(param, codec, axis)
+
+
+def _summed(layouts: Layouts) -> list[int]:
+    """The axes along which a tensor lies whole, and its gradients are summed by a codec."""
+    return [
+        axis
+        for axis, codec in enumerate(layouts.reduce)
+        if codec is not None and all(getattr(layouts, n)[axis] is B for n in ("sbp", "use", "grad"))
+    ]
 
 
 def check_codecs(name: str, layouts: Layouts, placement: Placement, dtype: torch.dtype) -> None:
@@ -83,7 +86,7 @@ def check_codecs(name: str, layouts: Layouts, placement: Placement, dtype: torch
         raise ValueError(
             f"parallelize: {asked} is said of {name!r}, and {why}.\n"
             "  A codec rounds floats of a tensor that lies split along one axis and is gathered "
-            "for its use.\n"
+            "for its use, or the gradient of one that lies whole along an axis.\n"
             "  Leave the codec out for this tensor, by a pattern of a Plan or by a plan without it."
         )
 
@@ -101,9 +104,14 @@ def _unfit(layouts: Layouts, placement: Placement, dtype: torch.dtype) -> str | 
     ]
     if len(axes) > 1:
         return f"it is gathered along {len(axes)} axes, {axes}"
+    summed = [axis for axis in _summed(layouts) if placement.shape[axis] > 1]
+    if len(summed) > 1:
+        return f"its gradient is summed by codecs along {len(summed)} axes, {summed}"
     for what in ("gather", "reduce"):
         for axis, codec in enumerate(getattr(layouts, what)):
             if codec is None or placement.shape[axis] == 1 or axis in axes:
+                continue
+            if what == "reduce" and axis in summed:
                 continue
             return f"it is not gathered along axis {axis}, where it lies as {layouts.sbp[axis]}"
     if axes and (not layouts.sbp[axes[0]].is_split or layouts.use[axes[0]] is not B):

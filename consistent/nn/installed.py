@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..autograd.coded_sums import forget_codec
 from ..dispatch.plans.shards import is_global
 from ..spec import Placement, SbpLike
 from .borders import BoxInputs, BoxOutputs, install_borders
@@ -56,6 +57,10 @@ def install(
     from .owned.matrix_step import install_known
 
     install_known(module)
+    if any(each.reduce for each in layouts):
+        from .codecs import install_sums
+
+        install_sums(module, laid)
     if any(each.step != each.sbp or each.grad != each.sbp for each in layouts):
         from .sharded_step import install_step
 
@@ -121,5 +126,6 @@ def take_off(module: torch.nn.Module) -> None:
     for param in module.parameters():
         if is_global(param):
             forget_step(param)
+            forget_codec(param)
             forget_place(param)
     module.__dict__.pop(_PLAN, None)

@@ -23,9 +23,9 @@ from .installed import hold_plan, install, installed_plan
 from .plan import Plan
 from .planners import plan_for
 from .planners.context import takes_whole
+from .planners.registry import WithCodecs
 from .planners.resolve import resolve
 from .planners.searched import searched
-from .planners.zero import zero3
 from .rank_values import check_alike, check_values, laid_text, send_values
 from .same_object import become
 from .slots import Slot, global_slots, plain_attributes, plain_gradients, plain_slots
@@ -34,7 +34,7 @@ from .slots import Slot, global_slots, plain_attributes, plain_gradients, plain_
 def parallelize(
     module: torch.nn.Module,
     placement: Placement | None = None,
-    plan: str | Mapping[str, Any] | Plan | zero3 | None = None,
+    plan: str | Mapping[str, Any] | Plan | WithCodecs | None = None,
     *,
     inputs: SbpLike | Mapping[str, SbpLike] | None = None,
     sync: bool = True,
@@ -57,7 +57,8 @@ def parallelize(
               ``"tensor+sequence"``, ``"context"`` (each rank has a part of each sequence),
               ``"expert"``, ``"zero1+expert"`` to ``"zero3+expert"`` (experts divided among the
               ranks, and the rest as the other plan says), ``"hf"`` (the model's own plan);
-            * ``zero3(gather="int8", reduce="int8")``: zero3 that sends fewer bytes;
+            * ``zero3(gather="int8", reduce="int8")``, ``zero1(reduce="int8")``,
+              ``data_parallel(reduce="powersgd:4")``: these plans in fewer bytes;
             * one for each axis: ``{"dp": "zero3", "tp": "tensor"}``, by the names of the
               placement's axes, or in their order where they have none;
             * patterns -> SBP, such as ``{"*.fc1.weight": S(0), "lm_head.*": S(0)}``: a pattern

@@ -15,13 +15,16 @@ from ..plan.names import is_pattern
 from ..slots import Slot
 from .asked import Asked
 from .context import plan_context
-from .data import plan_data
+from .data import data_parallel, plan_data
 from .experts import beside_experts, plan_expert
 from .hf import plan_hf
 from .resolve import resolve
 from .sequence import plan_sequence
 from .tensor import plan_tensor
-from .zero import plan_zero1, plan_zero2, plan_zero3, zero3
+from .zero import plan_zero1, plan_zero2, plan_zero3, zero1, zero3
+
+# Plans with arguments.
+WithCodecs = data_parallel | zero1 | zero3
 
 PLANNERS: dict[str, Callable[[Asked], Plan]] = {
     "data": plan_data,
@@ -54,7 +57,7 @@ def plan_for(
     """
     if given is None:
         given = {}
-    if isinstance(given, str | zero3):
+    if isinstance(given, str | WithCodecs):
         given = _one_name(given, placement)
     if isinstance(given, Sbp | int | tuple | list):
         raise _sbp_for_all(given)
@@ -79,14 +82,14 @@ def axis_names(placement: Placement) -> tuple[str, ...]:
 # -- strategies ------------------------------------------------------------------------------------
 
 
-def _one_name(name: str | zero3, placement: Placement) -> dict[str, Any]:
+def _one_name(name: str | WithCodecs, placement: Placement) -> dict[str, Any]:
     if isinstance(name, str) and not _is_name(name):
         raise _sbp_for_all(name)
     _planner(name)
     if placement.ndim > 1 and name != "data":
         axes = placement.axes or ("dp", "tp", *(f"axis{a}" for a in range(2, placement.ndim)))
         axes = axes[: placement.ndim]
-        mine = axes[0] if str(name).startswith("zero") else axes[-1]
+        mine = axes[0] if str(name).startswith(("zero", "data")) else axes[-1]
         example = {axis: name if axis == mine else "data" for axis in axes}
         raise ValueError(
             f"parallelize: plan {name!r} is for one axis, and {placement} has {placement.ndim}. "
@@ -104,7 +107,7 @@ def _is_by_axis(
     names = [slot.name for places in tensors for slot in places]
     if any(is_pattern(key) or key in names for key in given):
         return False
-    return any(isinstance(v, Mapping | Plan | zero3) or _is_name(v) for v in given.values())
+    return any(isinstance(v, Mapping | Plan | WithCodecs) or _is_name(v) for v in given.values())
 
 
 def _is_name(value: Any) -> bool:
@@ -156,7 +159,7 @@ def _axes_of(given: Mapping[str, Any], placement: Placement) -> tuple[str, ...]:
 
 
 def _on_one_axis(given: Any, asked: Asked, tensors: Sequence[Sequence[Slot]]) -> Plan:
-    if isinstance(given, zero3) or (isinstance(given, str) and _is_name(given)):
+    if isinstance(given, WithCodecs) or (isinstance(given, str) and _is_name(given)):
         return _planner(given)(asked)
     if isinstance(given, str | Sbp | int | tuple | list):
         raise _sbp_for_all(given)
@@ -173,8 +176,8 @@ def _sbp_for_all(given: Any) -> TypeError:
     )
 
 
-def _planner(name: str | zero3) -> Callable[[Asked], Plan]:
-    if isinstance(name, zero3):
+def _planner(name: str | WithCodecs) -> Callable[[Asked], Plan]:
+    if isinstance(name, WithCodecs):
         return name
     if name not in PLANNERS:
         raise ValueError(

@@ -20,9 +20,29 @@ from ..plan import Layouts, Plan
 from .asked import Asked
 
 
+@dataclass(frozen=True)
+class zero1:  # noqa: N801  (a plan, written as the name of it is)
+    """The plan ``"zero1"``, by which the optimizer's state is split, with a codec by which
+    gradients are summed in fewer bytes.
+
+    ```
+    consistent.parallelize(model, placement, consistent.zero1(reduce="int8"))
+    ```
+
+    Args:
+        reduce: by what gradients are summed, as in ``data_parallel``. The updated shares are
+            gathered as they are.
+    """
+
+    reduce: str | None = None
+
+    def __call__(self, asked: Asked) -> Plan:
+        return _plan(asked, lambda s: Layouts((B,), step=(s,), reduce=(self.reduce,)))
+
+
 def plan_zero1(asked: Asked) -> Plan:
     """The optimizer's state is split."""
-    return _plan(asked, lambda s: Layouts((B,), step=(s,)))
+    return zero1()(asked)
 
 
 def plan_zero2(asked: Asked) -> Plan:

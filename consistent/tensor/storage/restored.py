@@ -14,7 +14,7 @@ from ...movement.world import device_of, my_coordinate
 from ...spec import Coordinate, Placement, TensorSpec, misfit
 
 # Attributes that describe one object and are not copied along.
-OWN = ("_spec", "_moved_view", "_in_step", "_data_given")
+OWN = ("_spec", "_moved_view", "_in_step", "_data_given", "_grad_coder")
 
 _MOST_BYTES = 1 << 62  # of a tensor, so that no size overflows
 

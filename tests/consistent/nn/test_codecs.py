@@ -1,4 +1,4 @@
-"""zero3 with codecs: bytes are the formula, all ranks have the same bits, and a model learns."""
+"""Plans with codecs: bytes are the formula, all ranks have the same bits, and a model learns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import consistent
-from consistent import B, P, Placement, S, zero3
+from consistent import B, P, Placement, S, data_parallel, zero1, zero3
+from consistent.autograd import coded_sums
 from consistent.nn import Layouts, Plan
 from consistent.nn.gathered import GatheredTogether
 from mirrored.codecs import CODECS
@@ -23,6 +24,8 @@ from tests.ranks import ALL, SIZES, on_ranks, pool
 STEPS = 500 if ALL else 50
 INT8 = zero3(gather="int8", reduce="int8")
 FSDP = {"dp": "data", "fsdp": INT8}
+DATA = data_parallel(reduce="int8")
+HSDP = {"dp": DATA, "fsdp": zero3(gather="bf16")}
 
 
 def net(dim: int = 20) -> nn.Module:
@@ -77,13 +80,22 @@ def same(found: list, other: list) -> bool:
 @pytest.mark.parametrize("n", SIZES)
 def test_parameters_are_equal_on_all_ranks_and_the_loss_is_near(n: int) -> None:
     plain = trained(0, 1, None)[0]
-    plans: list[Any] = [INT8] if n < 4 else [FSDP]
+    plans: list[Any] = [INT8, DATA] if n < 4 else [FSDP, HSDP]
     if ALL:
-        plans = [INT8, zero3(gather="bf16", reduce="bf16"), *([FSDP] if n == 4 else [])]
+        plans = [INT8, DATA, zero1(reduce="fp8"), zero3(gather="bf16", reduce="bf16")]
+        plans += [FSDP, HSDP] if n == 4 else []
     for plan in plans:
         found = pool(n).run(trained, n, plan)
         assert all(same(each, found[0]) for each in found), plan
         assert abs(found[0][0] - plain) < 0.005 * plain, (plan, found[0][0], plain)
+
+
+def test_bits_of_gradients_do_not_depend_on_where_ranks_are() -> None:
+    for plan in (DATA, data_parallel(reduce="powersgd:2"), zero1(reduce="bf16")):
+        together = pool(3).run(trained, 3, plan, None, 4)
+        apart = pool(3).run(over_gloo, trained, 3, plan, None, 4)
+        mixed = on_hosts("aab", trained, 3, plan, None, 4)
+        assert all(same(each, together[0]) for each in (*together, *apart, *mixed)), plan
 
 
 def test_bits_do_not_depend_on_where_ranks_are_nor_on_when_parameters_are_gathered() -> None:
@@ -128,53 +140,84 @@ def test_bytes_are_the_formula() -> None:
             assert all(0.25 < x / y < 0.26 for x, y in zip(a, b, strict=True))
 
 
-def low_rank_bytes(rank: int, n: int) -> tuple[int, int]:
-    model: Any = nn.Linear(1024, 512, bias=False)
-    consistent.parallelize(model, Placement("cpu", range(n)), zero3(reduce="powersgd:4"))
+def sum_bytes(rank: int, n: int, reduce: str) -> int:
+    """What this rank sends of a gradient of 70 x 515 and one of 70, which is as short as it is."""
+    model: Any = nn.Linear(515, 70)
+    consistent.parallelize(model, Placement("cpu", range(n)), data_parallel(reduce=reduce))
+    y = model(torch.randn(4, 515)).sum()
+    with counting() as log:
+        y.backward()
+    return log.bytes
+
+
+def test_bytes_of_sums_are_the_formula() -> None:
+    for n in SIZES:
+        for name in ("int8", "bf16"):
+            for rank, sent in enumerate(pool(n).run(sum_bytes, n, name)):
+                found = 0
+                for total in (70 * 515, 70):
+                    parts = [total // n + (k < total % n) for k in range(n)]
+                    found += sum(CODECS[name].nbytes(x) for x in parts) - CODECS[name].nbytes(
+                        parts[rank]
+                    )
+                    found += (n - 1) * CODECS[name].nbytes(parts[rank])
+                assert sent == found
+
+
+def low_rank_bytes(rank: int, n: int, plan: Any) -> tuple[int, int]:
+    model: Any = nn.Linear(1024, 1100, bias=False)
+    consistent.parallelize(model, Placement("cpu", range(n)), plan)
     y = model(torch.randn(4, 1024)).sum()
     with counting() as log:
         y.backward()
-    return log.bytes, 512 * 1024 * 4 * (n - 1) // n
+    return log.bytes, 1100 * 1024 * 4 * (n - 1) // n
 
 
 def test_a_sum_of_low_rank_sends_two_thin_matrices() -> None:
-    for sent, plain in pool(2).run(low_rank_bytes, 2):
-        assert sent == (1024 + 512) * 4 * 4 <= 0.05 * plain
+    for make in (zero3, data_parallel):
+        for sent, plain in pool(2).run(low_rank_bytes, 2, make(reduce="powersgd:4")):
+            assert sent == (1024 + 1100) * 4 * 4 <= 0.05 * plain
 
 
 # ---- what codecs leave out -----------------------------------------------------------------------
 
 
 def coder(model: Any) -> Any:
+    if found := coded_sums.coder_of(next(model.parameters())):
+        return found
     (hook,) = (h.__self__ for h in model._forward_pre_hooks.values()
                if isinstance(getattr(h, "__self__", None), GatheredTogether))  # fmt: skip
     return hook.slots[0].coder
 
 
+@pytest.mark.parametrize("make", [zero3, data_parallel])
 @pytest.mark.parametrize("reduce", ["int8", "bf16", "powersgd:2"])
 @on_ranks(3)
-def test_what_is_not_sent_is_sent_later(rank: int, reduce: str) -> None:
+def test_what_is_not_sent_is_sent_later(rank: int, reduce: str, make: Any) -> None:
     """All that was sent and what is kept are all gradients."""
     ranks = Placement("cpu", range(3))
-    model: Any = consistent.parallelize(nn.Linear(40, 30, bias=False), ranks, zero3(reduce=reduce))
+    model: Any = consistent.parallelize(nn.Linear(40, 30, bias=False), ranks, make(reduce=reduce))
     exact: Any = consistent.parallelize(nn.Linear(40, 30, bias=False), ranks, "zero3")
     for step in range(4):
         torch.manual_seed(step)
         x, y = (consistent.distribute(torch.randn(9, k), ranks, S(0)) for k in (40, 30))
         for m in (model, exact):
             (m(x) * y).sum().backward()
-    kept = consistent.from_local(coder(model).unsent, ranks, P).full()
+    kept = consistent.from_local(coder(model).unsent.view(30, 40), ranks, P).full()
     assert kept.abs().max() > 0
     torch.testing.assert_close(
         model.weight.grad.full() + kept, exact.weight.grad.full(), rtol=1e-5, atol=1e-4
     )
 
 
+@pytest.mark.parametrize("make", [zero3, data_parallel])
 @pytest.mark.parametrize("reduce", ["int8", "powersgd:2"])
 @on_ranks(2)
-def test_a_gradient_that_overflows_is_seen_and_spoils_no_other(rank: int, reduce: str) -> None:
+def test_a_gradient_that_overflows_is_seen_and_spoils_no_other(
+    rank: int, reduce: str, make: Any
+) -> None:
     ranks = Placement("cpu", range(2))
-    model: Any = consistent.parallelize(nn.Linear(40, 30, bias=False), ranks, zero3(reduce=reduce))
+    model: Any = consistent.parallelize(nn.Linear(40, 30, bias=False), ranks, make(reduce=reduce))
     for step in range(3):
         model.zero_grad()
         x = torch.randn(8, 40)
@@ -183,11 +226,12 @@ def test_a_gradient_that_overflows_is_seen_and_spoils_no_other(rank: int, reduce
         assert bool(model.weight.grad.full().isfinite().all()) is (step != 1)
 
 
+@pytest.mark.parametrize("make", [zero3, data_parallel])
 @on_ranks(2)
-def test_gradients_that_are_only_asked_for_are_exact(rank: int) -> None:
+def test_gradients_that_are_only_asked_for_are_exact(rank: int, make: Any) -> None:
     ranks = Placement("cpu", range(2))
-    model: Any = consistent.parallelize(nn.Linear(40, 30), ranks, zero3(reduce="int8"))
-    exact: Any = consistent.parallelize(net_of(model), ranks, "zero3")
+    model: Any = consistent.parallelize(nn.Linear(40, 30), ranks, make(reduce="int8"))
+    exact: Any = consistent.parallelize(net_of(model), ranks, make())
     x = torch.randn(8, 40)
     for create in (False, True):
         a, b = (  # of global tensors
@@ -217,8 +261,35 @@ def test_inside_no_sync_nothing_is_sent_and_one_sum_is_coded(rank: int) -> None:
 
 
 @on_ranks(2)
-def test_a_copy_begins_with_nothing_kept(rank: int) -> None:
-    model: Any = consistent.parallelize(nn.Linear(40, 30), Placement("cpu", range(2)), INT8)
+def test_sums_inside_no_sync_and_of_several_backwards_are_coded_once_each(rank: int) -> None:
+    ranks = Placement("cpu", range(2))
+    model: Any = consistent.parallelize(nn.Linear(512, 64, bias=False), ranks, DATA)
+    x = torch.randn(3, 512)
+    with consistent.no_sync():
+        model(x).sum().backward()
+    for time in (1, 2):
+        y = model(x).sum()
+        with counting() as log:
+            y.backward()
+        assert log.bytes == 2 * CODECS["int8"].nbytes(32 * 512)
+        found, wanted = model.weight.grad.full(), (1 + time) * x.sum(0).expand(64, -1)
+        assert (found - wanted).abs().max() < 0.03 * wanted.abs().max()
+
+
+@on_ranks(2)
+def test_a_plan_without_codecs_takes_them_away(rank: int) -> None:
+    ranks = Placement("cpu", range(2))
+    model: Any = consistent.parallelize(nn.Linear(40, 30), ranks, DATA)
+    model(torch.randn(3, 40)).sum().backward()
+    assert coded_sums.coder_of(model.weight) is not None
+    consistent.move(model, None, ranks, "data")
+    assert coded_sums.coder_of(model.weight) is None
+
+
+@pytest.mark.parametrize("plan", [INT8, DATA])
+@on_ranks(2)
+def test_a_copy_begins_with_nothing_kept(rank: int, plan: Any) -> None:
+    model: Any = consistent.parallelize(nn.Linear(40, 30), Placement("cpu", range(2)), plan)
     model(torch.randn(3, 40)).sum().backward()
     other = copy.deepcopy(model)
     other(torch.randn(3, 40)).sum().backward()
@@ -245,7 +316,10 @@ def step_of(plan: Any) -> Any:
     return make
 
 
-@pytest.mark.parametrize("plan", [INT8, zero3(gather="fp8", reduce="powersgd:2")])
+COMPILED = [INT8, zero3(gather="fp8", reduce="powersgd:2"), DATA, zero1(reduce="powersgd:2")]
+
+
+@pytest.mark.parametrize("plan", COMPILED)
 @on_ranks(2)
 def test_a_compiled_step_does_as_the_step(rank: int, plan: Any) -> None:
     batches = [tuple(x.double() for x in batch(i)) for i in range(4)]
@@ -297,7 +371,10 @@ FAULTS: list[tuple[Any, Any, Any, str]] = [
     (linear, zero3(gather="int4"), range(4), "no codec 'int4' for gather"),
     (linear, zero3(gather="powersgd:4"), range(4), "no codec 'powersgd:4' for gather"),
     (linear, zero3(reduce="powersgd:0"), range(4), "no codec 'powersgd:0'"),
-    (linear, {"*": Layouts((B,), reduce="int8")}, range(4), "not gathered along axis 0"),
+    (linear, {"*": Layouts((B,), gather="int8")}, range(4), "not gathered along axis 0"),
+    (linear, {"*": Layouts((B,), grad=(S(0),), reduce="int8")}, range(4), "not gathered along"),
+    (linear, {"*": Layouts((B, B), reduce=("int8", "bf16"))}, GRID, "codecs along 2 axes"),
+    (linear, data_parallel(reduce="int4"), range(4), "no codec 'int4' for reduce"),
     (linear, {"*": Layouts((S(0), P), use=(B, P), gather=("int8", None))}, GRID, "it lies as P"),
     (linear, {"*": Layouts((S(0), S(0)), use=(B, B), gather=("int8", None))}, GRID, "along 2 axes"),
 ]
