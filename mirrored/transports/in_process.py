@@ -36,7 +36,7 @@ class World:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         # One for each rank: a message wakes only the rank that it is for.
         self.arrived = [threading.Condition(self.lock) for _ in range(size)]
         self.queues: dict[tuple[int, int], deque[tuple[str, Any]]] = {

@@ -31,7 +31,10 @@ def takes_routed(part: nn.Module) -> bool:
 
     So are the experts of transformers' mixtures, whose arguments have such names.
     """
-    names = list(inspect.signature(part.forward).parameters)
+    try:
+        names = list(inspect.signature(part.forward).parameters)
+    except ValueError:  # a scripted module's has none
+        return False
     if len(names) < 3 or not _INDEX.search(names[1]) or not _WEIGHTS.search(names[2]):
         return False
     own = [p for p in part._parameters.values() if p is not None]
