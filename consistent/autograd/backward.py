@@ -19,12 +19,12 @@ from mirrored.transports.failures import count_failure
 
 from ..dispatch import _C
 from ..dispatch.plans.shards import HookOff, is_global, plain, rebox, take_in
-from ..dispatch.running import operands, refused_gradients
+from ..dispatch.running import refused_gradients
 from ..dispatch.running.agreed import all_ranks, ranks_of, tell
 from ..movement import check_mode
 from ..movement.world import is_apart, my_coordinate
 from ..spec import Coordinate, P, TensorSpec
-from ..spec.tracer import callbacks
+from ..spec.tracer import Tracer, callbacks
 from . import buckets, scattering, unsummed
 
 _ON_BACKWARD, _HANDLE_BACKWARD = callbacks("on_backward"), callbacks("handle_backward")
@@ -169,4 +169,4 @@ def in_backward() -> bool:
 
 
 # A leaf that an op gathers for itself is not one of zero3's: its gradient never lies gathered.
-operands.arriving.append(partial(unsummed.arriving, keep=False))
+Tracer(handle_arriving=partial(unsummed.arriving, keep=False)).always()

@@ -24,9 +24,8 @@ from ..dispatch.plans.gradients import set_raw_grad
 from ..dispatch.plans.shards import attach, is_global
 from ..forms.random import generator
 from ..forms.seeds import signed
-from ..nn.moving.carry import forgetting
 from ..spec.nested import map_each
-from ..spec.tracer import callbacks
+from ..spec.tracer import Tracer, callbacks
 from .opaque import SENDING, Call, known, shape_of
 from .watching import Pieces, Watching
 
@@ -236,12 +235,13 @@ _programs: WeakSet[Program] = WeakSet()
 
 
 def _forget_shards() -> None:
+    """Let go of the memory that tensors had before they were moved."""
     for program in list(_programs):
         for part in program.segments:
             part.forget_shards()
 
 
-forgetting.append(_forget_shards)
+Tracer(on_move=_forget_shards).always()
 
 
 def _built(template: Any, values: Sequence[Any], arguments: Sequence[torch.Tensor]) -> Any:

@@ -6,27 +6,18 @@ form says what stands for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from torch import Tensor
 
-_lack: list[Callable[[Tensor], bool]] = []
+from ..spec.tracer import callbacks
 
-
-@contextmanager
-def without_values(lacks: Callable[[Tensor], bool]) -> Iterator[None]:
-    """Inside, tensors of which ``lacks`` is true have no values."""
-    _lack.append(lacks)
-    try:
-        yield
-    finally:
-        _lack.remove(lacks)
+_LACKS_VALUES = callbacks("lacks_values")
 
 
 def has_values(x: Tensor) -> bool:
     """Whether ``x`` has values that may be read."""
-    return not any(lacks(x) for lacks in _lack)
+    return not any(lacks(x) for lacks in _LACKS_VALUES)
 
 
 def whole_numbers(x: Tensor, otherwise: Callable[[], list[int]] | None = None) -> list[int]:

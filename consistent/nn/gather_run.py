@@ -16,7 +16,7 @@ from ..movement.coded import gather_each
 from ..movement.coders import Coder
 from ..movement.run import run
 from ..spec import NdSbp, TensorSpec
-from ..tensor.storage import memory
+from ..spec.tracer import Tracer
 from . import saved_shards
 from .gather_ahead import Orders, Wanted, find
 from .module_calls import under_way
@@ -279,4 +279,4 @@ def _watch(alias: Any) -> None:
             found.append(alias)
 
 
-memory.watchers.append(_watch)
+Tracer(on_data=_watch).always()

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from ..autograd.backward import passes
 from ..dispatch.plans.shards import HookOff, is_global, plain
-from ..dispatch.running import operands
 from ..movement.several import Route
 from ..spec import TensorSpec
+from ..spec.tracer import Tracer
 from .gather_ahead import Ahead, Orders, Wanted, by_messages, find
 from .plan import Plan
 
@@ -122,4 +122,4 @@ def _nothing() -> None:
     pass
 
 
-operands.ahead.append(_ahead)
+Tracer(handle_ahead=_ahead).always()

@@ -33,6 +33,7 @@ from ..movement.run import run
 from ..movement.several import run_several
 from ..movement.world import my_coordinate
 from ..spec import TensorSpec
+from ..spec.tracer import callbacks
 from ..tensor.storage import memory
 from ..tensor.storage.step_layout import (
     forget_step_layout,
@@ -74,8 +75,7 @@ def in_step(param: Any) -> bool:
     return "_in_step" in param.__dict__
 
 
-# Called with each optimizer before its step: those above who lay its parameters in other ways.
-first: list[Callable[[Any], None]] = []
+_ON_OPTIMIZER_STEP = callbacks("on_optimizer_step")
 
 
 @cache
@@ -88,8 +88,8 @@ def install_hooks() -> None:
 def _before(optimizer: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
     if torch.compiler.is_compiling():
         return None
-    for look in first:
-        look(optimizer)
+    for notify in _ON_OPTIMIZER_STEP:
+        notify(optimizer)
     if not _concerns(optimizer):
         return None
     enter(optimizer)

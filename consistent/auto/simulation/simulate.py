@@ -17,12 +17,12 @@ from mirrored.transports.faults.place import user_line
 from ...dispatch import _C
 from ...dispatch.plans.plan import looked_up_in
 from ...dispatch.plans.shards import is_global
-from ...forms.whole_numbers import without_values
 from ...movement import plain_values
 from ...movement.run import forget_moves
 from ...nn import gather_ahead
 from ...nn.sharded_step import install_hooks
 from ...spec.nested import tensors_in
+from ...spec.tracer import Tracer
 from ..machines import Machine
 from ..machines.find import machine
 from . import stages
@@ -138,7 +138,8 @@ def simulate(
         inside.enter_context(stages.played(log, transport, imagined, lambda: made.stage_kinds))
         if found.device_type == "cuda":
             inside.enter_context(OnCpu())
-        inside.enter_context(without_values(lambda x: imagined.memory.number(x) is not None))
+        tracer = Tracer(lacks_values=lambda x: imagined.memory.number(x) is not None)
+        inside.enter_context(tracer.tracing())
         inside.enter_context(Reading(imagined.memory, log))
         inside.enter_context(imagined)
         inside.callback(imagined.memory.close)

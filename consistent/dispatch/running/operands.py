@@ -7,19 +7,15 @@ ranks share memory there is no link to keep busy, and each operand is boxed by i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from torch import Tensor
-
-from ...movement.boxed import Arriving, box, box_several
+from ...movement.boxed import box, box_several
 from ...movement.several import Route, travels
 from ...spec import Layout
+from ...spec.tracer import callbacks
 
-# What becomes of gradients that would be boxed on their way to leaves: autograd's, which is above.
-arriving: list[Arriving] = []
-# (operands, routes) -> what was sent for in advance and has arrived, and what sends for the next
-# ones: that of modules, which are above.
-ahead: list[Callable[[list, list[Route]], tuple[list[Tensor | None], Callable[[], None]]]] = []
+_HANDLE_ARRIVING = callbacks("handle_arriving")  # autograd's
+_HANDLE_AHEAD = callbacks("handle_ahead")  # that of modules
 
 
 def box_operands(tensors: list, boxes: Sequence[tuple[int, Layout]]) -> None:
@@ -39,14 +35,16 @@ def box_operands(tensors: list, boxes: Sequence[tuple[int, Layout]]) -> None:
 def _box_sent(tensors: list, routes: dict[int, Route]) -> None:
     """Those whose messages travel while this rank computes."""
     come, go_on = [None] * len(routes), None
-    if ahead:
-        come, go_on = ahead[0]([tensors[index] for index in routes], list(routes.values()))
+    if _HANDLE_AHEAD:
+        given = [tensors[index] for index in routes]
+        come, go_on = _HANDLE_AHEAD[-1](given, list(routes.values()))
     arrived = {index: x for index, x in zip(routes, come, strict=True) if x is not None}
     left = [index for index in routes if index not in arrived]
+    arriving = _HANDLE_ARRIVING[-1] if _HANDLE_ARRIVING else None
     for positions, there in ((list(arrived), list(arrived.values())), (left, None)):
         if positions:
             given, along = [tensors[i] for i in positions], [routes[i] for i in positions]
-            made = box_several(given, along, there, next(iter(arriving), None))
+            made = box_several(given, along, there, arriving)
             for i, x in zip(positions, made, strict=True):
                 tensors[i] = x
     if go_on is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -16,11 +16,11 @@ from ...movement.run import run
 from ...movement.run_exchanges import run_exchanges
 from ...movement.world import device_of, my_coordinate
 from ...spec import TensorSpec
+from ...spec.tracer import callbacks
 from ..master_weights import masters_of
 from .job import Job, Moved, params_of
 
-# They let go the memory that tensors had before they were moved.
-forgetting: list[Callable[[], None]] = []
+_ON_MOVE = callbacks("on_move")
 
 
 class Carried:
@@ -75,8 +75,8 @@ class Carried:
             job.plain[name].copy_(x)
         for masters, p in kept:
             masters.keep(p)
-        for forget in forgetting:
-            forget()
+        for notify in _ON_MOVE:
+            notify()
 
     def watch(self) -> None:
         """Sum the gradients of the parameters over the ranks that hold them now. All ranks do so in

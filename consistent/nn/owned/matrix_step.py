@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from ...dispatch.plans.shards import is_global
 from ...dispatch.running.agreed import tell as tell_error
+from ...spec.tracer import Tracer
 from ...tensor.storage.step_layout import OwnedState
 from .. import sharded_step
 from .deal import Shape, flops_of
@@ -182,10 +183,10 @@ def install_known(module: nn.Module) -> None:
     _watch()
 
 
+@functools.cache
 def _watch() -> None:
     sharded_step.install_hooks()
-    if _look not in sharded_step.first:
-        sharded_step.first.append(_look)
+    Tracer(on_optimizer_step=_look).always()
 
 
 def _look(optimizer: Any) -> None:

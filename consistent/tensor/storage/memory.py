@@ -7,7 +7,6 @@ take over the memory of another one, layout and all, but not another part of its
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,12 +21,12 @@ from ...dispatch.running.moved_views import MovedView, fresh
 from ...movement.differentiable import spread
 from ...movement.world import my_coordinate
 from ...spec import B, TensorSpec
+from ...spec.tracer import callbacks
 
 _Base: Any = torch.Tensor
 _SHAPE = "its shape is part of its spec, and other tensors may be views of it"
 
-# Called with each tensor that `.data` makes: writes into it are not counted in its source.
-watchers: list[Callable[[Any], None]] = []
+_ON_DATA = callbacks("on_data")
 
 
 # -- data ------------------------------------------------------------------------------------------
@@ -41,8 +40,8 @@ def data(x: Any) -> Any:
     x._data_given = True
     if x._moved_view:
         alias._moved_view = MovedView("detach", _Base.detach, ((x,), {}), None)
-    for watch in watchers:
-        watch(alias)
+    for notify in _ON_DATA:
+        notify(alias)
     return alias
 
 

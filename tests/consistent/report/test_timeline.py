@@ -20,7 +20,9 @@ def _step(rank: int, folder: str) -> None:
     p = consistent.placement("cpu", [0, 1])
     x = consistent.distribute(torch.randn(8, 6), p, S(0))
     w = consistent.distribute(torch.randn(6, 4), p, S(1)).requires_grad_()
+    before = _listening()
     with consistent.report(timeline=True) as r:
+        assert _listening() != before
         (x @ w).sum().backward()
         x.to_global(sbp=B)
     assert r.timeline is not None and r.timeline.rank == rank
@@ -41,7 +43,12 @@ def _step(rank: int, folder: str) -> None:
     assert len(drawn) == len(r.timeline.events) and {e["pid"] for e in trace} == {rank}
     assert drawn[0]["ts"] == r.timeline.events[0].begin / 1e3
     assert all(e.get("dur", 0) >= 0 for e in drawn)
-    assert not op_tracers and not any(map(callbacks, (field.name for field in fields(Tracer))))
+    assert not op_tracers and _listening() == before
+
+
+def _listening() -> list[int]:
+    """How many listen to each event."""
+    return [len(callbacks(field.name)) for field in fields(Tracer)]
 
 
 def test_ops_boxings_and_backward_are_timed_and_written_as_a_trace(tmp_path: Path) -> None:
