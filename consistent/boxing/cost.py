@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from ..spec import NdSbp, Sbp, Split, items_in, overlapping, piece
 
@@ -20,42 +18,31 @@ LOCAL_KINDS = ("slice", "keep_first", "keep", "pad")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Speeds of one device type and its links."""
+    """Speeds of one device type and its links; ops and boxings are planned by them."""
 
     latency: float  # seconds before the first byte of a collective arrives
     bandwidth: float  # bytes per second that a rank sends
     overhead: float  # seconds to start one local copy
     memory: float  # bytes per second of a local copy
+    python: float  # seconds that a communication keeps Python busy, beside its own time
+    flops: float  # operations per second of one rank in a product of matrices
 
 
 DEVICES = {
     # Orders of magnitude, for what was not measured; ranking plans needs no more. Between two
     # network namespaces of an idle machine sockets take 30 us for a small collective, 1.5 GB/s in
-    # a large one; a core copies 10 GB/s.
-    "cpu": Device(latency=30e-6, bandwidth=1.5e9, overhead=2e-6, memory=10e9),
+    # a large one; a core copies 10 GB/s, and multiplies 50 GFLOP/s. The Python of a message is that
+    # of 20 ops of 8 us, as machines/machine.py counts it.
+    "cpu": Device(30e-6, 1.5e9, overhead=2e-6, memory=10e9, python=160e-6, flops=5e10),
     # NCCL within a node of NVLink: 10 to 20 us, 100 GB/s and more; a kernel starts in about 5 us,
-    # HBM moves 2 TB/s and more.
-    "cuda": Device(latency=15e-6, bandwidth=100e9, overhead=5e-6, memory=2e12),
+    # HBM moves 2 TB/s and more; half the peak of a data centre's GPU in two-byte floats. Python
+    # runs ahead.
+    "cuda": Device(15e-6, 100e9, overhead=5e-6, memory=2e12, python=0.0, flops=3e14),
 }
-
-
-# The Python of a message beside the message, as machines/machine.py counts it (20 ops of 8 us). On
-# a GPU it runs ahead.
-_PYTHON_S = {"cpu": 160e-6, "cuda": 0.0}
-
-
-class Measured(NamedTuple):
-    """What was measured of a `Device`, in its order; None where it was not."""
-
-    latency: float
-    bandwidth: float
-    overhead: float | None = None
-    memory: float | None = None
-
 
 # Maps a device type to the speeds of this world's ranks, the same on every rank, or None where they
 # were not measured.
-Links = Callable[[str], Measured | None]
+Links = Callable[[str], Device | None]
 
 _links: Links = lambda device_type: None  # noqa: E731
 
@@ -68,14 +55,7 @@ def use_links(links: Links) -> None:
 
 def device_speeds(device_type: str) -> Device:
     """Speeds of a device type and of the links between this world's ranks."""
-    link = _links(device_type)
-    return DEVICES[device_type] if link is None else _linked(device_type, link)
-
-
-@lru_cache
-def _linked(device_type: str, link: Measured) -> Device:
-    known = {name: speed for name, speed in link._asdict().items() if speed is not None}
-    return replace(DEVICES[device_type], **known)
+    return _links(device_type) or DEVICES[device_type]
 
 
 def latency_seconds(device_type: str) -> float:
@@ -85,13 +65,13 @@ def latency_seconds(device_type: str) -> float:
 
 def python_seconds(device_type: str) -> float:
     """What Python takes for a communication, beside the communication."""
-    return _PYTHON_S[device_type]
+    return device_speeds(device_type).python
 
 
 def start_bytes(device_type: str) -> int:
     """Bytes that a rank sends in the time for which one more communication keeps it busy."""
     device = device_speeds(device_type)
-    return int((device.latency + _PYTHON_S[device_type]) * device.bandwidth)
+    return int((device.latency + device.python) * device.bandwidth)
 
 
 def wire_seconds(nbytes: float, device_type: str) -> float:

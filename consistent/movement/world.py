@@ -7,15 +7,16 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import astuple
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
 
+from mirrored.comm import Link
 from mirrored.transports.default import current
 from mirrored.transports.torch_dist.children import started_by_launcher
 
-from ..boxing.cost import Measured, use_links
+from ..boxing.cost import DEVICES, Device, use_links
 from ..spec import Coordinate, Layout, Placement, TensorSpec, World, use_world
 
 
@@ -80,12 +81,25 @@ def _world(device_type: str, size: int) -> Placement:
     return Placement(device_type, range(size))
 
 
-def _link(device_type: str) -> Measured | None:
+def _speeds(device_type: str) -> Device | None:
     found = current().link(device_type)
-    return None if found is None else Measured(*astuple(found))
+    return None if found is None else speeds_of(device_type, found)
 
 
-use_links(_link)
+@lru_cache
+def speeds_of(device_type: str, link: Link) -> Device:
+    """What is known of a device type, with what was measured of its links and copies."""
+    known = DEVICES[device_type]
+    return replace(
+        known,
+        latency=link.latency_s,
+        bandwidth=link.bytes_per_s,
+        overhead=known.overhead if link.copy_start_s is None else link.copy_start_s,
+        memory=known.memory if link.copy_bytes_per_s is None else link.copy_bytes_per_s,
+    )
+
+
+use_links(_speeds)
 
 
 class _Launched(World):

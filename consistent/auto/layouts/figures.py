@@ -11,10 +11,6 @@ from ...boxing.plan import boxing_bytes, boxing_seconds
 from ...rules.signature import Call
 from ...spec import NdSbp, TensorSpec
 
-# Operations a second of one rank in a product of matrices, where nobody says better: one core of
-# a CPU, and a data centre's GPU at half its peak in two-byte floats.
-_FLOPS = {"cpu": 5e10, "cuda": 3e14}
-
 
 @dataclass(frozen=True)
 class Figures:
@@ -36,9 +32,8 @@ class Figures:
 
 
 def figures_of(device_type: str) -> Figures:
-    """The figures of layouts that are chosen at run time, with what Python takes for a message,
-    and a guess of ``flops``."""
-    memory, host = DEVICES[device_type].memory, python_seconds(device_type)
+    """The figures by which ops are planned at run time, with what Python takes for a message."""
+    known, host = DEVICES[device_type], python_seconds(device_type)
     latency = latency_seconds(device_type) + host
 
     def boxing(src: TensorSpec, dst: TensorSpec) -> float:
@@ -47,7 +42,7 @@ def figures_of(device_type: str) -> Figures:
     def sending(nbytes: float) -> float:
         return latency + wire_seconds(nbytes, device_type)
 
-    return Figures(_FLOPS[device_type], memory, boxing, sending, latency)
+    return Figures(known.flops, known.memory, boxing, sending, latency)
 
 
 def held_bytes(spec: TensorSpec) -> int:

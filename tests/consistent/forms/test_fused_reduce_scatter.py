@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ def _joining(worth: int = 0) -> Iterator[None]:
     """Parts of ``worth`` bytes join, and messages start at once, so that small sums are not
     finished in one message."""
     links, before = cost._links, fused_reduce_scatter.WORTH
-    cost.use_links(lambda _: cost.Measured(latency=0.0, bandwidth=1e9))
+    cost.use_links(lambda kind: replace(cost.DEVICES[kind], latency=0.0, bandwidth=1e9))
     fused_reduce_scatter.WORTH = worth
     clear_plans()
     try:

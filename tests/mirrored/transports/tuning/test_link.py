@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from consistent.boxing import cost
 from consistent.boxing.cost import DEVICES, device_speeds
+from consistent.movement.world import speeds_of
 from mirrored.comm import Link
 from mirrored.transports.default import current
 from mirrored.transports.in_process import run_ranks
@@ -70,7 +71,7 @@ def test_copies_are_priced_by_what_was_measured(
     table.save(replace(Table(), copy_bytes_per_s=5e9), 2, "one")
     link = agreed_link(World(), "cpu", lambda: kept_link(2, "one", True))
     assert link is not None
-    monkeypatch.setattr(cost, "_links", lambda device_type: cost.Measured(*astuple(link)))
+    monkeypatch.setattr(cost, "_links", lambda kind: speeds_of(kind, link))
     found = device_speeds("cpu")
     assert (found.memory, found.overhead) == (5e9, DEVICES["cpu"].overhead)
     assert cost.touch_seconds(5e9, "cpu") == 1.0
