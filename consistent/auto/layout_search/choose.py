@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ...compiled.layout_search.chain import CHOSEN, Chain, Decision, Solution
+from ...compiled.layout_search.chain import Chain, Decision, Solution
+from ...graph.global_ops import CHOSEN
 from ...rules.signature import Call
 from ..layouts.figures import figures_of
 from ..layouts.problem import Option
@@ -42,7 +43,6 @@ def chosen(chain: Chain) -> Solution | str:
     return Solution(decisions, chain.count, (sent, less), (seconds, faster))
 
 
-def _decision(name: str, option: Option, call: Call | None) -> Decision:
-    assert call is not None
+def _decision(name: str, option: Option, call: Call) -> Decision:
     shapes = tuple(tuple(o.shape) for o in call.operands)
     return Decision(name, shapes, option.axes)

@@ -15,7 +15,8 @@ import itertools
 from collections.abc import Sequence
 
 from ...boxing.plan import boxing_bytes
-from ...compiled.layout_search.chain import CHOSEN, MOVE, Chain, Step
+from ...compiled.layout_search.chain import Chain
+from ...graph.global_ops import CHOSEN, MOVE, Op
 from ...rules.candidates import candidates
 from ...rules.choose import choose
 from ...rules.signature import Signature
@@ -71,13 +72,13 @@ def problem_of(chain: Chain, figures: Figures) -> tuple[ChainProblem, list[int]]
             maker, have = made[v]
             edge = Edge(maker, have, node, want, chain.values[v].spec, step.tracked[want])
             problem.edges.append(edge)
-            if step.call is not None and step.call.inplace and want == 0:
+            if step.call.inplace and want == 0:
                 problem.kept.add(edge)
         made.update({v: (node, i) for i, v in enumerate(step.outs)})
     return problem, alone
 
 
-def _options(chain: Chain, step: Step, figures: Figures) -> tuple[list[Option], int]:
+def _options(chain: Chain, step: Op, figures: Figures) -> tuple[list[Option], int]:
     """What a step may do, and which of it is what it does alone."""
     outs = [chain.values[v].spec for v in step.outs]
     if step.kind == MOVE:
@@ -86,11 +87,10 @@ def _options(chain: Chain, step: Step, figures: Figures) -> tuple[list[Option], 
     if step.kind != CHOSEN:
         whole: NdSbp = (B,) * outs[0].placement.ndim
         wants: list[NdSbp] = [whole] * len(ins)
-        if step.call is not None and step.call.inplace:
+        if step.call.inplace:
             wants[0] = outs[0].sbp
         return [Option(tuple(wants), tuple(spec.sbp for spec in outs), 0.0, 0)], 0
     call = step.call
-    assert call is not None
     base, axes = _signatures(step)
     pinned = [i for i, v in enumerate(step.outs) if chain.values[v].pinned]
     found: dict[tuple, Option] = {}
@@ -117,10 +117,10 @@ def _only(base: Sequence[Signature], figures: Figures) -> Option:
     return Option(*layouts_of(base), 0.0, sum(s.nbytes for s in base), tuple(base))
 
 
-def _signatures(step: Step) -> tuple[list[Signature], list[list[Signature]]]:
+def _signatures(step: Op) -> tuple[list[Signature], list[list[Signature]]]:
     """(those of the op alone, those that it may have) on each axis."""
     call, row = step.call, step.row
-    assert call is not None and row is not None
+    assert row is not None
     specs = [o.spec for o in call.operands]
     by_axis = candidates(row, call, specs[0].placement)
     assert by_axis is not None

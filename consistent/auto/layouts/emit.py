@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from ...graph.global_ops import BUFFER, OP, PARAMETER, Op
 from ...nn.plan import Border, Layouts, Nd, Plan
 from ...spec import B, NdSbp
 from .problem import Problem, may_gather
-from .program import BUFFER, OP, PARAMETER, Enter, Exit, Op, Program
+from .program import Enter, Exit, Program
 
 
 def plan_of_solution(program: Program, problem: Problem, solution: Sequence[int]) -> Plan:

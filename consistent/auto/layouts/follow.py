@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...dispatch.plans.arguments import fill
+from ...graph.global_ops import INPUT, OP, PARAMETER, Op
 from ...nn.plan import Layouts, Nd, Plan
 from ...rules.candidates import candidates
 from ...rules.choose import Choice, choose
@@ -18,7 +19,7 @@ from ...spec import B, NdSbp
 from .figures import Figures, held_bytes
 from .options import cost_of_op, reducing_seconds, step_seconds
 from .problem import box
-from .program import INPUT, OP, PARAMETER, Enter, Exit, Op, Program
+from .program import Enter, Exit, Program
 from .signatures import chosen_on
 
 

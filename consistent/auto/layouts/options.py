@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ...graph.global_ops import INPUT, OP, PARAMETER, Op, Value
 from ...rules.candidates import candidates
 from ...rules.signature import Signature
 from ...spec import B, NdSbp, Placement, Split, TensorSpec
 from .blocks import keys
 from .figures import Figures, held_bytes
 from .problem import Edge, Node, Option, Problem
-from .program import INPUT, OP, PARAMETER, Op, Program, Value
+from .program import Program
 from .signatures import joint, layouts_of, may_be, work
 
 # What Adam keeps: a parameter's gradient and two more tensors of its size. A step of it reads four

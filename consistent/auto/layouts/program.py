@@ -1,51 +1,15 @@
-"""The logical program of a step: values, the ops between them, and the calls of modules."""
+"""The logical program of a step: values, the ops between them, and the calls of modules.
+
+It is recorded on tensors that are B, so each spec is logical alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ...rules.signature import Call
-from ...rules.table import Row
-from ...spec import NdSbp, Placement, TensorSpec
-
-INPUT, PARAMETER, BUFFER, OP, CONSTANT = "input", "parameter", "buffer", "op", "constant"
-
-
-@dataclass
-class Value:
-    """A tensor of the program.
-
-    Args:
-        spec: logical shape and dtype, as B on the placement.
-        kind: what made it. A constant is made by something that is not an op, and is B.
-        tracked: whether backward computes its gradient.
-        name: of a parameter or buffer, or of an input.
-        fixed: of an input that was global: its layout, which is not to be chosen.
-    """
-
-    spec: TensorSpec
-    kind: str
-    tracked: bool
-    name: str = ""
-    fixed: NdSbp | None = None
-
-
-@dataclass
-class Op:
-    """An op: which values it reads and makes. Equal calls share one ``call``.
-
-    ``row`` is None where the op runs whole on every rank. ``view``: its result shares memory with
-    its operand. ``module`` is the innermost module that calls it.
-    """
-
-    name: str
-    call: Call
-    row: Row | None
-    ins: tuple[int, ...]
-    outs: tuple[int, ...]
-    view: bool
-    module: str
+from ...graph.global_ops import Op, Value
+from ...spec import Placement
 
 
 @dataclass

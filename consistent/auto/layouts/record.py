@@ -16,16 +16,14 @@ import torch
 
 from ...dispatch.plans.arguments import fill
 from ...dispatch.plans.shards import HookOff, is_global
-from ...dispatch.running.views import is_view
+from ...graph.global_ops import BUFFER, INPUT, PARAMETER, GlobalOps
 from ...graph.reads import is_followed
 from ...graph.stand_ins import of_spec, outside
 from ...nn.slots import Slot, plain_slots
-from ...rules import table
-from ...rules.signature import Out
 from ...spec import B, Placement, TensorSpec
 from ...spec.nested import map_tensors, tensors_in
 from ...spec.tracer import Tracer
-from .program import BUFFER, CONSTANT, INPUT, OP, PARAMETER, Enter, Exit, Op, Program, Value
+from .program import Enter, Exit, Program
 
 _WHY = "a plan is searched without values, and here a value is needed"
 
@@ -71,7 +69,7 @@ class _Recorder:
 
     def __init__(self, placement: Placement) -> None:
         self.program = Program(placement)
-        self._known: dict[int, int] = {}  # id of a tensor -> its value
+        self._ops = GlobalOps(self.program.values)
         self._alive: list[Any] = []
         self._calling: list[str] = [""]
         self._inputs: dict[int, Any] = {}
@@ -171,22 +169,14 @@ class _Recorder:
         stack.callback(module.register_forward_hook(leave).remove)
 
     def _values(self, given: Mapping[Any, Any]) -> dict[int | str, int]:
-        return {key: self._known[id(x)] for key, x in given.items() if id(x) in self._known}
+        known = {key: self._ops.known(x) for key, x in given.items() if is_global(x)}
+        return {key: number for key, number in known.items() if number is not None}
 
     def _op(self, plan: Any, given: list[Any], out: Any, *_: Any) -> None:
-        call, made = plan.call, tensors_in(out)
-        ins = tuple(self._own(x) for x in given)
-        if call.inplace:
-            made = given[:1]
-        outs = tuple(self._value(x, OP) for x in made)
-        row = None if plan.is_whole or len(call.outs) != len(outs) else table.find(plan.name)
-        if len(call.outs) != len(made):  # of an op without a rule they were not planned
-            specs = (x._spec for x in made)
-            call = replace(call, outs=tuple(Out(x.shape, x.dtype) for x in specs))
-        view = not call.inplace and bool(call.args) and is_view(plan)
-        op = Op(plan.name, call, row, ins, outs, view, self._calling[-1])
+        op = replace(self._ops.op(plan, given, out), module=self._calling[-1])
+        self._alive += [*given, *tensors_in(out)]
         self.program.events.append(op)
-        self._follow_values(plan, ins, outs)
+        self._follow_values(plan, op.ins, op.outs)
 
     def _follow_values(self, plan: Any, ins: tuple[int, ...], outs: tuple[int, ...]) -> None:
         """Compute what the op gives, where all that it is given is known."""
@@ -207,21 +197,15 @@ class _Recorder:
                     self._values_of[index] = x
 
     def _value_of(self, x: Any) -> torch.Tensor | None:
-        return self._values_of.get(self._known.get(id(x), -1))
+        number = self._ops.known(x)
+        return None if number is None else self._values_of.get(number)
 
-    def _own(self, x: Any) -> int:
-        if id(x) in self._known:
-            return self._known[id(x)]
-        return self._value(x, CONSTANT)
-
-    def _value(self, x: Any, kind: str, name: str = "") -> int:
-        self.program.values.append(Value(x._spec, kind, bool(x.requires_grad), name))
-        self._known[id(x)] = len(self.program.values) - 1
+    def _value(self, x: Any, kind: str, name: str) -> int:
         self._alive.append(x)
-        return self._known[id(x)]
+        return self._ops.new(x, kind, name)
 
     def _backward(self, y: Any, *_: Any) -> None:
-        self.program.losses.append(self._own(y))
+        self.program.losses.append(self._ops.number(y))
 
     def _to_global(self, x: Any, target: TensorSpec, *_: Any) -> Any:
         raise ValueError(
@@ -233,5 +217,6 @@ class _Recorder:
     def end(self, result: Any) -> None:
         """What the step returns."""
         for x in tensors_in(result):
-            if id(x) in self._known and (index := self._known[id(x)]) not in self.program.results:
-                self.program.results.append(index)
+            number = self._ops.known(x) if is_global(x) else None
+            if number is not None and number not in self.program.results:
+                self.program.results.append(number)
