@@ -28,7 +28,7 @@ from ..movement.run import ended
 from ..movement.world import my_coordinate
 from ..spec import Placement, TensorSpec
 from ..spec.tracer import callbacks
-from .coded_sums import axis_of, coder_of
+from .coded_sums import axis_of, coded_moves, coder_of
 from .shown import forget_shown, hidden_again
 
 _ON_BOXING_BEGIN = callbacks("on_boxing_begin")
@@ -158,7 +158,7 @@ def launch(positions: list[int], leaves: list[Any], flat: torch.Tensor) -> None:
     """Start to sum the addends that wait at ``positions``; ``flat`` has them side by side."""
     spec: TensorSpec = leaves[0]._spec
     for leaf in leaves:
-        _observe(leaf._spec)
+        _observe(leaf._spec, leaf)
     number = number_of(spec.placement, summed_axes(spec), spec.dtype)
     nbytes = sum(bytes_of(leaf._spec) for leaf in leaves)
     _state.launched[number] = _state.launched.get(number, 0) + nbytes
@@ -241,11 +241,13 @@ def _along(placement: Placement, axes: tuple[int, ...]) -> list[tuple[int, ...]]
     return [placement.axis_ranks(axis, at) for axis in axes]
 
 
-def _observe(spec: TensorSpec) -> None:
+def _observe(spec: TensorSpec, leaf: Any = None) -> None:
     if check_mode.enabled:
         check_mode.compare(spec.dual, spec.settled, "gradient")
     if _ON_BOXING_BEGIN:
         target = spec.settled
         moves = plan_boxing(spec.dual, target)
+        if leaf is not None and coder_of(leaf) is not None:
+            moves = coded_moves(leaf, moves)
         for notify in _ON_BOXING_BEGIN:
             notify(spec.dual, target, moves)

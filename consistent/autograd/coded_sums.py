@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..boxing.steps import Move, Step
 from ..dispatch.plans.gradients import settled_spec, summed_axes
 from ..dispatch.plans.shards import plain
-from ..movement.coders import Coder, shorter
+from ..movement.coders import Coder, by_codec, shorter
 from ..movement.low_rank import LowRank
 from ..movement.world import my_coordinate
+from ..spec import piece
 
 _CODEC = "_grad_codec"  # kept as text, which torch.load(weights_only=True) reads
 _CODER = "_grad_coder"  # what is kept is not saved, nor copied (tensor/storage/restored.py)
@@ -39,6 +41,21 @@ def coder_of(leaf: Any) -> Coder | None:
 def axis_of(leaf: Any) -> int:
     """The axis along which the leaf's codec sums."""
     return int(leaf.__dict__[_CODEC].partition(" ")[0])
+
+
+def coded_moves(leaf: Any, moves: tuple[Step, ...]) -> tuple[Step, ...]:
+    """The moves of the leaf's gradient, with the bytes that its codec sends on its axis."""
+    coder, axis, shard = coder_of(leaf), axis_of(leaf), plain(leaf)
+    if coder is None or coder.reduce is None:
+        return moves
+    parts = leaf._spec.placement.shape[axis]
+    sizes = [piece(shard.numel(), parts, k)[1] for k in range(parts)]
+    return tuple(
+        by_codec(move, coder.reduce, sizes, tuple(shard.shape))
+        if isinstance(move, Move) and move.axis == axis
+        else move
+        for move in moves
+    )
 
 
 def _made(leaf: Any) -> Coder | None:

@@ -43,11 +43,13 @@ class Move:
         default="", compare=False
     )  # name of the axis, if the placement names its axes
     seconds: float = field(default=0.0, compare=False)  # estimate, see cost.py
+    codec: str = field(default="", compare=False)  # by which fewer bytes are sent
 
     @property
     def arrow(self) -> str:
-        """``-all_gather(0)->``"""
-        return f"-{self.kind}({self.label or self.axis})->"
+        """``-all_gather(0)->``, ``-all_gather(0) by int8->``"""
+        by = self.codec and f" by {self.codec}"
+        return f"-{self.kind}({self.label or self.axis}){by}->"
 
     def __str__(self) -> str:
         return f"{self.src} {self.arrow} {self.dst}"

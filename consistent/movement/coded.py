@@ -30,8 +30,10 @@ from mirrored.comm import Ranks, Waitable, resized
 from mirrored.transports.default import current
 from mirrored.transports.failures import counts_lacks
 
+from ..boxing.plan import plan
+from ..boxing.steps import Move, Step
 from ..spec import piece
-from .coders import Coder
+from .coders import Coder, by_codec
 from .low_rank import LowRank, matrix, orthonormal, part_of_product
 from .run import begin, ended
 from .several import Cut, Route, Started, cut_of, run_several, start_several
@@ -143,8 +145,8 @@ def _started(kind: str, send: _Send, given: tuple, begun: bool) -> Started:
         if cut is None or cut.kind != kind:
             plain.append(i)
             continue
-        x = x if begun else begin(x, *route)[0]
         whole = resized(x.shape, cut.dim, sum(cut.sizes))
+        x = x if begun else begin(x, *route, moves=_coded(route, cut, codec, whole))[0]
         key = (cut.ranks, x.device, isinstance(codec, LowRank))
         found.setdefault(key, []).append(_Item(i, x, cut, coder, tuple(whole)))
     waits: list[tuple[list[int], Any]] = []
@@ -155,6 +157,30 @@ def _started(kind: str, send: _Send, given: tuple, begun: bool) -> Started:
         started = (_reduce_low if low else send)(items, ranks)
         waits.append(([item.position for item in items], started))
     return Started([None] * len(given[0]), waits)
+
+
+def begin_gathers(
+    locals_: Sequence[Tensor], routes: Sequence[Route], coders: Coders
+) -> list[Tensor]:
+    """What ``gather_each(begun=True)`` is given: ``begin`` of each."""
+    made = []
+    for x, route, coder in zip(locals_, routes, coders, strict=True):
+        codec = None if coder is None else coder.gather
+        cut = None if codec is None else cut_of(route)
+        moves = None
+        if cut is not None and cut.kind == "all_gather":
+            whole = resized(x.shape, cut.dim, sum(cut.sizes))
+            moves = _coded(route, cut, codec, whole)
+        made.append(begin(x, *route, moves=moves)[0])
+    return made
+
+
+def _coded(route: Route, cut: Cut, codec: Any, whole: Sequence[int]) -> tuple[Step, ...]:
+    """The one move of a boxing, with the bytes that are sent by ``codec``."""
+    (move,) = plan(*route)
+    assert isinstance(move, Move)
+    each = math.prod(whole) // max(1, whole[cut.dim])
+    return (by_codec(move, codec, [size * each for size in cut.sizes], tuple(whole)),)
 
 
 def _as_it_is(xs: list[Tensor], routes: list[Route], begun: bool) -> Started:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from operator import add
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mirrored.codecs import BLOCK, CODECS, Codec, keep_rest
+from mirrored.comm import Shape
 
+from ..boxing.steps import Move
 from .low_rank import LowRank, first_basis, next_basis
 
 _LOW_RANK = re.compile(r"powersgd:([1-9]\d{0,3})")
@@ -28,6 +32,24 @@ def shorter(name: str | None, dtype: torch.dtype, shape: Sequence[int]) -> Any:
     if codec is None or isinstance(codec, LowRank):
         return codec if codec is not None and codec.fits(shape) else None
     return codec if codec.nbytes(BLOCK) < BLOCK * dtype.itemsize else None
+
+
+def by_codec(move: Move, codec: Codec | LowRank, sizes: Sequence[int], dims: Shape) -> Move:
+    """``move`` with the bytes that the busiest rank sends by ``codec``.
+
+    Args:
+        sizes: of the ranks' parts, in numbers.
+        dims: the shape of all of them together.
+    """
+    others = len(sizes) - 1
+    if isinstance(codec, LowRank):
+        nbytes = 2 * others * codec.numbers(dims) * 4 // len(sizes)
+    else:
+        parts = [codec.nbytes(n) for n in sizes]
+        gathered, summed = ([others * x for x in parts], [sum(parts) - x for x in parts])
+        sent = {"all_gather": gathered, "reduce_scatter": summed}
+        nbytes = max(sent.get(move.kind) or map(add, gathered, summed))
+    return replace(move, nbytes=nbytes, codec=codec.name)
 
 
 class Coder:

@@ -36,8 +36,11 @@ class LowRank:
     def fits(self, shape: Sequence[int]) -> bool:
         """Whether a sum of tensors of ``shape`` is sent in fewer bytes so than as it is: twice the
         thin matrices, once and back, in place of one half of that for the whole."""
-        rows, columns = _sizes(shape)
-        return len(shape) > 1 and 2 * self.rank * (rows + columns) < rows * columns
+        return len(shape) > 1 and 2 * self.numbers(shape) < math.prod(shape)
+
+    def numbers(self, shape: Sequence[int]) -> int:
+        """How many numbers the two thin matrices of a tensor of ``shape`` have."""
+        return self.rank * sum(_sizes(shape))
 
 
 def _sizes(shape: Sequence[int]) -> tuple[int, int]:

@@ -60,12 +60,14 @@ def run(local: Tensor, src: TensorSpec, dst: TensorSpec) -> Tensor:
     return out
 
 
-def begin(local: Tensor, src: TensorSpec, dst: TensorSpec) -> tuple[Tensor, tuple[Step, ...]]:
+def begin(
+    local: Tensor, src: TensorSpec, dst: TensorSpec, moves: tuple[Step, ...] | None = None
+) -> tuple[Tensor, tuple[Step, ...]]:
     """The first step of every boxing, which a boxing in chunks takes once: gives (data of the
-    shard, moves)."""
+    shard, moves). ``moves`` are those of the plan, unless they go by a codec."""
     if check_mode.enabled:
         check_mode.before_boxing(local, src, dst)
-    moves = plan(src, dst)
+    moves = plan(src, dst) if moves is None else moves
     for notify in _ON_BOXING_BEGIN:
         notify(src, dst, moves)
     x = local.detach()

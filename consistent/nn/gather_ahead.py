@@ -30,9 +30,8 @@ from mirrored.transports.ordered import Ordered
 
 from ..boxing.cost import start_bytes
 from ..movement import check_mode
-from ..movement.coded import gather_each, start_each
+from ..movement.coded import begin_gathers, gather_each, start_each
 from ..movement.coders import Coder
-from ..movement.run import begin
 from ..movement.several import Route
 from ..movement.world import my_coordinate
 from ..spec import Placement, TensorSpec
@@ -267,7 +266,7 @@ def _plain_mode() -> Iterator[None]:
 
 def _in_a_thread(transport: Ordered, wanted: list[Wanted]) -> Callable[[], list[Tensor]]:
     shards, routes, coders = _taken_apart(wanted)
-    xs = [begin(x, *route)[0] for x, route in zip(shards, routes, strict=True)]
+    xs = begin_gathers(shards, routes, coders)
     return transport.submit(gather_each, xs, routes, coders, True).result
 
 

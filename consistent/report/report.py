@@ -12,8 +12,8 @@ from typing import Any
 from mirrored.transports.default import current
 
 from ..autograd import backward
-from ..boxing.plan import plan_bytes
-from ..boxing.steps import Step
+from ..boxing.plan import plan, plan_bytes
+from ..boxing.steps import Move, Step
 from ..compiled import watching
 from ..dispatch.plans import plan as plans
 from ..drawing.files import write
@@ -142,7 +142,10 @@ class Report:
         )
         line.boxings[f"{', '.join(map(str, moves))}"] += 1
         line.nbytes += plan_bytes(moves)
-        line.between += bytes_between(src, moves, in_backward) or 0
+        between = bytes_between(src, moves, in_backward) or 0
+        if any(isinstance(move, Move) and move.codec for move in moves):
+            between = round(between * plan_bytes(moves) / plan_bytes(plan(src, dst)))
+        line.between += between
 
     def _program(self, what: watching.Happening, begins: bool) -> None:
         """A compiled step has a line where it is called, and one for each line of its own that

@@ -179,6 +179,27 @@ def test_a_sum_of_low_rank_sends_two_thin_matrices() -> None:
             assert sent == (1024 + 1100) * 4 * 4 <= 0.05 * plain
 
 
+def reported(rank: int, n: int, plan: Any) -> tuple[int, int, str]:
+    """(bytes that the report says, bytes that went, its text) of a step."""
+    model: Any = consistent.parallelize(
+        nn.Linear(1024, 512, bias=False), Placement("cpu", range(n)), plan
+    )
+    x = consistent.distribute(torch.randn(4, 1024), model.weight.placement, B)
+    with consistent.report() as report, counting() as log:
+        model(x).sum().backward()
+    return sum(line.nbytes for line in report.lines), log.bytes, str(report)
+
+
+@pytest.mark.parametrize("reduce", ["int8", "powersgd:4"])
+def test_a_report_says_the_bytes_that_are_sent(reduce: str) -> None:
+    for plan in (data_parallel(reduce=reduce), zero3(gather="bf16", reduce=reduce)):
+        for keep in (over_gloo, None):
+            ways = (reported,) if keep is None else (keep, reported)
+            for said, sent, text in pool(2).run(*ways, 2, plan):
+                assert said == sent, (plan, said, sent, text)
+                assert f"(0) by {reduce}->" in text
+
+
 # ---- what codecs leave out -----------------------------------------------------------------------
 
 
