@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from ..spec import B, Layout, NdSbp, Placement
-from .signature import Call, Operand
+from .signature import Call, Operand, operands_in
 
 # All operands decide.
 _BY_ALL = frozenset(
@@ -129,16 +129,8 @@ def _deciding(call: Call) -> Sequence[int]:
     if name in _BY_REST:
         return range(1, count)
     if name in _BY_SUBSCRIPT:
-        return [operand.index for operand in _operands_in(call.args[1:2])]
+        return [operand.index for operand in operands_in(call.args[1:2])]
     return range(count - 1, count) if name in DIVISIONS else range(count)
-
-
-def _operands_in(value: object) -> list[Operand]:
-    if isinstance(value, Operand):
-        return [value]
-    if isinstance(value, tuple | list):
-        return [operand for item in value for operand in _operands_in(item)]
-    return []
 
 
 def _may_raise(call: Call) -> bool:
@@ -152,7 +144,7 @@ def _may_raise(call: Call) -> bool:
     if call.name in _CHECKED_IF_ASKED:
         return any(x is True for x in (*call.args, *call.kwargs.values()))
     if call.name in _BY_SUBSCRIPT:
-        return bool(_operands_in(call.args[1:2]))
+        return bool(operands_in(call.args[1:2]))
     if call.name in _NORMS:
         return any(x in ("nuc", 2, -2) for x in (*call.args, *call.kwargs.values()) if _is_order(x))
     return True

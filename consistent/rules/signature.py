@@ -39,6 +39,15 @@ class Operand:
         return f"<{self.index}: {self.spec}>"
 
 
+def operands_in(value: object) -> list[Operand]:
+    """The operands in ``value``, those in tuples and lists too."""
+    if isinstance(value, Operand):
+        return [value]
+    if isinstance(value, tuple | list):
+        return [operand for item in value for operand in operands_in(item)]
+    return []
+
+
 @dataclass(frozen=True, slots=True)
 class Out:
     """Logical shape and dtype of one output.

@@ -12,11 +12,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch.utils._pytree import tree_leaves
-
 from ..spec import NdSbp
 from . import notation
-from .signature import ALIASES, Call, DoesNotFit, Localize, Operand, Out, RuleFunction, Signature
+from .signature import (
+    ALIASES,
+    Call,
+    DoesNotFit,
+    Localize,
+    Operand,
+    Out,
+    RuleFunction,
+    Signature,
+    operands_in,
+)
 
 _CANONICAL = {alias: name for name, aliases in ALIASES.items() for alias in aliases}
 
@@ -150,7 +158,7 @@ class Row:
 def _in_order(call: Call) -> bool:
     """Whether tensors that are given by name come in the order of the parameters, as rules and
     forms count them."""
-    names = [name for name, value in call.kwargs.items() if _operands(value)]
+    names = [name for name, value in call.kwargs.items() if operands_in(value)]
     if not names:
         return True
     known = [_CANONICAL.get(name, name) for name in names]
@@ -168,16 +176,10 @@ def _ordered(call: Call) -> Call:
         return call
     last = len(call.params)
     place = {name: at for at, name in enumerate(call.params)}
-    by_name = sorted(
-        call.kwargs.items(), key=lambda item: place.get(_CANONICAL.get(item[0], item[0]), last)
-    )
-    found = _operands((call.args, dict(by_name)))
-    return replace(call, kwargs=dict(by_name), operands=tuple(found))
-
-
-def _operands(value: Any) -> list[Operand]:
-    """The operands in ``value``, within lists and dicts too."""
-    return [x for x in tree_leaves(value) if isinstance(x, Operand)]
+    names = sorted(call.kwargs, key=lambda name: place.get(_CANONICAL.get(name, name), last))
+    by_name = {name: call.kwargs[name] for name in names}
+    found = operands_in((call.args, *by_name.values()))
+    return replace(call, kwargs=by_name, operands=tuple(found))
 
 
 def _bounds(rules: Iterable[notation.Rule]) -> bool:
