@@ -9,6 +9,13 @@
 
 namespace consistent::peer {
 
+// Said where ranks have met different numbers of errors: they are at different steps of the
+// program.
+inline std::string other_step(const std::string& failed, const std::string& other) {
+  return failed + " has met an error in backward, a lack of memory or an interrupt that " + other +
+         " has not met";
+}
+
 // Goes off once, with the message that every rank raises.
 class Alarm {
  public:

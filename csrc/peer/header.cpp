@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "alarm.h"
+
 namespace consistent::peer {
 namespace {
 
@@ -35,10 +37,8 @@ bool same(const Call& a, const Call& b) {
 
 [[noreturn]] void fail_step(const Header& a, const Header& b, int rank_a, int rank_b) {
   const bool first = a.call.failures > b.call.failures;
-  throw Mismatch(rank(first ? rank_a : rank_b) +
-                 " has met an error in backward, a lack of memory or an interrupt that " +
-                 rank(first ? rank_b : rank_a) +
-                 " has not met, so they are not at the same step of the program.\n"
+  throw Mismatch(other_step(rank(first ? rank_a : rank_b), rank(first ? rank_b : rank_a)) +
+                 ", so they are not at the same step of the program.\n"
                  "  What they would send each other belongs to different steps, now and later.\n"
                  "  Let the job end, and start it again from its last checkpoint.\n"
                  "  To stop by Ctrl-C at the same step on all ranks: "

@@ -178,9 +178,9 @@ void Meeting::look_around(double waited_s, const std::function<std::string()>& w
     // Read before the step: an error after this step is one that this member may meet, too.
     const bool failed = members_[k].failures.load(std::memory_order_acquire) > failures;
     if (failed && members_[k].step.load() < step_ && !met()) {
-      give_up("rank " + std::to_string(ranks_[k]) +
-              " has met an error in backward, a lack of memory or an interrupt that rank " +
-              std::to_string(ranks_[me_]) + " has not met, which waits for it in " + what());
+      give_up(
+          other_step("rank " + std::to_string(ranks_[k]), "rank " + std::to_string(ranks_[me_])) +
+          ", which waits for it in " + what());
     }
   }
   if (callbacks_.interrupted())

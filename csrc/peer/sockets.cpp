@@ -32,9 +32,6 @@ constexpr double kFlush_s = 5;
 constexpr double kHandedOver_s = 0.5;  // within which a connection that was made is known here
 constexpr char kClosed[] = "Connection closed by peer";
 constexpr char kOtherLength[] = "a message has another length";
-constexpr char kOtherStep[] =
-    " has met an error in backward, a lack of memory or an interrupt that this rank has not met";
-
 // Bytes that are sent, and then received, before the other is looked at: so that the kernel's copy
 // of them is still in a cache when the other side reads it.
 constexpr size_t kTurn = 256 * 1024;
@@ -295,7 +292,8 @@ void Sockets::wait(const Messages& messages) {
         const Peer& peer = *peers_[message->rank];
         const std::string rank = "rank " + std::to_string(message->rank);
         if (!peer.lost.empty()) throw std::runtime_error(peer.lost + " (" + rank + ")");
-        if (peer.failures > message->failures) throw std::runtime_error(rank + kOtherStep);
+        if (peer.failures > message->failures)
+          throw std::runtime_error(other_step(rank, "this rank"));
       }
     }
     if (std::all_of(messages.begin(), messages.end(), here)) return;
