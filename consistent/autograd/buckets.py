@@ -158,7 +158,7 @@ def launch(positions: list[int], leaves: list[Any], flat: torch.Tensor) -> None:
     """Start to sum the addends that wait at ``positions``; ``flat`` has them side by side."""
     spec: TensorSpec = leaves[0]._spec
     for leaf in leaves:
-        _observe(leaf._spec, leaf)
+        _observe(leaf)
     number = number_of(spec.placement, summed_axes(spec), spec.dtype)
     nbytes = sum(bytes_of(leaf._spec) for leaf in leaves)
     _state.launched[number] = _state.launched.get(number, 0) + nbytes
@@ -204,18 +204,19 @@ def reset() -> None:
     forget_shown()
 
 
-def sum_at_once(addend: torch.Tensor, spec: TensorSpec, unshared: bool) -> torch.Tensor | None:
-    """The sum of a large gradient of a leaf with ``spec``, if its ranks share the host's memory;
-    None otherwise.
+def sum_at_once(leaf: Any, addend: torch.Tensor, unshared: bool) -> torch.Tensor | None:
+    """The sum of a large gradient of ``leaf``, if its ranks share the host's memory and no codec is
+    to sum it; None otherwise.
 
     The sum is made in place where nobody else holds ``addend`` (``unshared``).
     """
+    spec: TensorSpec = leaf._spec
     is_small = bytes_of(spec) < AT_ONCE_BYTES or addend.layout is not torch.strided
-    if is_small or my_coordinate(spec.placement) is None:
+    if is_small or my_coordinate(spec.placement) is None or coder_of(leaf) is not None:
         return None
     if not _share_memory(spec.placement, summed_axes(spec)):
         return None
-    _observe(spec)
+    _observe(leaf)
     summed = addend if unshared and addend.is_contiguous() else addend.clone()
     for ranks in _groups(spec):
         summed = current().all_reduce_async(summed, ranks).wait()
@@ -241,13 +242,13 @@ def _along(placement: Placement, axes: tuple[int, ...]) -> list[tuple[int, ...]]
     return [placement.axis_ranks(axis, at) for axis in axes]
 
 
-def _observe(spec: TensorSpec, leaf: Any = None) -> None:
+def _observe(leaf: Any) -> None:
+    """Let those who watch see the boxing of the leaf's gradient."""
+    spec: TensorSpec = leaf._spec
     if check_mode.enabled:
         check_mode.compare(spec.dual, spec.settled, "gradient")
     if _ON_BOXING_BEGIN:
         target = spec.settled
-        moves = plan_boxing(spec.dual, target)
-        if leaf is not None and coder_of(leaf) is not None:
-            moves = coded_moves(leaf, moves)
+        moves = coded_moves(leaf, plan_boxing(spec.dual, target))
         for notify in _ON_BOXING_BEGIN:
             notify(spec.dual, target, moves)

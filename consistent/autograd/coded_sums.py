@@ -40,14 +40,21 @@ def coder_of(leaf: Any) -> Coder | None:
 
 def axis_of(leaf: Any) -> int:
     """The axis along which the leaf's codec sums."""
-    return int(leaf.__dict__[_CODEC].partition(" ")[0])
+    return _said(leaf)[0]
+
+
+def _said(leaf: Any) -> tuple[int, str]:
+    """(axis, codec), as ``sum_by`` was told."""
+    axis, _, codec = leaf.__dict__[_CODEC].partition(" ")
+    return int(axis), codec
 
 
 def coded_moves(leaf: Any, moves: tuple[Step, ...]) -> tuple[Step, ...]:
-    """The moves of the leaf's gradient, with the bytes that its codec sends on its axis."""
-    coder, axis, shard = coder_of(leaf), axis_of(leaf), plain(leaf)
+    """The moves of the leaf's gradient, with the bytes that its codec, if it has one, sends."""
+    coder = coder_of(leaf)
     if coder is None or coder.reduce is None:
         return moves
+    axis, shard = axis_of(leaf), plain(leaf)
     parts = leaf._spec.placement.shape[axis]
     sizes = [piece(shard.numel(), parts, k)[1] for k in range(parts)]
     return tuple(
@@ -60,8 +67,8 @@ def coded_moves(leaf: Any, moves: tuple[Step, ...]) -> tuple[Step, ...]:
 
 def _made(leaf: Any) -> Coder | None:
     spec = leaf._spec
-    axis, _, name = leaf.__dict__[_CODEC].partition(" ")
-    if my_coordinate(spec.placement) is None or int(axis) not in summed_axes(spec):
+    axis, name = _said(leaf)
+    if my_coordinate(spec.placement) is None or axis not in summed_axes(spec):
         return None
     if settled_spec(leaf) is not spec.settled:
         return None

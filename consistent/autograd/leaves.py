@@ -29,7 +29,6 @@ from ..movement.run import run
 from ..movement.world import my_coordinate
 from ..spec import TensorSpec
 from . import buckets, scattering
-from .coded_sums import coder_of
 from .shown import show
 
 # More bytes than any gradient has: those of such leaves all come to ``take``.
@@ -115,10 +114,9 @@ def take(leaf: Any, addend: torch.Tensor, unshared: bool) -> torch.Tensor | None
             lay_anew(held, run(plain(held), held._spec, wanted), wanted)
     _C.set_partial(leaf, wanted is dual)
     if wanted is whole and not torch.is_grad_enabled():
-        if coder_of(leaf) is None:
-            summed = buckets.sum_at_once(addend, spec, unshared)
-            if summed is not None:
-                return summed
+        summed = buckets.sum_at_once(leaf, addend, unshared)
+        if summed is not None:
+            return summed
         if addend.dtype is spec.dtype and _may_wait(leaf, held, addend):
             _let_wait(leaf, addend, unshared)
             return None

@@ -141,14 +141,13 @@ def _started(kind: str, send: _Send, given: tuple, begun: bool) -> Started:
     found: dict[tuple, list[_Item]] = {}
     plain: list[int] = []
     for i, (x, route, coder, codec) in enumerate(zip(*given, strict=True)):
-        cut = None if codec is None or x.layout is not torch.strided else cut_of(route)
-        if cut is None or cut.kind != kind:
+        cut = _coded_cut(x, route, codec, kind)
+        if cut is None:
             plain.append(i)
             continue
-        whole = resized(x.shape, cut.dim, sum(cut.sizes))
-        x = x if begun else begin(x, *route, moves=_coded(route, cut, codec, whole))[0]
+        x = x if begun else begin(x, *route, moves=_coded_moves(x, route, cut, codec))[0]
         key = (cut.ranks, x.device, isinstance(codec, LowRank))
-        found.setdefault(key, []).append(_Item(i, x, cut, coder, tuple(whole)))
+        found.setdefault(key, []).append(_Item(i, x, cut, coder, _whole(x, cut)))
     waits: list[tuple[list[int], Any]] = []
     if plain:
         xs, routes = ([given[k][i] for i in plain] for k in (0, 1))
@@ -166,21 +165,28 @@ def begin_gathers(
     made = []
     for x, route, coder in zip(locals_, routes, coders, strict=True):
         codec = None if coder is None else coder.gather
-        cut = None if codec is None else cut_of(route)
-        moves = None
-        if cut is not None and cut.kind == "all_gather":
-            whole = resized(x.shape, cut.dim, sum(cut.sizes))
-            moves = _coded(route, cut, codec, whole)
+        cut = _coded_cut(x, route, codec, "all_gather")
+        moves = None if cut is None else _coded_moves(x, route, cut, codec)
         made.append(begin(x, *route, moves=moves)[0])
     return made
 
 
-def _coded(route: Route, cut: Cut, codec: Any, whole: Sequence[int]) -> tuple[Step, ...]:
+def _coded_cut(x: Tensor, route: Route, codec: Any, kind: str) -> Cut | None:
+    """The one collective of that kind by which ``codec`` boxes ``x``; None if it does not."""
+    cut = None if codec is None or x.layout is not torch.strided else cut_of(route)
+    return cut if cut is not None and cut.kind == kind else None
+
+
+def _whole(x: Tensor, cut: Cut) -> tuple[int, ...]:
+    return tuple(resized(x.shape, cut.dim, sum(cut.sizes)))
+
+
+def _coded_moves(x: Tensor, route: Route, cut: Cut, codec: Any) -> tuple[Step, ...]:
     """The one move of a boxing, with the bytes that are sent by ``codec``."""
     (move,) = plan(*route)
     assert isinstance(move, Move)
-    each = math.prod(whole) // max(1, whole[cut.dim])
-    return (by_codec(move, codec, [size * each for size in cut.sizes], tuple(whole)),)
+    sizes = [math.prod(resized(x.shape, cut.dim, size)) for size in cut.sizes]
+    return (by_codec(move, codec, sizes, _whole(x, cut)),)
 
 
 def _as_it_is(xs: list[Tensor], routes: list[Route], begun: bool) -> Started:
