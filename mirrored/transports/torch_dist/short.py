@@ -54,6 +54,7 @@ class _Memory:
 
 
 _free: dict[Ranks, _Memory] = {}
+_SHOWN = torch.empty(_BYTES, dtype=torch.uint8, device="meta")  # what a message is, in errors
 
 
 def swap(
@@ -61,26 +62,28 @@ def swap(
 ) -> list[Part]:
     """The messages of ``ranks``, in their order. ``x`` has at most ``CARRIED_BYTES``; the number of
     a ``call`` stands for it in what is compared where a rank may not know it."""
-    memory = _free.pop(ranks, None) or _Memory(ranks)
     own = world()
     me = ranks.index(own.rank)
-    memory.views[me][0] = has_note
-    memory.views[me][_NUMBER] = call.to_bytes(4, "little")
-    if x is not None:
-        _carried(memory.rows[me], x).copy_(x)
     sockets = own.sockets_to(ranks)
-    shown = memory.rows[me] if x is None else x
-    tag = messages.tag_of(name, memory.rows[me] if call else shown, ranks)
-    others = [(rank, memory.rows[k]) for k, rank in enumerate(ranks) if k != me]
+    shown = _SHOWN if x is None else x
+    tag = messages.tag_of(name, _SHOWN if call else shown, ranks)
 
-    def run() -> None:
+    def run() -> list[Part]:
+        # Taken here, by a thread that may communicate. Another one, which is refused before, would
+        # write into what this rank still reads of its last message.
+        memory = _free.pop(ranks, None) or _Memory(ranks)
+        memory.views[me][0] = has_note
+        memory.views[me][_NUMBER] = call.to_bytes(4, "little")
+        if x is not None:
+            _carried(memory.rows[me], x).copy_(x)
+        others = [(rank, memory.rows[k]) for k, rank in enumerate(ranks) if k != me]
         works: list[Any] = [sockets.receive(rank, tag, row) for rank, row in others]
         works += [sockets.send(rank, tag, memory.rows[me]) for rank, _ in others]
         sockets.wait(works)
+        _free[ranks] = memory
+        return [
+            Part(bool(view[0]), int.from_bytes(view[_NUMBER], "little"), row)
+            for view, row in zip(memory.views, memory.rows, strict=True)
+        ]
 
-    own.carry_out(name, shown, ranks, run)
-    _free[ranks] = memory
-    return [
-        Part(bool(view[0]), int.from_bytes(view[_NUMBER], "little"), row)
-        for view, row in zip(memory.views, memory.rows, strict=True)
-    ]
+    return own.carry_out(name, shown, ranks, run)

@@ -20,6 +20,7 @@ import torch
 
 import consistent
 from consistent import Placement, S
+from mirrored.transports.torch_dist import transport
 from tests.mirrored.kinds import run
 from tests.ranks import pool
 
@@ -172,6 +173,31 @@ def test_a_second_thread_is_refused_and_no_value_is_wrong(where: str) -> None:
         assert wrong == 0 and len(said) == 2
         for text in said:
             assert "thread 'log" in text and "'MainThread'" in text and "in read" in text
+
+
+def refused_while_a_message_is_read(rank: int, n: int) -> tuple[float, str]:
+    """A short message lies in memory that is used again. Another thread is refused just before this
+    one reads what has come."""
+    x, said = made(rank, n), list[str]()
+    other = (x + 1).sum()
+
+    def late(*args: Any, **kwargs: Any) -> torch.Tensor:
+        thread = threading.Thread(target=lambda: said.append(said_by(other.item)))
+        thread.start()
+        thread.join()
+        return ordered_reduce(*args, **kwargs)
+
+    total = x.sum()
+    transport.ordered_reduce, ordered_reduce = late, transport.ordered_reduce
+    try:
+        return total.item(), *said
+    finally:
+        transport.ordered_reduce = ordered_reduce
+
+
+def test_a_thread_that_is_refused_writes_into_no_message() -> None:
+    for value, text in run("gloo", refused_while_a_message_is_read, 3, 3):
+        assert value == sum(range(12)) and "communicates, and on this rank" in text
 
 
 def handed_over(rank: int, n: int) -> list[float]:
