@@ -3,6 +3,9 @@
 Bytes are exact: uneven pieces are sent as they are, without padding. Seconds are latency + bytes /
 bandwidth, a model that only has to rank plans. Local copies are nearly free but not free, so that
 of two plans that send the same, the one that touches less memory in fewer moves wins.
+
+Which moves take a tensor from one layout to another is decided by the built-in speeds alone, so
+that it is the same at any time; which layouts an op gets is decided by those that were measured.
 """
 
 from __future__ import annotations
@@ -26,6 +29,11 @@ class Device:
     memory: float  # bytes per second of a local copy
     python: float  # seconds that a communication keeps Python busy, beside its own time
     flops: float  # operations per second of one rank in a product of matrices
+
+    def move_seconds(self, nbytes: int, local_nbytes: int) -> float:
+        """Time of a move that sends ``nbytes`` and leaves ``local_nbytes`` on the rank."""
+        wire = self.latency + nbytes / self.bandwidth if nbytes else 0.0
+        return wire + self.overhead + local_nbytes / self.memory
 
 
 DEVICES = {
@@ -85,17 +93,8 @@ def touch_seconds(nbytes: float, device_type: str) -> float:
 
 
 def move_seconds(nbytes: int, local_nbytes: int, device_type: str) -> float:
-    """Time of a move that sends ``nbytes`` and leaves ``local_nbytes`` on the rank."""
-    device = device_speeds(device_type)
-    wire = device.latency + nbytes / device.bandwidth if nbytes else 0.0
-    return wire + device.overhead + local_nbytes / device.memory
-
-
-def exchange_seconds(nbytes: int, local_nbytes: int, source_type: str, target_type: str) -> float:
-    """Time of a batch of messages in which no rank sends or receives more than ``nbytes``."""
-    # Between device types everything passes through the host.
-    device_type = source_type if source_type == target_type else "cpu"
-    return move_seconds(nbytes, local_nbytes, device_type)
+    """``Device.move_seconds`` at the speeds of this world's ranks."""
+    return device_speeds(device_type).move_seconds(nbytes, local_nbytes)
 
 
 def total_bytes(

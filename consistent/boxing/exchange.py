@@ -28,7 +28,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ..spec import Coordinate, Placement, TensorSpec
-from .cost import exchange_seconds
 from .steps import Exchange, Transfer
 
 Region = tuple[tuple[int, ...], tuple[int, ...]]  # starts and sizes in the logical tensor
@@ -46,8 +45,8 @@ def exchange(src: TensorSpec, dst: TensorSpec) -> Exchange:
         received[t.target] += t.sent_bytes(src.dtype.itemsize)
     busiest = max([*sent.values(), *received.values()], default=0)
     largest = math.prod(dst.local_shape(None)) * src.dtype.itemsize
-    seconds = exchange_seconds(busiest, largest, src.placement.type, dst.placement.type)
-    return Exchange(src, dst, transfers, max(sent.values(), default=0), sum(sent.values()), seconds)
+    most = max(sent.values(), default=0)
+    return Exchange(src, dst, transfers, most, sum(sent.values()), busiest, largest)
 
 
 def _transfers(src: TensorSpec, dst: TensorSpec) -> Iterator[Transfer]:

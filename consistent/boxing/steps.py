@@ -18,11 +18,12 @@ P(max) and P(min), have no dual; otherwise they move as P does, combined by thei
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ..spec import NdSbp, Placement, Sbp, TensorSpec
+from .cost import Device, move_seconds
 
 KINDS = (
     "all_gather", "all_reduce", "reduce_scatter", "all_to_all",
@@ -39,11 +40,20 @@ class Move:
     dst: Sbp
     kind: str
     nbytes: int  # the largest number of bytes that any rank sends
-    label: str = field(
-        default="", compare=False
-    )  # name of the axis, if the placement names its axes
-    seconds: float = field(default=0.0, compare=False)  # estimate, see cost.py
+    # The name of the axis, if the placement names its axes.
+    label: str = field(default="", compare=False)
+    local_nbytes: int = field(default=0, compare=False)  # of the largest result
+    device_type: str = field(default="cpu", compare=False)
     codec: str = field(default="", compare=False)  # by which fewer bytes are sent
+
+    def seconds_at(self, speeds: Mapping[str, Device]) -> float:
+        """An estimate, see cost.py, at these speeds of device types."""
+        return speeds[self.device_type].move_seconds(self.nbytes, self.local_nbytes)
+
+    @property
+    def seconds(self) -> float:
+        """That at the speeds of this world's ranks."""
+        return move_seconds(self.nbytes, self.local_nbytes, self.device_type)
 
     @property
     def arrow(self) -> str:
@@ -83,9 +93,25 @@ class Exchange:
     transfers: tuple[Transfer, ...]
     nbytes: int  # the largest number of bytes that any rank sends
     total: int  # what all ranks send together
-    seconds: float = field(default=0.0, compare=False)
+    busiest: int = field(default=0, compare=False)  # the largest number that any sends or receives
+    local_nbytes: int = field(default=0, compare=False)  # of the largest result
 
     kind: ClassVar[str] = "exchange"
+
+    def seconds_at(self, speeds: Mapping[str, Device]) -> float:
+        """As that of a move."""
+        return speeds[self.device_type].move_seconds(self.busiest, self.local_nbytes)
+
+    @property
+    def seconds(self) -> float:
+        """As that of a move."""
+        return move_seconds(self.busiest, self.local_nbytes, self.device_type)
+
+    @property
+    def device_type(self) -> str:
+        """Of its messages: between device types everything passes through the host."""
+        source, target = self.src.placement.type, self.dst.placement.type
+        return source if source == target else "cpu"
 
     def sent_by(self, rank: int) -> int:
         """Bytes that ``rank`` sends."""

@@ -19,7 +19,7 @@ from mirrored.reduction import identity
 from mirrored.transports.default import current
 from mirrored.transports.failures import counts_lacks
 
-from ..boxing.plan import _path, plan
+from ..boxing.plan import plan
 from ..boxing.steps import Exchange, Move, Step
 from ..spec import B, Coordinate, Partial, Split, TensorSpec, piece
 from ..spec.tracer import callbacks
@@ -147,12 +147,6 @@ def _steps(src: TensorSpec, dst: TensorSpec, at: Coordinate) -> tuple[_Action, .
         entries[move.axis] = move.dst
         state = state.with_sbp(tuple(entries))
     return tuple(steps)
-
-
-def forget_moves() -> None:
-    """Plan all boxings again, as where messages cost something else."""
-    for kept in (plan, _path, _steps):
-        kept.cache_clear()
 
 
 def _step(state: TensorSpec, move: Move, at: Coordinate) -> _Action:

@@ -18,7 +18,6 @@ from ...dispatch import _C
 from ...dispatch.plans.plan import looked_up_in
 from ...dispatch.plans.shards import is_global
 from ...movement import plain_values
-from ...movement.run import forget_moves
 from ...nn import gather_ahead
 from ...nn.sharded_step import install_hooks
 from ...spec.nested import tensors_in
@@ -129,7 +128,7 @@ def simulate(
         )
         _in, made.imagined = transport.rank_in, imagined
         inside.enter_context(simulated_world(ranks, found.device_type == "cuda"))
-        inside.enter_context(_own_plans())
+        inside.enter_context(looked_up_in(_C.PlanTable()))  # made at this machine's prices
         inside.enter_context(_own_numbers())
         inside.enter_context(replace_current(transport))
         inside.enter_context(gather_ahead.switched_off())
@@ -186,17 +185,6 @@ def _note(
     wait: int = 0,
 ) -> None:
     log.events.append(Message(rank, name, nbytes, ranks, user_line(), start, wait))
-
-
-@contextmanager
-def _own_plans() -> Iterator[None]:
-    """Inside, plans are made again, at this machine's prices, and forgotten afterwards."""
-    try:
-        forget_moves()
-        with looked_up_in(_C.PlanTable()):
-            yield
-    finally:
-        forget_moves()
 
 
 @contextmanager

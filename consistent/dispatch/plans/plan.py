@@ -14,7 +14,6 @@ from typing import Any, ClassVar, NamedTuple
 from mirrored.transports.torch_dist import groups
 
 from ...movement import plain_values
-from ...movement.run import forget_moves
 from ...spec import Layout, TensorSpec
 from .. import _C
 
@@ -139,9 +138,11 @@ def looked_up_in(table: _C.PlanTable) -> Iterator[None]:
 def clear_plans() -> None:
     """Forget all plans, as after a change of the process group."""
     plans.clear()
-    forget_moves()
     plain_values.forget()
     _C.forget_functions()
 
 
 groups.when_new.append(clear_plans)
+# A rank forgets a plan when its table is full, each at its own time, and makes it again: that must
+# give the plan which the others still have. So no plan outlives the prices that it was made at.
+groups.when_priced.append(plans.clear)

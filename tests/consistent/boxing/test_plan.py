@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 
-from consistent.boxing.plan import boxing_bytes, boxing_seconds, plan, plan_bytes, plan_cost
+from consistent.boxing import cost
+from consistent.boxing.cost import DEVICES
+from consistent.boxing.exchange import exchange
+from consistent.boxing.plan import (
+    _path,
+    boxing_bytes,
+    boxing_seconds,
+    plan,
+    plan_bytes,
+    plan_cost,
+)
 from consistent.boxing.steps import Exchange, Move, show
 from consistent.spec import B, P, Placement, S, TensorSpec
 from tests.strategies import spec_pairs
@@ -169,6 +180,25 @@ def test_a_plan_costs_what_its_moves_cost():
     moves = plan(src, dst)
     assert boxing_bytes(src, dst) == plan_bytes(moves) == sum(m.nbytes for m in moves) > 0
     assert boxing_seconds(src, dst) == plan_cost(moves) == sum(m.seconds for m in moves) > 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(spec_pairs(max_ranks=8))
+def test_what_links_cost_changes_no_plan(pair):
+    """Ranks keep plans for as long as they have room, each its own: those which are made later must
+    be the same. What they cost follows the links."""
+    moves, links = plan(*pair), cost._links
+    try:
+        for latency, bandwidth in ((0.0, 1e6), (1.0, 1e12)):
+            slow = replace(DEVICES["cpu"], latency=latency, bandwidth=bandwidth)
+            cost.use_links(lambda kind, slow=slow: slow)
+            for kept in (plan, _path, exchange):
+                kept.cache_clear()
+            assert plan(*pair) == moves
+            sent = sum(move.nbytes > 0 for move in moves)
+            assert plan_cost(moves) >= latency * sent + plan_bytes(moves) / bandwidth
+    finally:
+        cost.use_links(links)
 
 
 def test_latency_counts_for_small_tensors_and_bytes_for_large():

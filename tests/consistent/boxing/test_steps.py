@@ -28,7 +28,7 @@ def test_move_prints_the_name_of_its_axis():
 
 
 def test_moves_are_equal_whatever_their_label_and_seconds():
-    assert Move(1, P, B, "all_reduce", 24, "tp", 0.5) == Move(1, P, B, "all_reduce", 24)
+    assert Move(1, P, B, "all_reduce", 24, "tp", 8) == Move(1, P, B, "all_reduce", 24)
 
 
 @pytest.mark.parametrize(("src", "dst"), PAIRS, ids=str)

@@ -12,8 +12,9 @@ import torch
 
 import consistent
 from consistent import B, P, Placement, S
-from tests.mirrored.kinds import run
-from tests.ranks import ALL
+from consistent.dispatch.plans.plan import plans
+from tests.mirrored.kinds import over_gloo, run
+from tests.ranks import ALL, pool
 from tests.twins import assert_same, randn
 
 F = torch.nn.functional
@@ -121,6 +122,19 @@ class Program:
         self.make()
 
 
+class Forgetful(Program):
+    """One whose rank forgets all plans now and then, at times of its own."""
+
+    def __init__(self, seed: int, places: tuple[Any, ...], rank: int) -> None:
+        super().__init__(seed, places, len(places))
+        self.forgets = random.Random(1000 * seed + rank)
+
+    def any(self) -> Any:
+        if self.forgets.random() < 0.3:
+            plans.clear()
+        return super().any()
+
+
 def _programs(rank: int, n: int, seeds: range) -> None:
     places = PLACES[n]
     for seed in seeds:
@@ -128,10 +142,30 @@ def _programs(rank: int, n: int, seeds: range) -> None:
         assert_same(Program(seed, places, len(places)).run(), wanted, rtol=1e-6, atol=1e-8)
 
 
+def _with_others_plans(rank: int, n: int, seeds: range) -> None:
+    places = PLACES[n]
+    for seed in seeds:
+        wanted = Program(seed, None, len(places)).run()
+        for run_it in (_run, over_gloo):  # each with plans that were made for the other
+            found = run_it(rank, lambda rank: Forgetful(seed, places, rank).run())  # noqa: B023
+            assert_same(found, wanted, rtol=1e-6, atol=1e-8)
+
+
+def _run(rank: int, call: Callable[[int], Any]) -> Any:
+    return call(rank)
+
+
 @pytest.mark.parametrize("where", ["gloo", "shared memory"])
 @pytest.mark.parametrize("n", PLACES)
 def test_programs_over_placements_that_share_ranks(n: int, where: str) -> None:
     run(where, _programs, n, n, range(200 if ALL else 6))
+
+
+@pytest.mark.parametrize("n", PLACES)
+def test_a_rank_may_forget_its_plans_at_any_time(n: int) -> None:
+    """Its table may be full when those of others are not. Plans that are made again are the same,
+    so that all ranks still send the same."""
+    pool(n).run(_with_others_plans, n, range(100, 200 if ALL else 106))
 
 
 def test_the_programs_catch_errors_and_ask_for_gradients() -> None:
