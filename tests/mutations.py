@@ -1,6 +1,6 @@
 """Plants faults in the library, one at a time, and says whether the tests nearest to each find it.
 
-    python -m tests.mutations               # all, some seconds each
+    python -m tests.mutations               # all, some seconds each: ten minutes
     python -m tests.mutations gather mean   # those that have one of the words in their line
     python -m tests.mutations --none        # the same tests without a fault: all pass
 
@@ -39,6 +39,7 @@ class Fault(NamedTuple):
 
 
 REDUCE, FORMS = "rules/families/reductions/reduce.py", "forms/families/reductions/reduce.py"
+POINTWISE, PLANNING = "rules/families/elementwise/pointwise.py", "dispatch/planning/planning.py"
 LINALG, RUN = "rules/families/matrices/linalg.py", "movement/run.py"
 DERIVE, PASSES = "rules/notation/derive.py", "compiled/passes/"
 
@@ -95,9 +96,38 @@ FAULTS = (
         "cosine_similarity by one length", FORMS, "lengths[0] * lengths[1]",
         "lengths[0] * lengths[0]", f"{ROWS} [cosine]",
     ),
+    Fault(
+        "maximum gives P(min)", POINTWISE, '"max(..., ...) -> ..."', '"min(..., ...) -> ..."',
+        f"{ROWS} [maximum]",
+    ),
+    Fault(
+        "erfc rises", POINTWISE, 'erfc", "f(...) -> ...; falls', 'erfc", "f(...) -> ...; rises',
+        f"{ROWS} [erfc]",
+    ),
+    Fault(
+        "where takes a whole operand for an addend", POINTWISE, "make({1: P, 2: P}, P)",
+        "make({1: P}, P)", f"{ROWS} [where]",
+    ),
+    Fault(
+        "filling addends fills each", POINTWISE, 'if call.name == "zero" else EXTREMES',
+        "if call.name else EXTREMES", f"{ROWS} [fill]",
+    ),
+    Fault(
+        "dims before a reduced one are counted with it", REDUCE,
+        "S(d if keepdim else d - sum(r < d for r in dims))", "S(d)", f"{ROWS} [sum_or_mean]",
+    ),
+    Fault(
+        "lengths of parts are added up", REDUCE, "order in (0, 1) and", "order in (0, 1, 2) and",
+        f"{ROWS} [norm]",
+    ),
+    Fault(
+        "tensordot keeps the wrong dims", "rules/families/matrices/matmul.py",
+        "enumerate(right) if d not in meet_b", "enumerate(right) if d not in meet_a",
+        f"{ROWS} [tensordot]",
+    ),
     # -- specs and boxing
     Fault(
-        "uneven pieces overlap", "spec/tensor_spec.py", "index * q + min(index, r)", "index * q",
+        "uneven pieces overlap", "spec/cut.py", "index * q + min(index, r)", "index * q",
         "tests/consistent/spec/test_tensor_spec.py",
     ),
     Fault(
@@ -106,7 +136,7 @@ FAULTS = (
     ),
     Fault(
         "a split appears on an outer axis", "boxing/plan.py",
-        " or (entry.is_split and entry in later)", "",
+        "for e in (now, entry)):", "for e in (now,)):",
         f"{MOVES} tests/consistent/boxing/test_plan.py",
     ),
     Fault(
@@ -115,22 +145,59 @@ FAULTS = (
     ),
     Fault(
         "all_to_all with its dims swapped", RUN,
-        "split_dim=j, split_sizes=sizes(j), concat_dim=i, concat_sizes=sizes(i)",
-        "split_dim=i, split_sizes=sizes(i), concat_dim=j, concat_sizes=sizes(j)", MOVES,
+        "split_dim=j, split_sizes=sizes(dst), concat_dim=i, concat_sizes=sizes(src)",
+        "split_dim=i, split_sizes=sizes(src), concat_dim=j, concat_sizes=sizes(dst)", MOVES,
     ),
     Fault(
         "every rank keeps the addend", RUN, "return _keep if index == 0 else _zeros",
         "return _keep", MOVES,
     ),
     Fault(
-        "all_reduce left out", RUN, "return partial(collectives.all_reduce, ranks=ranks, op=op)",
-        "return _keep", MOVES,
+        "all_reduce left out", RUN, "do = partial(collectives.all_reduce, ranks=ranks, op=op)",
+        "do = _keep", MOVES,
     ),
     Fault(
-        "padding at the wrong place", RUN, "out.narrow(dim, start, size)",
-        "out.narrow(dim, 0, size)", MOVES,
+        "padding at the wrong place", RUN, "partial(placed, dim=i, runs=runs,",
+        "partial(placed, dim=i, runs=src.runs(whole[i], parts, 0)," , MOVES,
+    ),
+    Fault(
+        "every rank has the whole value as its addend", "boxing/steps.py",
+        '"keep" if dst.is_extreme else "keep_first"', '"keep"', MOVES,
+    ),
+    Fault(
+        "an exchange sends each addend to all", "boxing/exchange.py",
+        "for k in range(len(held)) if way.slots[k] == slot]", "for k in range(len(held))]",
+        "tests/consistent/movement/test_between.py tests/consistent/boxing/test_exchange.py",
+    ),
+    Fault(
+        "the largest of pieces and zeros", RUN, "rest = identity(state.dtype, op)", "rest = 0",
+        f"{MOVES} tests/consistent/spec",
+    ),
+    Fault(
+        "sizes of a shard are taken for those of the whole", RUN, "entries[axis] = B\n",
+        "pass\n", MOVES,
+    ),
+    Fault(
+        "a cut shard begins anew at each run", "movement/recut.py", "before + start - of[i][0]",
+        "start - of[i][0]", f"{MOVES} tests/consistent/boxing tests/consistent/movement",
+    ),
+    Fault(
+        "gradients of several tensors go the way of the values", "movement/boxed.py",
+        "tuple((dst.dual, src.dual) for src, dst in routes)",
+        "tuple((src.dual, dst.dual) for src, dst in routes)",
+        f"tests/consistent/movement/test_differentiable.py {OPS}/running",
     ),
     # -- gradients
+    Fault(
+        "gradients of a grid are not summed along its second axis", "dispatch/plans/gradients.py",
+        "entry is B and shape[axis] > 1", "entry is B and axis == 0",
+        f"{BACKWARD}/test_gradients_of_leaves.py tests/consistent/tensor/test_leaves.py",
+    ),
+    Fault(
+        "a whole gradient becomes an addend on all ranks", "autograd/unsummed.py",
+        "run(plain(held).detach(), held._spec, spec)", "plain(held).detach()",
+        f"{BACKWARD}/test_unsummed.py {BACKWARD}/test_gradients_of_leaves.py",
+    ),
     Fault(
         "gradients are subtracted in no_sync", "autograd/unsummed.py", "return total.add_(grad)",
         "return total.sub_(grad)", f"{BACKWARD}/test_unsummed.py",
@@ -161,10 +228,33 @@ FAULTS = (
         f"{OPS}/running/test_written_views.py {OPS}/planning/functions/test_outs.py",
     ),
     Fault(
-        "an error stays on its rank", "dispatch/running/agreed.py", "_heed(notes, ranks, error)",
-        "pass", f"{OPS}/running/test_agreed.py",
+        "an error stays on its rank", "dispatch/running/agreed.py", "    heed(notes, ranks, error)",
+        "    pass", f"{OPS}/running/test_agreed.py",
+    ),
+    Fault(
+        "an op in place lays its operand anew", PLANNING,
+        "self.specs[0].sbp if self.call.inplace else None", "None", f"{ROWS} {OPS}/planning",
+    ),
+    Fault(
+        "autocast rounds addends", PLANNING,
+        "any(e.is_partial for s in self.specs for e in s.sbp)", "False",
+        f"{OPS}/planning/test_autocast.py",
+    ),
+    Fault(
+        "writes that moved views ask for are not counted", "dispatch/running/writes.py",
+        "if reached is not None:", "if reached is None:", f"{OPS}/running",
     ),
     # -- nn
+    Fault(
+        "a parameter that was written keeps its old master copy", "nn/master_weights.py",
+        "if self.copies[param][1] != param._version:", "if False:",
+        "tests/consistent/nn/test_master_weights.py",
+    ),
+    Fault(
+        "uneven parts of a batch overlap", "nn/uneven.py", "held[mine][0], stop - start)",
+        "held[mine][0] * 0, stop - start)",
+        "tests/consistent/nn/test_inputs.py tests/consistent/data",
+    ),
     Fault(
         "a step sees the gradient of another part", "nn/sharded_step.py",
         "local.narrow(dim, first - start, size)", "local.narrow(dim, 0, size)",
@@ -180,7 +270,32 @@ FAULTS = (
     ),
     # -- compiled
     Fault(
-        "one addend twice", f"{PASSES}sum_first.py", "(node.target, (x, y))",
+        "a number that has changed is taken for the same", "compiled/guards.py",
+        "type(now) is type(before) and bool(now == before)", "type(now) is type(before)",
+        "tests/consistent/compiled/test_by_values.py tests/consistent/compiled/test_steps.py",
+    ),
+    Fault(
+        "tensors that share memory now are taken for others", "compiled/guards.py",
+        "return _sharing([*tensors, *given]) == self._shared", "return True",
+        f"{PROGRAMS} tests/consistent/compiled/test_what_steps_change.py",
+    ),
+    Fault(
+        "a norm over dims that are not the last", f"{PASSES}norms.py",
+        "if last != list(range(ndim - len(last), ndim)):", "if False:",
+        "tests/consistent/compiled/test_fuse.py",
+    ),
+    Fault(
+        "a value is made again of what was overwritten", f"{PASSES}rematerialization.py",
+        "or not count.is_same(memory, first, last)", "",
+        "tests/consistent/compiled/test_bounded.py tests/consistent/compiled/test_budget.py",
+    ),
+    Fault(
+        "what the program keeps is taken for the step's own", f"{PASSES}trace.py",
+        "return not memories & escaped and not any", "return not any",
+        f"{PROGRAMS} tests/consistent/compiled/test_what_steps_change.py",
+    ),
+    Fault(
+        "one addend twice", f"{PASSES}reassociate_all_reduce.py", "(node.target, (x, y))",
         "(node.target, (x, x))",
         PROGRAMS,
     ),

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from mirrored.transports.default import current, replace_current
+from mirrored.transports.default import replace_current
 from mirrored.transports.torch_dist import TorchDist
-from mirrored.transports.torch_dist.groups import world
 from tests.ranks import pool, simulate
 
 SIZES = (1, 2, 3, 4)
@@ -22,9 +21,6 @@ def over_gloo(rank: int, fn: Callable[..., Any], *args: Any) -> Any:
     """`fn(rank, *args)` on messages alone, as between hosts."""
     if not _gloo:
         _gloo.append(TorchDist())
-    # At the prices of this world's other transport, by which plans were made that all share.
-    if (link := current().link("cpu")) is not None:
-        _gloo[0]._links.setdefault(world(), link)
     with replace_current(_gloo[0]):  # in all threads, for all of a process make the same plans
         return fn(rank, *args)
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from consistent.dispatch.plans.plan import plans
 from mirrored.transports.default import replace_current
 from mirrored.transports.several_hosts import SeveralHosts
 from mirrored.transports.shared_memory import SharedMemory
@@ -23,11 +22,7 @@ def as_if(rank: int, hosts: str, fn: Callable[..., Any], *args: Any) -> Any:
         _transports[hosts] = SharedMemory(SeveralHosts())
     with pytest.MonkeyPatch.context() as patch, replace_current(_transports[hosts]):
         patch.setenv(HOST, hosts[rank])
-        plans.clear()  # they were made at the prices of another transport
-        try:
-            return fn(rank, *args)
-        finally:
-            plans.clear()
+        return fn(rank, *args)
 
 
 def on_hosts(hosts: str, fn: Callable[..., Any], *args: Any) -> list[Any]:
