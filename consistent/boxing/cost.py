@@ -4,8 +4,10 @@ Bytes are exact: uneven pieces are sent as they are, without padding. Seconds ar
 bandwidth, a model that only has to rank plans. Local copies are nearly free but not free, so that
 of two plans that send the same, the one that touches less memory in fewer moves wins.
 
-Which moves take a tensor from one layout to another is decided by the built-in speeds alone, so
-that it is the same at any time; which layouts an op gets is decided by those that were measured.
+Which layouts an op gets, and which moves lead to them, is decided by the built-in speeds alone: so
+it follows from the program, on all ranks, at any time and wherever they are, and so do the bits of
+its results. By what was measured of links only that is decided which changes no value: how large a
+message is, whether it goes in chunks, what a plan or a report says of seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ LOCAL_KINDS = ("slice", "keep_first", "keep", "pad")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Speeds of one device type and its links; ops and boxings are planned by them."""
+    """Speeds of one device type and its links."""
 
     latency: float  # seconds before the first byte of a collective arrives
     bandwidth: float  # bytes per second that a rank sends
@@ -37,7 +39,7 @@ class Device:
 
 
 DEVICES = {
-    # Orders of magnitude, for what was not measured; ranking plans needs no more. Between two
+    # Orders of magnitude; ranking layouts and moves needs no more. Between two
     # network namespaces of an idle machine sockets take 30 us for a small collective, 1.5 GB/s in
     # a large one; a core copies 10 GB/s, and multiplies 50 GFLOP/s. The Python of a message is that
     # of 20 ops of 8 us, as machines/machine.py counts it.
@@ -66,30 +68,10 @@ def device_speeds(device_type: str) -> Device:
     return _links(device_type) or DEVICES[device_type]
 
 
-def latency_seconds(device_type: str) -> float:
-    """Seconds that any communication takes, however small."""
-    return device_speeds(device_type).latency
-
-
-def python_seconds(device_type: str) -> float:
-    """What Python takes for a communication, beside the communication."""
-    return device_speeds(device_type).python
-
-
 def start_bytes(device_type: str) -> int:
     """Bytes that a rank sends in the time for which one more communication keeps it busy."""
     device = device_speeds(device_type)
     return int((device.latency + device.python) * device.bandwidth)
-
-
-def wire_seconds(nbytes: float, device_type: str) -> float:
-    """Time to send ``nbytes`` from one rank, without latency."""
-    return nbytes / device_speeds(device_type).bandwidth
-
-
-def touch_seconds(nbytes: float, device_type: str) -> float:
-    """Time to read or write ``nbytes`` of local memory."""
-    return nbytes / device_speeds(device_type).memory
 
 
 def move_seconds(nbytes: int, local_nbytes: int, device_type: str) -> float:

@@ -8,8 +8,8 @@ Invariants:
 * if a single axis differs and may move, that one move is the plan; otherwise the cheapest path over
   the states, or one exchange of what each rank lacks, where that sends less (a permutation of
   splits takes three moves and twice the bytes);
-* every rank gets the same plan, at any time: what is measured of links decides nothing here, costs
-  are integers, and ties are broken by the number of moves, then by order.
+* every rank gets the same plan, at any time: what is measured of links decides nothing, costs are
+  integers, and ties are broken by the number of moves, then by order.
 
 Between placements there is one exchange: P may be reduced on the source before it, and B and P may
 be made from pieces on the target after it. The plan that sends the fewest bytes in all is taken,
@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from ..spec import B, NdSbp, Sbp, Split, TensorSpec, cuts_last, is_cut, misfit, partial_of
-from .cost import DEVICES, move_bytes, total_bytes, whole_sizes
+from .cost import move_bytes, total_bytes, whole_sizes
 from .exchange import exchange
 from .steps import Exchange, Move, Step, kind_of
 
@@ -72,7 +72,7 @@ def _exchanged(src: TensorSpec, dst: TensorSpec, path: tuple[Move, ...]) -> tupl
     if src.layout.is_cut or dst.layout.is_cut:  # a rank has no one box
         return None
     made = exchange(src, dst)
-    better = made.nbytes < plan_bytes(path) and _ranked((made,)) < _ranked(path)
+    better = made.nbytes < plan_bytes(path) and made.seconds < plan_cost(path)
     return (made,) if better else None
 
 
@@ -82,13 +82,8 @@ def plan_bytes(moves: Sequence[Step]) -> int:
 
 
 def plan_cost(moves: Sequence[Step]) -> float:
-    """Estimated seconds of all moves, at the speeds of this world's ranks."""
+    """Estimated seconds of all moves."""
     return sum(move.seconds for move in moves)
-
-
-def _ranked(moves: Sequence[Step]) -> int:
-    """What plans are chosen by: picoseconds of all moves, at the built-in speeds."""
-    return sum(round(move.seconds_at(DEVICES) * 1e12) for move in moves)
 
 
 def boxing_seconds(src: TensorSpec, dst: TensorSpec) -> float:
@@ -118,8 +113,8 @@ def _cheapest_path(src: TensorSpec, dst: TensorSpec) -> tuple[Move, ...]:
             after = (*state[:axis], entry, *state[axis + 1 :])
             if after not in reached:
                 move, serial = _move(src, state, axis, entry), serial + 1
-                longer = cost + _ranked((move,))
-                heapq.heappush(heap, (longer, length + 1, serial, after, (state, move)))
+                picoseconds = cost + round(move.seconds * 1e12)
+                heapq.heappush(heap, (picoseconds, length + 1, serial, after, (state, move)))
 
 
 def _trace(reached: dict[NdSbp, tuple[NdSbp, Move] | None], state: NdSbp) -> tuple[Move, ...]:
@@ -190,7 +185,7 @@ def _between(src: TensorSpec, dst: TensorSpec) -> tuple[Step, ...]:
             break
         middle = exchange(near, far)
         moves = (*_path(src, near), middle, *_path(far, dst))
-        cost = least + middle.total, _ranked(moves), len(moves)
+        cost = least + middle.total, round(plan_cost(moves) * 1e12), len(moves)
         if best is None or cost < best[0]:
             best = cost, moves
     assert best is not None

@@ -18,12 +18,12 @@ P(max) and P(min), have no dual; otherwise they move as P does, combined by thei
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ..spec import NdSbp, Placement, Sbp, TensorSpec
-from .cost import Device, move_seconds
+from .cost import DEVICES, Device
 
 KINDS = (
     "all_gather", "all_reduce", "reduce_scatter", "all_to_all",
@@ -46,14 +46,14 @@ class Move:
     device_type: str = field(default="cpu", compare=False)
     codec: str = field(default="", compare=False)  # by which fewer bytes are sent
 
-    def seconds_at(self, speeds: Mapping[str, Device]) -> float:
-        """An estimate, see cost.py, at these speeds of device types."""
-        return speeds[self.device_type].move_seconds(self.nbytes, self.local_nbytes)
-
     @property
     def seconds(self) -> float:
-        """That at the speeds of this world's ranks."""
-        return move_seconds(self.nbytes, self.local_nbytes, self.device_type)
+        """An estimate, see cost.py."""
+        return self.seconds_on(DEVICES[self.device_type])
+
+    def seconds_on(self, device: Device) -> float:
+        """An estimate on a device of other speeds."""
+        return device.move_seconds(self.nbytes, self.local_nbytes)
 
     @property
     def arrow(self) -> str:
@@ -98,20 +98,15 @@ class Exchange:
 
     kind: ClassVar[str] = "exchange"
 
-    def seconds_at(self, speeds: Mapping[str, Device]) -> float:
-        """As that of a move."""
-        return speeds[self.device_type].move_seconds(self.busiest, self.local_nbytes)
-
     @property
     def seconds(self) -> float:
-        """As that of a move."""
-        return move_seconds(self.busiest, self.local_nbytes, self.device_type)
-
-    @property
-    def device_type(self) -> str:
-        """Of its messages: between device types everything passes through the host."""
+        """An estimate, see cost.py. Between device types everything passes through the host."""
         source, target = self.src.placement.type, self.dst.placement.type
-        return source if source == target else "cpu"
+        return self.seconds_on(DEVICES[source if source == target else "cpu"])
+
+    def seconds_on(self, device: Device) -> float:
+        """An estimate on a device of other speeds."""
+        return device.move_seconds(self.busiest, self.local_nbytes)
 
     def sent_by(self, rank: int) -> int:
         """Bytes that ``rank`` sends."""

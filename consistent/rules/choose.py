@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..boxing.cost import latency_seconds, touch_seconds, wire_seconds
+from ..boxing.cost import DEVICES
 from ..boxing.plan import boxing_seconds
 from ..spec import NdSbp, Placement, Sbp, Split, TensorSpec, cut_fault, is_one_way
 from .signature import Call, Out, Signature
@@ -185,8 +185,8 @@ def _sending(
 ) -> float:
     """Boxing, what a form sends, and the messages that whoever reads the outputs will need."""
     placement = specs[0].placement
-    parts, kind = placement.shape[axis], placement.type
-    message = latency_seconds(kind)
+    parts, speeds = placement.shape[axis], DEVICES[placement.type]
+    message = speeds.latency
     # A split that no operand had is one more message to whoever reads the output whole.
     gather = 0.0 if any(spec.sbp[axis].is_split for spec in specs) else message
     total = 0.0
@@ -197,12 +197,12 @@ def _sending(
         if parts == 1:
             continue
         if have.is_partial:  # an all-reduce, or a reduce-scatter, which leaves a split
-            half = wire_seconds(_nbytes(out) // cut * (parts - 1) // parts, kind)
+            half = _nbytes(out) // cut * (parts - 1) // parts / speeds.bandwidth
             total += message + half + min(half, gather)
         elif have.is_split:
             total += gather
     if option.nbytes:
-        total += message + wire_seconds(option.nbytes, kind)
+        total += message + option.nbytes / speeds.bandwidth
     return total
 
 
@@ -222,7 +222,7 @@ def _touching(
         )
     for out, have, cut in zip(call.outs, option.outs, cuts, strict=True):
         held += _held(_nbytes(out) // cut, have, placement.shape[axis])
-    return touch_seconds(held, placement.type)
+    return held / DEVICES[placement.type].memory
 
 
 def _nbytes(out: Out) -> int:

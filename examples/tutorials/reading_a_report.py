@@ -31,9 +31,9 @@ def mlp(x, w1, w2):
 
 # %%
 torch.manual_seed(0)
-x = consistent.randn(64, 32, placement=p, sbp=B)
-w1 = consistent.randn(128, 32, placement=p, sbp=S(0))
-w2 = consistent.randn(32, 128, placement=p, sbp=S(0))
+x = consistent.randn(256, 32, placement=p, sbp=B)
+w1 = consistent.randn(512, 32, placement=p, sbp=S(0))
+w2 = consistent.randn(32, 512, placement=p, sbp=S(0))
 
 with consistent.report() as ran:
     mlp(x, w1, w2)

@@ -75,7 +75,6 @@ BOUNDED = {
     "mirrored.transports.torch_dist.groups._made": RANKS,
     "mirrored.transports.torch_dist.groups._worlds": OBJECTS,
     "mirrored.transports.torch_dist.groups.when_new": CODE,
-    "mirrored.transports.torch_dist.groups.when_priced": CODE,
     "mirrored.transports.torch_dist.short._free": RANKS,
 }
 _KINDS = ("WeakKeyDictionary", "WeakValueDictionary", "WeakSet", "Counter", "OrderedDict", "deque")

@@ -9,8 +9,6 @@ that is waited for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 pytest.importorskip("transformers", reason="the models are those of the transformers library")
@@ -22,15 +20,6 @@ from tests.ranks import ALL, pool
 
 FEW = ("Llama", "GPT2", "Mixtral", "T5", "ViT", "Mamba", "Transformer")
 KEPT = kept()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ranks_of_their_own() -> Iterator[None]:
-    """Plans that were made where messages cost something else are not taken from the tests before,
-    nor left to those that follow."""
-    pool(2).close()
-    yield
-    pool(2).close()
 
 
 @pytest.mark.parametrize("name", sorted(KEPT) if ALL else FEW)

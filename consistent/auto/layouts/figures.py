@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ...boxing.cost import DEVICES, latency_seconds, python_seconds, wire_seconds
-from ...boxing.plan import boxing_bytes, boxing_seconds
+from ...boxing.cost import DEVICES, device_speeds
+from ...boxing.plan import plan, plan_bytes
 from ...rules.signature import Call
 from ...spec import NdSbp, TensorSpec
 
@@ -32,15 +32,17 @@ class Figures:
 
 
 def figures_of(device_type: str) -> Figures:
-    """The figures by which ops are planned at run time, with what Python takes for a message."""
-    known, host = DEVICES[device_type], python_seconds(device_type)
-    latency = latency_seconds(device_type) + host
+    """The figures of this world's ranks, with what Python takes for a message."""
+    known, measured = DEVICES[device_type], device_speeds(device_type)
+    latency = measured.latency + measured.python
 
     def boxing(src: TensorSpec, dst: TensorSpec) -> float:
-        return boxing_seconds(src, dst) + (host if boxing_bytes(src, dst) else 0.0)
+        moves = plan(src, dst)
+        seconds = sum(move.seconds_on(measured) for move in moves)
+        return seconds + (measured.python if plan_bytes(moves) else 0.0)
 
     def sending(nbytes: float) -> float:
-        return latency + wire_seconds(nbytes, device_type)
+        return latency + nbytes / measured.bandwidth
 
     return Figures(known.flops, known.memory, boxing, sending, latency)
 

@@ -128,7 +128,7 @@ def simulate(
         )
         _in, made.imagined = transport.rank_in, imagined
         inside.enter_context(simulated_world(ranks, found.device_type == "cuda"))
-        inside.enter_context(looked_up_in(_C.PlanTable()))  # made at this machine's prices
+        inside.enter_context(looked_up_in(_C.PlanTable()))  # of the simulated world
         inside.enter_context(_own_numbers())
         inside.enter_context(replace_current(transport))
         inside.enter_context(gather_ahead.switched_off())

@@ -143,6 +143,3 @@ def clear_plans() -> None:
 
 
 groups.when_new.append(clear_plans)
-# A rank forgets a plan when its table is full, each at its own time, and makes it again: that must
-# give the plan which the others still have. So no plan outlives the prices that it was made at.
-groups.when_priced.append(plans.clear)

@@ -138,8 +138,6 @@ class World:
 # Called where a new default process group is first used: what ranks decided together belongs to the
 # one before, and a process that has joined since knows nothing of it.
 when_new: list[Callable[[], None]] = []
-# Called on all ranks, at the same call, where they have measured what messages between them cost.
-when_priced: list[Callable[[], None]] = []
 
 _ALONE = World()
 _worlds: weakref.WeakKeyDictionary[dist.ProcessGroup, World] = weakref.WeakKeyDictionary()

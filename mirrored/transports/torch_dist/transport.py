@@ -30,7 +30,7 @@ from ..tuning import between
 from ..tuning.table import Table
 from . import messages, several, short
 from .described import Described, call_under_way, cut, part_of, resumed
-from .groups import World, timeout, when_priced, world
+from .groups import World, timeout, world
 from .messages import flat
 
 # Gloo's own all-reduce is not used: it takes longer at every size (two ranks in two network
@@ -111,18 +111,13 @@ class TorchDist(Described):
     def meet(self, ranks: Ranks, host: str) -> None:
         """Be told that all ranks of the world are here and share no memory, this one on a host of
         this name: they agree on what their messages cost. A collective."""
-        self._price(between.kept_or_measured(self, ranks, host))
+        self._links[world()] = between.kept_or_measured(self, ranks, host)
 
     def tune(self, ranks: Ranks, host: str) -> Table:
         """Measure what messages between `ranks` cost. A collective."""
         found = between.measured_by_hand(self, ranks, host)
-        self._price(found.link)
+        self._links[world()] = found.link
         return found
-
-    def _price(self, link: Link) -> None:
-        self._links[world()] = link
-        for call in when_priced:
-            call()
 
     def link(self, kind: str) -> Link | None:
         """What all ranks agreed on when they first met, and None before. They meet at the same

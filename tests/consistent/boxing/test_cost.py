@@ -11,11 +11,8 @@ from hypothesis import strategies as st
 
 from consistent.boxing.cost import (
     DEVICES,
-    latency_seconds,
     move_bytes,
     move_seconds,
-    touch_seconds,
-    wire_seconds,
 )
 from consistent.spec import B, P, S, piece
 
@@ -73,5 +70,6 @@ def test_local_copies_are_nearly_free_but_not_free(device):
 
 @pytest.mark.parametrize("device", sorted(DEVICES))
 def test_seconds_are_latency_and_bytes_over_bandwidth(device):
-    assert latency_seconds(device) + wire_seconds(1000, device) < move_seconds(1000, 0, device)
-    assert touch_seconds(1000, device) < wire_seconds(1000, device)
+    speeds = DEVICES[device]
+    assert speeds.latency + 1000 / speeds.bandwidth < move_seconds(1000, 0, device)
+    assert 1000 / speeds.memory < 1000 / speeds.bandwidth

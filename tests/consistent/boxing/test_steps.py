@@ -27,7 +27,7 @@ def test_move_prints_the_name_of_its_axis():
     assert str(Move(1, P, B, "all_reduce", 24, label="tp")) == "P -all_reduce(tp)-> B"
 
 
-def test_moves_are_equal_whatever_their_label_and_seconds():
+def test_moves_are_equal_whatever_their_label_and_results():
     assert Move(1, P, B, "all_reduce", 24, "tp", 8) == Move(1, P, B, "all_reduce", 24)
 
 

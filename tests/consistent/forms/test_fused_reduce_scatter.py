@@ -31,14 +31,14 @@ OPS: dict[str, Callable[..., Any]] = {
 def _joining(worth: int = 0) -> Iterator[None]:
     """Parts of ``worth`` bytes join, and messages start at once, so that small sums are not
     finished in one message."""
-    links, before = cost._links, fused_reduce_scatter.WORTH
-    cost.use_links(lambda kind: replace(cost.DEVICES[kind], latency=0.0, bandwidth=1e9))
+    device, before = cost.DEVICES["cpu"], fused_reduce_scatter.WORTH
+    cost.DEVICES["cpu"] = replace(device, latency=0.0, bandwidth=1e9)
     fused_reduce_scatter.WORTH = worth
     clear_plans()
     try:
         yield
     finally:
-        cost.use_links(links)
+        cost.DEVICES["cpu"] = device
         fused_reduce_scatter.WORTH = before
         clear_plans()
 

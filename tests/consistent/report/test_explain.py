@@ -54,7 +54,7 @@ def test_prints_a_table_with_an_arrow_at_the_choice() -> None:
         "1:",
         "S(1)->B",
         "3,072",
-        "9.0",
+        "36.3",
         "us",
     ]
 
