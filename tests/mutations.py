@@ -114,7 +114,8 @@ FAULTS = (
     ),
     Fault(
         "dims before a reduced one are counted with it", REDUCE,
-        "S(d if keepdim else d - sum(r < d for r in dims))", "S(d)", f"{ROWS} [sum_or_mean]",
+        "S(d if keepdim else d - sum(r < d for r in dims))", "S(d)",
+        f"{ROWS} [logsumexp] [norm] [sort] [var]",
     ),
     Fault(
         "lengths of parts are added up", REDUCE, "order in (0, 1) and", "order in (0, 1, 2) and",

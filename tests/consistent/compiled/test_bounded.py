@@ -113,6 +113,22 @@ def held(made: Any, batch: tuple) -> int:
     return holding.most
 
 
+def test_what_was_overwritten_is_not_made_again_of_what_is_there_now() -> None:
+    def step(x: torch.Tensor) -> Any:
+        a = x + 1
+        kept = torch.tanh(a)  # held at the peak, and could be made again of `a`
+        a.mul_(3)
+        wide = torch.cat([a, a, a, a])
+        total = (wide.t() @ wide).sum()
+        return (kept * a).sum() + total
+
+    x = randn(64, WIDE)
+    made: Any = consistent.compile(step, backend="ops", fullgraph=True, memory=0)
+    for _ in range(CALLS):
+        torch.testing.assert_close(made(x), step(x), rtol=0, atol=0)
+    assert made.show().count("tanh(") == 1, made.show()
+
+
 def test_plain_tensors_are_made_again() -> None:
     free = beside(trained(None, None), batches(64, None), memory=1 << 40)
     before, after, again, gathered = figures(free.programs[0].program)

@@ -83,6 +83,19 @@ TAILS: dict[str, tuple[Tail, list[str]]] = {
 }
 
 
+@on_ranks(2)
+def test_a_norm_over_other_dims_than_the_last_is_left(rank: int) -> None:
+    def step(x: Any, b: Any, r: Any, w: Any) -> Any:
+        y = x.to_global(sbp=B)
+        mean = y.pow(2).mean([0], True)
+        mean.add_(1e-5)
+        return (y * torch.rsqrt(mean),)
+
+    with torch.no_grad():
+        before, after = both(step, *given(B))
+    assert before == after == ["message all_reduce", "pow", "mean", "add_", "rsqrt", "mul"]
+
+
 @pytest.mark.parametrize("target", [B, S(0)])
 @on_ranks(2, 3, 4)
 def test_a_sum_and_what_follows_it(rank: int, target: Any) -> None:

@@ -23,8 +23,8 @@ from tests.consistent.rules.layouts import (
     tensors_of,
     wanted,
 )
-from tests.ranks import ALL, pool
-from tests.twins import GRIDS, Laid
+from tests.ranks import ALL, on_ranks, pool
+from tests.twins import GRIDS, Laid, randn
 
 EVERY = 3 if ALL else 9  # of each example's layouts every so many is run
 HALVES = (torch.bfloat16, torch.float16)
@@ -100,6 +100,19 @@ def _compare(found: Any, want: Any, given: Example, half: torch.dtype) -> None:
             largest = max(x.abs().nan_to_num(0, 0, 0).max().item() for x in (*inputs, y))
             atol = 16 * rounding * largest + 1e-6
             torch.testing.assert_close(full, y, rtol=0, atol=atol, equal_nan=True)
+
+
+@on_ranks(2)
+def test_addends_are_added_before_they_are_rounded(rank: int) -> None:
+    """Those here are ten thousand times as large as their sum."""
+    p, x, w = Placement("cpu", [0, 1]), randn(4, 4).float(), randn(4, 4, seed=1).float()
+    large = torch.full((4, 4), 1e4)
+    for op in (torch.matmul, torch.nn.functional.linear, lambda x, w: torch.einsum("ij,jk", x, w)):
+        addends = consistent.from_local((x + large, -large)[rank], p, P, shape=x.shape)
+        with torch.autocast("cpu", torch.bfloat16):
+            found, want = op(addends, w), op(x, w)
+        assert found.dtype == want.dtype == torch.bfloat16
+        torch.testing.assert_close(found.full(), want, rtol=2**-6, atol=2**-6)
 
 
 @pytest.mark.parametrize("half", HALVES if ALL else HALVES[:1], ids=str)
