@@ -159,7 +159,7 @@ FAULTS = (
     ),
     Fault(
         "padding at the wrong place", RUN, "partial(placed, dim=i, runs=runs,",
-        "partial(placed, dim=i, runs=src.runs(whole[i], parts, 0)," , MOVES,
+        "partial(placed, dim=i, runs=src.runs(whole[i], parts, 0),", MOVES,
     ),
     Fault(
         "every rank has the whole value as its addend", "boxing/steps.py",

@@ -6,8 +6,8 @@ of two plans that send the same, the one that touches less memory in fewer moves
 
 Which layouts an op gets, and which moves lead to them, is decided by the built-in speeds alone: so
 it follows from the program, on all ranks, at any time and wherever they are, and so do the bits of
-its results. By what was measured of links only that is decided which changes no value: how large a
-message is, whether it goes in chunks, what a plan or a report says of seconds.
+its results. What was measured of links decides how large messages are and how many chunks they go
+in, which fusions a compiled step makes, and which layouts a search picks that a program asks for.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Device:
 
 
 DEVICES = {
-    # Orders of magnitude; ranking layouts and moves needs no more. Between two
-    # network namespaces of an idle machine sockets take 30 us for a small collective, 1.5 GB/s in
-    # a large one; a core copies 10 GB/s, and multiplies 50 GFLOP/s. The Python of a message is that
-    # of 20 ops of 8 us, as machines/machine.py counts it.
+    # Orders of magnitude; ranking layouts and moves needs no more. Between two network namespaces
+    # of an idle machine sockets take 30 us for a small collective, 1.5 GB/s in a large one; a core
+    # copies 10 GB/s, and multiplies 50 GFLOP/s. The Python of a message is that of 20 ops of 8 us,
+    # as machines/machine.py counts it.
     "cpu": Device(30e-6, 1.5e9, overhead=2e-6, memory=10e9, python=160e-6, flops=5e10),
     # NCCL within a node of NVLink: 10 to 20 us, 100 GB/s and more; a kernel starts in about 5 us,
     # HBM moves 2 TB/s and more; half the peak of a data centre's GPU in two-byte floats. Python
@@ -72,11 +72,6 @@ def start_bytes(device_type: str) -> int:
     """Bytes that a rank sends in the time for which one more communication keeps it busy."""
     device = device_speeds(device_type)
     return int((device.latency + device.python) * device.bandwidth)
-
-
-def move_seconds(nbytes: int, local_nbytes: int, device_type: str) -> float:
-    """``Device.move_seconds`` at the speeds of this world's ranks."""
-    return device_speeds(device_type).move_seconds(nbytes, local_nbytes)
 
 
 def total_bytes(

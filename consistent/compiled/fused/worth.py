@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from ...boxing.cost import move_seconds
+from ...boxing.cost import device_speeds
 
 # What is done after the sum -> dtype -> bytes of the sum from which one kernel is faster than ops
 # that run one by one, by a tenth and more on 2 ranks. Others are as fast, or slower.
@@ -45,9 +45,10 @@ def sum_wins(
     others, whole = ranks - 1, kind == "all_reduce"
     kept = nbytes if whole else nbytes // ranks
     sent = (2 if whole else 1) * others * nbytes // ranks
-    after = move_seconds(0, 2 * kept, device)  # an op reads what is kept, and writes it
-    message = move_seconds(sent, kept, device)
+    move_seconds = device_speeds(device).move_seconds
+    after = move_seconds(0, 2 * kept)  # an op reads what is kept, and writes it
+    message = move_seconds(sent, kept)
     apart = message + after * (len(ops) if one_by_one else 1)
     # One kernel that reads the addends of all ranks, or one after the message.
     read = others * nbytes if whole else sent
-    return (move_seconds(read, kept, device) if shared else message + after) < apart
+    return (move_seconds(read, kept) if shared else message + after) < apart

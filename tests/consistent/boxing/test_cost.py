@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from consistent.boxing.cost import (
     DEVICES,
     move_bytes,
-    move_seconds,
 )
 from consistent.spec import B, P, S, piece
 
@@ -64,12 +63,13 @@ def test_one_rank_sends_nothing():
 
 @pytest.mark.parametrize("device", sorted(DEVICES))
 def test_local_copies_are_nearly_free_but_not_free(device):
-    local, sent = move_seconds(0, 1 << 20, device), move_seconds(1 << 20, 1 << 20, device)
+    speeds = DEVICES[device]
+    local, sent = speeds.move_seconds(0, 1 << 20), speeds.move_seconds(1 << 20, 1 << 20)
     assert 0 < local < sent / 2
 
 
 @pytest.mark.parametrize("device", sorted(DEVICES))
 def test_seconds_are_latency_and_bytes_over_bandwidth(device):
     speeds = DEVICES[device]
-    assert speeds.latency + 1000 / speeds.bandwidth < move_seconds(1000, 0, device)
+    assert speeds.latency + 1000 / speeds.bandwidth < speeds.move_seconds(1000, 0)
     assert 1000 / speeds.memory < 1000 / speeds.bandwidth

@@ -11,10 +11,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from consistent.boxing import cost
 from consistent.dispatch.plans.plan import clear_plans, plans
 from consistent.movement.plain_values import plain_may_differ
-from consistent.rules import fused_reduce_scatter
+from consistent.rules import choose, fused_reduce_scatter
 from consistent.spec import B, P, Placement, S
 from consistent.tensor.making.create import distribute, from_local
 from mirrored.transports.counting import counting
@@ -31,14 +30,15 @@ OPS: dict[str, Callable[..., Any]] = {
 def _joining(worth: int = 0) -> Iterator[None]:
     """Parts of ``worth`` bytes join, and messages start at once, so that small sums are not
     finished in one message."""
-    device, before = cost.DEVICES["cpu"], fused_reduce_scatter.WORTH
-    cost.DEVICES["cpu"] = replace(device, latency=0.0, bandwidth=1e9)
+    devices, before = choose.DEVICES, fused_reduce_scatter.WORTH
+    # Those by which layouts are chosen, not those of moves, which are kept.
+    choose.DEVICES = {"cpu": replace(devices["cpu"], latency=0.0, bandwidth=1e9)}
     fused_reduce_scatter.WORTH = worth
     clear_plans()
     try:
         yield
     finally:
-        cost.DEVICES["cpu"] = device
+        choose.DEVICES = devices
         fused_reduce_scatter.WORTH = before
         clear_plans()
 

@@ -142,17 +142,16 @@ def _programs(rank: int, n: int, seeds: range) -> None:
         assert_same(Program(seed, places, len(places)).run(), wanted, rtol=1e-6, atol=1e-8)
 
 
+def _forgetful(rank: int, n: int, seed: int) -> list[Any]:
+    return Forgetful(seed, PLACES[n], rank).run()
+
+
 def _with_others_plans(rank: int, n: int, seeds: range) -> None:
-    places = PLACES[n]
     for seed in seeds:
-        wanted = Program(seed, None, len(places)).run()
-        for run_it in (_run, over_gloo):  # each with plans that were made for the other
-            found = run_it(rank, lambda rank: Forgetful(seed, places, rank).run())  # noqa: B023
+        wanted = Program(seed, None, len(PLACES[n])).run()
+        # Each with plans that were made for the other.
+        for found in (_forgetful(rank, n, seed), over_gloo(rank, _forgetful, n, seed)):
             assert_same(found, wanted, rtol=1e-6, atol=1e-8)
-
-
-def _run(rank: int, call: Callable[[int], Any]) -> Any:
-    return call(rank)
 
 
 @pytest.mark.parametrize("where", ["gloo", "shared memory"])

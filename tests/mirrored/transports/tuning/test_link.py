@@ -74,7 +74,7 @@ def test_copies_are_priced_by_what_was_measured(
     monkeypatch.setattr(cost, "_links", lambda kind: speeds_of(kind, link))
     found = device_speeds("cpu")
     assert (found.memory, found.overhead) == (5e9, DEVICES["cpu"].overhead)
-    assert cost.move_seconds(0, int(5e9), "cpu") == found.overhead + 1.0
+    assert found.move_seconds(0, int(5e9)) == found.overhead + 1.0
 
 
 @pytest.mark.parametrize("n", [2, 3])
