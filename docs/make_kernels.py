@@ -36,7 +36,8 @@ EXPONENTIAL = r"MUFU\.EX2|FFMA"
 SHOWN = (
     Row("reduce_flat<BFloat16, BFloat16, 8>"),
     Row("reduce_flat<float, float, 4>"),
-    Row("reduce_rows<BFloat16, BFloat16, 8, true>", loop=False),
+    Row("reduce_rows<BFloat16, BFloat16, 8, InRegisters<float, 8, 2> >", loop=False),
+    Row("reduce_rows<BFloat16, BFloat16, 8, InShared<float, 8> >", loop=False),
     Row("reduce_kernel<BFloat16, 8, sum>"),
     Row("reduce_kernel<BFloat16, 8, max>"),
     Row("reduce_kernel<float, 4, sum>"),

@@ -92,7 +92,19 @@ Tensor vector_of(const char* name, const std::optional<Tensor>& x, const Tensor&
   check_same_device(kOp, name, *x, like);
   TORCH_CHECK(x->numel() == columns, kOp, ": ", name, " is ", x->sizes(), " and rows have ",
               columns, " elements, and each needs one; pass as many.");
-  return dense(x->to(wide_type(like.scalar_type())));
+  return dense(*x);
+}
+
+// CUDA reads vectors as they are if all have the parts' dtype; else they are widened.
+bool widened(std::initializer_list<Tensor*> vectors, const Tensor& like) {
+  const auto is_narrow = [&](Tensor* x) {
+    return !x->defined() || x->scalar_type() == like.scalar_type();
+  };
+  if (like.is_cuda() && std::all_of(vectors.begin(), vectors.end(), is_narrow)) return false;
+  for (Tensor* x : vectors) {
+    if (x->defined()) *x = x->to(wide_type(like.scalar_type()));
+  }
+  return true;
 }
 
 std::tuple<Tensor, Tensor> reduce_shards(at::TensorList parts, int64_t dim, int64_t start,
@@ -119,9 +131,10 @@ std::tuple<Tensor, Tensor> reduce_shards(at::TensorList parts, int64_t dim, int6
   const int64_t width = sizes.back();
   TORCH_CHECK(!bias.has_value() || normalized < 2, kOp, ": a bias and a norm over ", normalized,
               " dims were given, and the bias has one of them; give it as a residual.");
-  const Tensor by_column = vector_of("bias", bias, first, width);
-  const Tensor by = vector_of("weight", weight, first, slice.columns);
-  const Tensor plus = vector_of("norm_bias", norm_bias, first, slice.columns);
+  Tensor by_column = vector_of("bias", bias, first, width);
+  Tensor by = vector_of("weight", weight, first, slice.columns);
+  Tensor plus = vector_of("norm_bias", norm_bias, first, slice.columns);
+  epilogue.narrow = !widened({&by_column, &by, &plus}, first);
   Tensor more;
   if (residual.has_value()) {
     check_same_device(kOp, "residual", *residual, first);

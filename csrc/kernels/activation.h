@@ -13,8 +13,7 @@ namespace consistent {
 // +-1 beyond.
 // Source: Eigen, generic_fast_erf_float.
 CONSISTENT_INLINE float error_function(float x) {
-  x = x < -4.0f ? -4.0f : x;
-  x = x > 4.0f ? 4.0f : x;
+  x = clamped(x, 4.0f);
   const float z = x * x;
   float p = -2.72614225801306e-10f;
   p = fused(p, z, 2.77068142495902e-08f);

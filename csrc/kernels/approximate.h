@@ -21,14 +21,39 @@ CONSISTENT_INLINE float approximate_exponential(float x) {
 }
 CONSISTENT_INLINE double approximate_exponential(double x) { return exponential(x); }
 
-// a / b; 0 on CUDA where b is beyond 2^126.
+// a / b; 0 on CUDA where b is beyond 2^126, or a or the quotient below 2^-126.
 CONSISTENT_INLINE float approximate_quotient(float a, float b) {
-#ifdef __CUDA_ARCH__
-  return __fdividef(a, b);
+#if defined(__CUDA_ARCH__) && defined(__CUDACC__)
+  float made;
+  asm("div.approx.ftz.f32 %0, %1, %2;" : "=f"(made) : "f"(a), "f"(b));
+  return made;
 #else
   return a / b;
 #endif
 }
 CONSISTENT_INLINE double approximate_quotient(double a, double b) { return a / b; }
+
+// 1 / sqrt(x).
+CONSISTENT_INLINE float approximate_inverse_root(float x) {
+#if defined(__CUDA_ARCH__) && defined(__CUDACC__)
+  return rsqrtf(x);
+#else
+  return 1 / root(x);
+#endif
+}
+CONSISTENT_INLINE double approximate_inverse_root(double x) { return 1 / root(x); }
+
+// x in [-most, most]; a NaN stays one.
+CONSISTENT_INLINE float clamped(float x, float most) {
+#if defined(__CUDA_ARCH__) && defined(__CUDACC__) && __CUDA_ARCH__ >= 800
+  float made;
+  asm("{ .reg .f32 low; max.NaN.f32 low, %1, %2; min.NaN.f32 %0, low, %3; }"
+      : "=f"(made)
+      : "f"(x), "f"(-most), "f"(most));
+  return made;
+#else
+  return x > most ? most : x < -most ? -most : x;
+#endif
+}
 
 }  // namespace consistent

@@ -7,7 +7,8 @@ namespace consistent {
 constexpr int kWarp = 32;
 
 // Reduces `value` over the block by combine(a, b), in one fixed order. `shared` has a slot for each
-// warp. All threads must call it; blockDim.x is a multiple of 32.
+// warp, and is not that of the reduction before this one, whose slots threads may still read: two
+// that take turns are enough. All threads must call it; blockDim.x is a multiple of 32.
 template <class V, class Combine>
 __device__ __forceinline__ V block_reduce(V value, V* shared, const Combine& combine) {
   // The shuffles inside `shuffled` synchronise the warp: no lane gets a value before it is made.
@@ -15,8 +16,6 @@ __device__ __forceinline__ V block_reduce(V value, V* shared, const Combine& com
     value = combine(value, value.shuffled(step));
   }
   const int warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
-  // Threads may still read the slots of the reduction before this one, which are written next.
-  __syncthreads();
   if (threadIdx.x % kWarp == 0) shared[warp] = value;
   // Without it a thread would read the slots of other warps before they are written.
   __syncthreads();

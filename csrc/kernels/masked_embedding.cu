@@ -17,9 +17,10 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kAddThreads = kPieces * kWarp;  // of a block in the backward
-// Blocks of a multiprocessor at once, which leaves 80 registers to a thread for packs of eight.
+// Blocks of a multiprocessor at once, which leaves 80 registers to a thread for packs of eight, and
+// for single elements, whose addresses take more.
 template <int kCount>
-constexpr int kBlocksAtOnce = kCount == 8 ? 3 : 4;
+constexpr int kBlocksAtOnce = kCount == 8 || kCount == 1 ? 3 : 4;
 constexpr int kAhead = 4;  // look-ups that are loaded before the first is added
 constexpr int64_t kMostBlocks = most_blocks(1 << 16);  // beyond it, a block takes several rows
 constexpr int64_t kMostTiles = most_blocks(1 << 15);   // the same for the columns of a row
@@ -113,16 +114,18 @@ struct Columns {
   }
 
   // Adds look-ups [begin, end) in order, and calls added(k) after each; kAhead are loaded before
-  // the first is added.
+  // the first is added, in place of those behind the end the last one again, for with a condition
+  // ptxas waits for each load.
   template <class Added>
   __device__ __forceinline__ void add(int64_t begin, int64_t end, const Added& added) {
     using P = Pack<T, kCount>;
 #pragma unroll 1
     for (int64_t k = begin; k < end; k += kAhead) {
-      P packs[kAhead] = {};
+      P packs[kAhead];
 #pragma unroll
       for (int a = 0; a < kAhead; ++a) {
-        if (k + a < end) packs[a] = load_pack<P>(gradient + sorted.order[k + a] * width);
+        const int64_t at = k + a < end ? k + a : end - 1;
+        packs[a] = load_pack<P>(gradient + sorted.order[at] * width);
       }
 #pragma unroll
       for (int a = 0; a < kAhead; ++a) {
@@ -137,10 +140,9 @@ struct Columns {
   // The sums of `count` look-ups, to a row of the table.
   __device__ __forceinline__ void write(int64_t row, int64_t count) {
     const R by = R(by_count ? scale / double(count) : scale);
-    Pack<T, kCount> pack;
 #pragma unroll
-    for (int j = 0; j < kCount; ++j) pack.value[j] = Storage<T>::store(R(sums[j] * by));
-    store_pack(out + row * width, pack);
+    for (int j = 0; j < kCount; ++j) sums[j] *= by;
+    store_pack(out + row * width, rounded<T>(sums));
   }
 };
 

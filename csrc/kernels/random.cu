@@ -119,15 +119,12 @@ __global__ void __launch_bounds__(kThreads) fill_kernel(T* out, F f, KeyedDraw d
   constexpr int kCount = kStretchOf<T, 16 / int(sizeof(Word))>;
   each_stretch<kCount>(box, [&](const Place& place) {
     const Words<Word, kCount> words(draw, place);
-    Pack<T, kCount> values;
+    typename F::Value values[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; i += 2) {
-      typename F::Value a, b;
-      f(words.word[i], words.word[i + 1], a, b);
-      values.value[i] = Storage<T>::store(a);
-      values.value[i + 1] = Storage<T>::store(b);
+      f(words.word[i], words.word[i + 1], values[i], values[i + 1]);
     }
-    write(out, place, values);
+    write(out, place, rounded<T>(values));
   });
 }
 
@@ -154,14 +151,15 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kCount = kStretchOf<T, 4>;
   const Real<T> scale = Real<T>(dropout.scale);
   each_stretch<kCount>(box, [&](const Place& place) {
-    Pack<T, kCount> values = read<T, kCount>(x, place);
+    const Pack<T, kCount> given = read<T, kCount>(x, place);
     const Words<uint32_t, kCount> words(draw, place);
+    Real<T> values[kCount];
 #pragma unroll
     for (int lane = 0; lane < kCount; ++lane) {
       const Real<T> factor = words.word[lane] <= dropout.last ? scale : Real<T>(0);
-      values.value[lane] = Storage<T>::store(Storage<T>::load(values.value[lane]) * factor);
+      values[lane] = Storage<T>::load(given.value[lane]) * factor;
     }
-    write(out, place, values);
+    write(out, place, rounded<T>(values));
   });
 }
 

@@ -1,6 +1,6 @@
 // The fused sum on CUDA. Without a norm a thread takes 16 bytes of each part. With a norm a block
-// takes a row and keeps its activated sums in shared memory, or computes them again if they do not
-// fit there.
+// takes a row and keeps its activated sums: in registers, those of a longer row in shared memory;
+// if they do not fit there either, it computes them again.
 
 #include <algorithm>
 
@@ -14,12 +14,20 @@ namespace consistent {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kAtOnce = 4;  // parts that are loaded before the first is added
 
-// Blocks of a multiprocessor at once, for packs of `kCount`. With more there are too few registers
-// to load eight parts before the first is added: ptxas loads one at a time, or spills.
-template <int kCount>
-constexpr int kBlocksAtOnce = kCount == 8 ? 3 : 4;
+// Blocks of a multiprocessor at once: what they leave of its registers holds the parts of a pack.
+// With more, ptxas loads one part after the other or spills. It needs more registers for sm_100
+// and 120; sm_75 has room for 1,024 threads.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int kFlatBlocks = 3, kRowBlocks = 3;
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr int kFlatBlocks = 4, kRowBlocks = 4;
+#else
+constexpr int kFlatBlocks = 5, kRowBlocks = 4;
+#endif
 constexpr int64_t kMostBlocks = most_blocks(1 << 16);  // beyond it, each takes several turns
+constexpr int kMostKept = 16;                          // numbers of a row in a thread's registers
 constexpr int64_t kMostSharedBytes = 160 << 10;        // for a row, where the GPU has as much
 constexpr int64_t kOtherSharedBytes = 1 << 10;         // at least what else the block needs
 constexpr int64_t kUnaskedBytes = 48 << 10;            // a block has these in all without asking
@@ -40,21 +48,29 @@ __device__ __forceinline__ R activated(Activation kind, R x) {
   }
 }
 
-template <class Out, int kCount, class R>
-__device__ __forceinline__ void store(Out* to, const R from[kCount]) {
-  Pack<Out, kCount> pack;
-#pragma unroll
-  for (int j = 0; j < kCount; ++j) pack.value[j] = Storage<Out>::store(from[j]);
-  store_pack(to, pack);
-}
-
-// Elements of a vector along the columns: 16 bytes at a time, if it is aligned so.
-template <int kCount, class R>
-__device__ __forceinline__ Pack<R, kCount> read_vector(const R* from) {
-  if (aligned_to<sizeof(R) * kCount>(from)) return load_pack<Pack<R, kCount>>(from);
-  Pack<R, kCount> made;
+// Elements of a vector along the columns, from `column` on: 16 bytes at a time, if it is aligned
+// so.
+template <int kCount, class V>
+__device__ __forceinline__ Pack<V, kCount> read_vector(const void* vector, int64_t column) {
+  const V* from = static_cast<const V*>(vector) + column;
+  if (aligned_to<sizeof(V) * kCount>(from)) return load_pack<Pack<V, kCount>>(from);
+  Pack<V, kCount> made;
 #pragma unroll
   for (int j = 0; j < kCount; ++j) made.value[j] = from[j];
+  return made;
+}
+
+// The same for parts of type T.
+template <class T, int kCount>
+__device__ __forceinline__ Pack<Real<T>, kCount> vector_at(const void* vector, int64_t column,
+                                                           const Epilogue& epilogue) {
+  if (sizeof(T) == sizeof(Real<T>) || !epilogue.narrow) {
+    return read_vector<kCount, Real<T>>(vector, column);
+  }
+  const auto read = read_vector<kCount, T>(vector, column);
+  Pack<Real<T>, kCount> made;
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) made.value[j] = Storage<T>::load(read.value[j]);
   return made;
 }
 
@@ -85,138 +101,191 @@ __device__ __forceinline__ void totals(Real<T> (&sums)[kCount], Out* total, cons
                                        const Epilogue& epilogue, int64_t from, int64_t at,
                                        int64_t column) {
   using R = Real<T>;
-  const R* bias = static_cast<const R*>(epilogue.bias);
+  const bool biased = epilogue.bias != nullptr;
   const T* residual = static_cast<const T*>(epilogue.residual);
   Pack<R, kCount> shift = {};
   Pack<T, kCount> more = {};
-  if (bias != nullptr) shift = read_vector<kCount>(bias + column);
+  if (biased) shift = vector_at<T, kCount>(epilogue.bias, column, epilogue);
   if (residual != nullptr) more = load_pack<Pack<T, kCount>>(residual + at);
   int p = 0;
-  for (; parts.count - p >= 8; p += 8) add_parts<T, kCount, 8>(sums, parts, p, from);
-  if (parts.count - p >= 4) add_parts<T, kCount, 4>(sums, parts, p, from), p += 4;
+  for (; parts.count - p >= kAtOnce; p += kAtOnce) {
+    add_parts<T, kCount, kAtOnce>(sums, parts, p, from);
+  }
   if (parts.count - p >= 2) add_parts<T, kCount, 2>(sums, parts, p, from), p += 2;
   if (parts.count - p >= 1) add_parts<T, kCount, 1>(sums, parts, p, from);
   const R by = R(epilogue.scale);
 #pragma unroll
   for (int j = 0; j < kCount; ++j) {
     R value = sums[j] * by;
-    if (bias != nullptr) value += shift.value[j];
+    if (biased) value += shift.value[j];
     if (residual != nullptr) value += Storage<T>::load(more.value[j]);
     sums[j] = value;
   }
-  if (total != nullptr) store<Out, kCount>(total + at, sums);
+  if (total != nullptr) store_pack(total + at, rounded<Out>(sums));
 }
 
 template <class T, class Out, int kCount>
-__global__ void __launch_bounds__(kThreads, kBlocksAtOnce<kCount>)
+__global__ void __launch_bounds__(kThreads, kFlatBlocks)
     reduce_flat(Out* out, Out* total, Parts parts, Epilogue epilogue, RowsOfSlice slice) {
   const int64_t packs = slice.rows * slice.columns / kCount;
   const int64_t step = int64_t(gridDim.x) * kThreads;
+  // Then no division says where a pack is.
+  const bool flat = slice.rows <= slice.group && epilogue.bias == nullptr;
   for (int64_t p = int64_t(blockIdx.x) * kThreads + threadIdx.x; p < packs; p += step) {
     const int64_t at = p * kCount;
-    const int64_t row = at / slice.columns, column = at - row * slice.columns;
+    int64_t from = slice.first + at, column = 0;
+    if (!flat) {
+      const int64_t row = at / slice.columns;
+      column = at - row * slice.columns;
+      from = slice.start(row) + column;
+    }
     Real<T> sums[kCount] = {};
-    totals<T, Out, kCount>(sums, total, parts, epilogue, slice.start(row) + column, at, column);
+    totals<T, Out, kCount>(sums, total, parts, epilogue, from, at, column);
 #pragma unroll
     for (int j = 0; j < kCount; ++j) sums[j] = activated(epilogue.activation, sums[j]);
-    store<Out, kCount>(out + at, sums);
+    store_pack(out + at, rounded<Out>(sums));
   }
 }
 
-// A row in shared memory, by the packs of its columns. A pack lies in pieces of 16 bytes with those
-// of other packs between them: so the lanes of a warp, which take packs side by side, reach
-// different banks.
-template <class R, int kCount>
-struct KeptRow {
-  static constexpr int kEach = kCount < kPackOf<R> ? kCount : kPackOf<R>, kPieces = kCount / kEach;
-  using Piece = Pack<R, kEach>;
-  Piece* pieces;
-  int64_t packs;
+// Where the activated sums of a row are between the passes over it. Each of the three calls
+// make(column, values) for a pack of this thread and visit(column, values) after it in the first
+// pass, and visit(column, values) for the same packs in later ones.
 
-  __device__ __forceinline__ void write(int64_t pack, const R (&from)[kCount]) const {
+// In registers: at most `kPacks` packs of a thread.
+template <class R, int kCount, int kPacks>
+struct InRegisters {
+  R kept[kPacks][kCount];
+
+  template <class Visit>
+  __device__ __forceinline__ void each(int64_t columns, const Visit& visit) {
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      Piece piece;
-#pragma unroll
-      for (int j = 0; j < kEach; ++j) piece.value[j] = from[i * kEach + j];
-      pieces[i * packs + pack] = piece;
+    for (int i = 0; i < kPacks; ++i) {
+      const int64_t c = int64_t(i * blockDim.x + threadIdx.x) * kCount;
+      if (c < columns) visit(c, kept[i]);
     }
   }
-
-  __device__ __forceinline__ void read(int64_t pack, R (&to)[kCount]) const {
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      const Piece piece = pieces[i * packs + pack];
-#pragma unroll
-      for (int j = 0; j < kEach; ++j) to[i * kEach + j] = piece.value[j];
-    }
+  template <class Make, class Visit>
+  __device__ __forceinline__ void first(int64_t columns, const Make& make, const Visit& visit) {
+    each(columns, make);
+    each(columns, visit);
+  }
+  template <class Make, class Visit>
+  __device__ __forceinline__ void again(int64_t columns, const Make&, const Visit& visit) {
+    each(columns, visit);
   }
 };
 
-template <class T, class Out, int kCount, bool kKept>
-__global__ void __launch_bounds__(kThreads, kBlocksAtOnce<kCount>)
+template <int kCount, class Visit>
+__device__ __forceinline__ void each_pack(int64_t columns, const Visit& visit) {
+  for (int64_t c = threadIdx.x * kCount; c < columns; c += kThreads * kCount) visit(c);
+}
+
+// In shared memory. A pack lies in pieces of 16 bytes with those of other packs between them: so
+// the lanes of a warp, which take packs side by side, reach different banks. It needs no
+// __syncthreads: a thread reads back only what it has written itself.
+template <class R, int kCount>
+struct InShared {
+  static constexpr int kEach = kCount < kPackOf<R> ? kCount : kPackOf<R>, kPieces = kCount / kEach;
+  using Piece = Pack<R, kEach>;
+
+  static __device__ __forceinline__ Piece* pieces() {
+    CONSISTENT_DYNAMIC_SHARED(double, memory);
+    return reinterpret_cast<Piece*>(memory);
+  }
+  template <class Make, class Visit>
+  __device__ __forceinline__ void first(int64_t columns, const Make& make, const Visit& visit) {
+    each_pack<kCount>(columns, [&](int64_t c) {
+      R values[kCount];
+      make(c, values);
+      visit(c, values);
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        Piece piece;
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) piece.value[j] = values[i * kEach + j];
+        pieces()[(i * columns + c) / kCount] = piece;
+      }
+    });
+  }
+  template <class Make, class Visit>
+  __device__ __forceinline__ void again(int64_t columns, const Make&, const Visit& visit) {
+    each_pack<kCount>(columns, [&](int64_t c) {
+      R values[kCount];
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        const Piece piece = pieces()[(i * columns + c) / kCount];
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) values[i * kEach + j] = piece.value[j];
+      }
+      visit(c, values);
+    });
+  }
+};
+
+// Nowhere: they are made again.
+template <class R, int kCount>
+struct MadeAgain {
+  template <class Make, class Visit>
+  __device__ __forceinline__ void first(int64_t columns, const Make& make, const Visit& visit) {
+    each_pack<kCount>(columns, [&](int64_t c) {
+      R values[kCount];
+      make(c, values);
+      visit(c, values);
+    });
+  }
+  template <class Make, class Visit>
+  __device__ __forceinline__ void again(int64_t columns, const Make& make, const Visit& visit) {
+    first(columns, make, visit);
+  }
+};
+
+template <class T, class Out, int kCount, class Kept>
+__global__ void __launch_bounds__(kThreads, kRowBlocks)
     reduce_rows(Out* out, Out* total, Parts parts, Epilogue epilogue, RowsOfSlice slice) {
   using R = Real<T>;
-  CONSISTENT_DYNAMIC_SHARED(double, memory);
-  __shared__ Sum<R> shared[kThreads / kWarp];
-  using Kept = KeptRow<R, kCount>;
-  const Kept row{reinterpret_cast<typename Kept::Piece*>(memory), slice.columns / kCount};
-  const R count = R(slice.columns);
+  __shared__ Sum<R> shared[2][kThreads / kWarp];
+  const int64_t columns = slice.columns;
+  const R share = R(1) / R(columns);
+  const bool centred = epilogue.norm == Norm::layer;
+  int turn = 0;
   for (int64_t r = blockIdx.x; r < slice.rows; r += gridDim.x) {
-    const int64_t start = slice.start(r), first = r * slice.columns;
-    // Calls visit(column, values) for each pack of this thread.
-    const auto each = [&](Out* seen, const auto& visit) {
-      for (int64_t c = threadIdx.x * kCount; c < slice.columns; c += kThreads * kCount) {
-        R values[kCount] = {};
-        totals<T, Out, kCount>(values, seen, parts, epilogue, start + c, first + c, c);
+    const int64_t start = slice.start(r), first = r * columns;
+    Kept row;
+    const auto make = [&](int64_t c, R(&values)[kCount]) {
 #pragma unroll
-        for (int j = 0; j < kCount; ++j) values[j] = activated(epilogue.activation, values[j]);
-        visit(c, values);
-      }
+      for (int j = 0; j < kCount; ++j) values[j] = 0;
+      totals<T, Out, kCount>(values, total, parts, epilogue, start + c, first + c, c);
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) values[j] = activated(epilogue.activation, values[j]);
     };
-    // The same for the next passes. `row` needs no __syncthreads: a thread reads back only what it
-    // has written itself.
-    const auto again = [&](const auto& visit) {
-      if constexpr (kKept) {
-        for (int64_t c = threadIdx.x * kCount; c < slice.columns; c += kThreads * kCount) {
-          R values[kCount];
-          row.read(c / kCount, values);
-          visit(c, values);
-        }
-      } else {
-        each(nullptr, visit);
-      }
-    };
-    const bool centred = epilogue.norm == Norm::layer;
     R sum = 0, squares = 0, mean = 0;
-    each(total, [&](int64_t c, const R(&values)[kCount]) {
+    row.first(columns, make, [&](int64_t, const R(&values)[kCount]) {
 #pragma unroll
       for (int j = 0; j < kCount; ++j)
         centred ? sum += values[j] : squares += values[j] * values[j];
-      if constexpr (kKept) row.write(c / kCount, values);
     });
     if (centred) {
-      mean = block_sum(sum, shared) / count;
-      again([&](int64_t, const R(&values)[kCount]) {
+      mean = block_sum(sum, shared[turn ^= 1]) * share;
+      row.again(columns, make, [&](int64_t, const R(&values)[kCount]) {
 #pragma unroll
         for (int j = 0; j < kCount; ++j) squares += (values[j] - mean) * (values[j] - mean);
       });
     }
-    const R by = R(1) / root(R(block_sum(squares, shared) / count + R(epilogue.eps)));
-    const R* weight = static_cast<const R*>(epilogue.weight);
-    const R* bias = static_cast<const R*>(epilogue.norm_bias);
-    again([&](int64_t c, const R(&values)[kCount]) {
+    squares = block_sum(squares, shared[turn ^= 1]);
+    const R by = approximate_inverse_root(R(squares * share + R(epilogue.eps)));
+    const bool weighted = epilogue.weight != nullptr, biased = epilogue.norm_bias != nullptr;
+    row.again(columns, make, [&](int64_t c, const R(&values)[kCount]) {
       R made[kCount];
       Pack<R, kCount> scale = {}, shift = {};
-      if (weight != nullptr) scale = read_vector<kCount>(weight + c);
-      if (bias != nullptr) shift = read_vector<kCount>(bias + c);
+      if (weighted) scale = vector_at<T, kCount>(epilogue.weight, c, epilogue);
+      if (biased) shift = vector_at<T, kCount>(epilogue.norm_bias, c, epilogue);
 #pragma unroll
       for (int j = 0; j < kCount; ++j) {
         made[j] = (values[j] - mean) * by;
-        if (weight != nullptr) made[j] *= scale.value[j];
-        if (bias != nullptr) made[j] += shift.value[j];
+        if (weighted) made[j] *= scale.value[j];
+        if (biased) made[j] += shift.value[j];
       }
-      store<Out, kCount>(out + first + c, made);
+      store_pack(out + first + c, rounded<Out>(made));
     });
   }
 }
@@ -260,19 +329,40 @@ struct Launch {
 
   template <int kCount>
   void rows() const {
-    const int64_t bytes = slice.columns * int64_t(sizeof(Real<T>));
-    const unsigned blocks = unsigned(std::min(slice.rows, kMostBlocks));
-    if (bytes > shared_bytes()) {
-      launch({blocks, kThreads, 0, stream}, reduce_rows<T, Out, kCount, false>, out, total, parts,
-             epilogue, slice);
-      return;
+    if constexpr (kCount > 1) {
+      const int64_t packs = slice.columns / kCount;
+      // Of a short row only if no thread is idle: otherwise more threads have one pack each.
+      const bool is_even = packs > 4 * kWarp || packs % (2 * kWarp) == 0;
+      if (!is_even) return rows_in_registers<kCount, 1>(packs);
+      if (packs <= 2 * kThreads) return rows_in_registers<kCount, 2>(packs);
+      if constexpr (4 * kCount <= kMostKept) {
+        if (packs <= 4 * kThreads) return rows_in_registers<kCount, 4>(packs);
+      }
     }
-    const auto kernel = reduce_rows<T, Out, kCount, true>;
+    const int64_t bytes = slice.columns * int64_t(sizeof(Real<T>));
+    if (bytes > shared_bytes()) {
+      return start(reduce_rows<T, Out, kCount, MadeAgain<Real<T>, kCount>>, kThreads, 0);
+    }
+    const auto kernel = reduce_rows<T, Out, kCount, InShared<Real<T>, kCount>>;
     if (bytes > kUnaskedBytes - kOtherSharedBytes) {
       CONSISTENT_CHECK_CUDA(
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)));
     }
-    launch({blocks, kThreads, size_t(bytes), stream}, kernel, out, total, parts, epilogue, slice);
+    start(kernel, kThreads, bytes);
+  }
+
+  template <int kCount, int kPacks>
+  void rows_in_registers(int64_t packs) const {
+    constexpr int kOfWarp = kPacks * kWarp;
+    const int64_t warps = (packs + kOfWarp - 1) / kOfWarp;
+    start(reduce_rows<T, Out, kCount, InRegisters<Real<T>, kCount, kPacks>>, warps * kWarp, 0);
+  }
+
+  template <class Kernel>
+  void start(Kernel* kernel, int64_t threads, int64_t shared) const {
+    const unsigned blocks = unsigned(std::min(slice.rows, kMostBlocks));
+    launch({blocks, unsigned(threads), size_t(shared), stream}, kernel, out, total, parts, epilogue,
+           slice);
   }
 
   void operator()() const {

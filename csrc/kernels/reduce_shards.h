@@ -37,9 +37,11 @@ struct Parts {
 };
 
 // What follows the sum. A null pointer leaves that step out. Vectors are [columns] of Real<T>,
-// where T is the parts' type; the residual has the layout of `out` and the parts' type.
+// where T is the parts' type, or, on CUDA, of T if they are `narrow`; the residual has the layout
+// of `out` and the parts' type.
 struct Epilogue {
   double scale = 1;
+  bool narrow = false;
   const void *bias = nullptr, *residual = nullptr;
   Activation activation = Activation::none;
   Norm norm = Norm::none;

@@ -18,7 +18,9 @@ namespace consistent {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBlocksAtOnce = 3;  // of a multiprocessor: leaves 80 registers for strided rows
+// Blocks of a multiprocessor at once where rows are strided: leaves 80 registers, 128 for double.
+template <class T>
+constexpr int kBlocksAtOnce = sizeof(T) == 8 ? 2 : 3;
 constexpr int kGroups = kThreads / kWarp;
 constexpr int64_t kMostBlocks = most_blocks(1 << 16);  // beyond it, a block takes several rows
 
@@ -89,7 +91,8 @@ __global__ void __launch_bounds__(kThreads)
                  ClassSplit split) {
   using R = Real<T>;
   constexpr int kCount = kPackOf<T>;
-  __shared__ Row<R> shared[kGroups];
+  __shared__ Row<R> shared[2][kGroups];
+  int turn = 0;
   for (int64_t row = blockIdx.x; row < split.outer; row += gridDim.x) {
     const T* x = logits + row * split.held;
     Row<R> mine = Row<R>::empty();
@@ -132,14 +135,14 @@ __global__ void __launch_bounds__(kThreads)
     for (; p + kThreads < packs; p += 2 * kThreads) several(p, std::integral_constant<int, 2>());
     if (p < packs) several(p, std::integral_constant<int, 1>());
     for (int64_t c = head + packs * kCount + threadIdx.x; c < split.held; c += kThreads) one(c);
-    mine = block_reduce(mine, shared, Join());
+    mine = block_reduce(mine, shared[turn ^= 1], Join());
     if (threadIdx.x == 0) write_row(statistics, row, mine, x, target, split);
   }
 }
 
 // A block takes 32 rows, one for each lane; its warps share the classes.
 template <class T>
-__global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
+__global__ void __launch_bounds__(kThreads, kBlocksAtOnce<T>)
     forward_lanes(Real<T>* statistics, const T* logits, const int64_t* target,
                   const Real<T>* weight, ClassSplit split) {
   using R = Real<T>;
@@ -218,7 +221,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
+__global__ void __launch_bounds__(kThreads, kBlocksAtOnce<T>)
     backward_lanes(T* gradient, const T* logits, const int64_t* target, const Real<T>* rows,
                    const Real<T>* weight, ClassSplit split) {
   const int lane = threadIdx.x % kWarp, group = threadIdx.x / kWarp;

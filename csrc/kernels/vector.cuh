@@ -7,6 +7,9 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+
+#include "storage.h"
 
 namespace consistent {
 
@@ -74,6 +77,47 @@ __device__ __forceinline__ void store_pack(void* to, const P& pack) {
   memcpy(units, &pack, sizeof(pack));
 #pragma unroll
   for (int i = 0; i < kUnits; ++i) store_unit(static_cast<Unit*>(to) + i, units[i]);
+}
+
+#if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+// Two numbers, none of them a NaN, rounded by one instruction.
+template <class T>
+__device__ __forceinline__ uint32_t two_rounded(float low, float high) {
+  uint32_t made;
+  if constexpr (std::is_same<T, Half>::value) {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(made) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(made) : "f"(high), "f"(low));
+  }
+  return made;
+}
+#endif
+
+// The values as they are stored. On a GPU that can, two at a time, unless there is a NaN among
+// them, for which the instruction has bits of its own.
+template <class T, int kCount, class V>
+__device__ __forceinline__ Pack<T, kCount> rounded(const V (&from)[kCount]) {
+  Pack<T, kCount> pack;
+#if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  constexpr bool kIsNarrow = std::is_same<T, Half>::value || std::is_same<T, BFloat16>::value;
+  if constexpr (kIsNarrow && std::is_same<V, float>::value && kCount % 2 == 0) {
+    bool numbers = true;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) numbers &= from[i] == from[i];
+    if (numbers) {
+      uint32_t words[kCount / 2];
+#pragma unroll
+      for (int i = 0; i < kCount / 2; ++i) {
+        words[i] = two_rounded<T>(from[2 * i], from[2 * i + 1]);
+      }
+      memcpy(&pack, words, sizeof(pack));
+      return pack;
+    }
+  }
+#endif
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) pack.value[i] = Storage<T>::store(from[i]);
+  return pack;
 }
 
 // Whether a pack of `kBytes` bytes may be moved at this address.

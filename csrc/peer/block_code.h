@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "../kernels/portable.h"
@@ -31,34 +32,62 @@ CONSISTENT_INLINE float scale_of(uint32_t largest, Code code) {
 // What numbers are divided by: a scale that is too small for a float32 is 0, and so are they.
 CONSISTENT_INLINE float divisor_of(float scale) { return scale == 0.0f ? 1.0f : scale; }
 
-CONSISTENT_INLINE float divided(float x, float by, float most) {
-  const float made = x / by;
-  return made > most ? most : made < -most ? -most : made;
+// x / by with the reciprocal of `by`, itself one rounding: the same bits as the division, but for
+// quotients below 2^-40, of which a byte keeps the sign alone, and for the sign of -0. What is left
+// over is exact, so the last rounding is the only one that counts.
+// Source: Markstein, Computation of elementary functions on the IBM RISC System/6000 processor.
+CONSISTENT_INLINE float quotient(float x, float by, float reciprocal) {
+  const float near = x * reciprocal;
+  return fmaf(fmaf(-by, near, x), reciprocal, near);
 }
 
-CONSISTENT_INLINE uint8_t to_int8(float x, float by) {
-  constexpr float kRounds = 12582912.0f;  // 1.5 * 2^23: the sum has no bits behind the point
-  return uint8_t(int32_t(divided(x, by, 127.0f) + kRounds - kRounds));
+// Whether the reciprocal and what quotient() computes on the way are far from the ends of float32.
+// Then no number of the block is beyond the largest byte either, but for what rounds to it.
+CONSISTENT_INLINE bool has_reciprocal(float by) { return by > 0x1p-60f && by < 0x1p60f; }
+
+CONSISTENT_INLINE float within(float x, float most) {
+  return x > most ? most : x < -most ? -most : x;
 }
 
-CONSISTENT_INLINE float from_int8(uint8_t byte, float scale) { return float(int8_t(byte)) * scale; }
+// The byte of a quotient within the largest one. The sum with 1.5 * 2^23 has no bits behind the
+// point, and its last byte is the integer.
+CONSISTENT_INLINE uint8_t to_int8(float quotient) {
+  return uint8_t(bits_as<uint32_t>(quotient + 0x1.8p23f));
+}
+
+// The other way: 2^23 with that last byte is 2^23 more.
+CONSISTENT_INLINE float from_int8(uint8_t byte, float scale) {
+  return (bits_as<float>(0x4B000000u | (byte ^ 0x80u)) - 8388736.0f) * scale;
+}
 
 // Rounds to nearest, ties to even. What is below the smallest normal number, 2^-6, is rounded by a
 // sum with 2^14, whose last bit is worth 2^-9.
-CONSISTENT_INLINE uint8_t to_fp8(float x, float by) {
-  const uint32_t word = bits_as<uint32_t>(divided(x, by, 448.0f));
+CONSISTENT_INLINE uint8_t to_fp8(float quotient) {
+#if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  uint16_t made;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %1;" : "=h"(made) : "f"(quotient));
+  return uint8_t(made);
+#else
+  const uint32_t word = bits_as<uint32_t>(quotient);
   const uint32_t rest = word & 0x7FFFFFFFu;
   const uint32_t tiny = bits_as<uint32_t>(bits_as<float>(rest) + 0x1p14f) - 0x46800000u;
   const uint32_t normal = (rest - 0x3C000000u + 0x7FFFFu + ((rest >> 20) & 1u)) >> 20;
   return uint8_t(word >> 24 & 0x80u) | uint8_t(rest < 0x3C800000u ? tiny : normal);
+#endif
 }
 
 CONSISTENT_INLINE float from_fp8(uint8_t byte, float scale) {
   const uint32_t rest = byte & 0x7Fu;
+#if defined(__CUDACC__) && defined(__CUDA_ARCH__)
+  // The bits as a float32 are 2^-120 of it, subnormal where it is.
+  const float magnitude = bits_as<float>(rest << 20) * 0x1p120f;
+  return bits_as<float>((uint32_t(byte) & 0x80u) << 24 | bits_as<uint32_t>(magnitude)) * scale;
+#else
   const float normal = bits_as<float>((rest << 20) + 0x3C000000u);
   const float tiny = float(int32_t(rest)) * 0x1p-9f;
   const uint32_t magnitude = bits_as<uint32_t>(rest < 8u ? tiny : normal);
   return bits_as<float>((uint32_t(byte) & 0x80u) << 24 | magnitude) * scale;
+#endif
 }
 
 // `total` less what was said of it, 0 where that is not finite.

@@ -3,10 +3,11 @@
 //
 //   scale = largest |x| of the warp / 127;   byte = round(x / scale);   unsent = x - byte * scale
 //
-// Lanes move 16 bytes at a time where all addresses allow it, and bytes of a message four at a
-// time.
+// Lanes move 16 bytes at a time where all addresses allow it, and bytes of a message eight or four
+// at a time.
 
 #include <algorithm>
+#include <type_traits>
 
 #include "../kernels/block.cuh"
 #include "../kernels/check.h"
@@ -50,7 +51,8 @@ __device__ __forceinline__ void each_block(int64_t n, const Visit& visit) {
 }
 
 template <class T>
-__device__ __forceinline__ void load(Real<T>* to, const T* from, const Lane& lane, bool packs) {
+__device__ __forceinline__ void load(Real<T> (&to)[kEach], const T* from, const Lane& lane,
+                                     bool packs) {
   if (packs && lane.count == kEach) {
     const auto pack = load_pack<Pack<T, kEach>>(from + lane.first);
 #pragma unroll
@@ -64,12 +66,10 @@ __device__ __forceinline__ void load(Real<T>* to, const T* from, const Lane& lan
 }
 
 template <class T>
-__device__ __forceinline__ void store(T* to, const Real<T>* from, const Lane& lane, bool packs) {
+__device__ __forceinline__ void store(T* to, const Real<T> (&from)[kEach], const Lane& lane,
+                                      bool packs) {
   if (packs && lane.count == kEach) {
-    Pack<T, kEach> pack;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) pack.value[i] = Storage<T>::store(from[i]);
-    store_pack(to + lane.first, pack);
+    store_pack(to + lane.first, rounded<T>(from));
     return;
   }
 #pragma unroll
@@ -78,61 +78,106 @@ __device__ __forceinline__ void store(T* to, const Real<T>* from, const Lane& la
   }
 }
 
-using Bytes = Pack<uint8_t, kBytes>;
-
-__device__ __forceinline__ void load_bytes(uint8_t* to, const uint8_t* from, const Lane& lane,
-                                           bool packs) {
-  if (packs && lane.count == kEach) {
-#pragma unroll
-    for (int i = 0; i < kEach; i += kBytes) {
-      const Bytes pack = load_pack<Bytes>(from + lane.first + i);
-#pragma unroll
-      for (int j = 0; j < kBytes; ++j) to[i + j] = pack.value[j];
-    }
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) to[i] = i < lane.count ? from[lane.first + i] : uint8_t(0);
+// Calls run(constant), where decltype(constant)::value is how many bytes of a message are moved at
+// once: as its address allows, of which `most` is what is known; one by one where a lane has fewer
+// than kEach numbers.
+template <class Run>
+__device__ __forceinline__ void with_width(int most, const Lane& lane, const Run& run) {
+  if (lane.count < kEach || most == 1) return run(std::integral_constant<int, 1>());
+  if (most == kEach) return run(std::integral_constant<int, kEach>());
+  run(std::integral_constant<int, kBytes>());
 }
 
-__device__ __forceinline__ void store_bytes(uint8_t* to, const uint8_t* from, const Lane& lane,
-                                            bool packs) {
-  if (packs && lane.count == kEach) {
+template <int kCount>
+__device__ __forceinline__ void load_bytes(uint8_t (&to)[kEach], const uint8_t* numbers,
+                                           const Lane& lane) {
 #pragma unroll
-    for (int i = 0; i < kEach; i += kBytes) {
-      Bytes pack;
+  for (int i = 0; i < kEach; i += kCount) {
+    if (kCount == 1 && i >= lane.count) break;
+    const auto pack = load_pack<Pack<uint8_t, kCount>>(numbers + lane.first + i);
 #pragma unroll
-      for (int j = 0; j < kBytes; ++j) pack.value[j] = from[i + j];
-      store_pack(to + lane.first + i, pack);
-    }
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    if (i < lane.count) to[lane.first + i] = from[i];
+    for (int j = 0; j < kCount; ++j) to[i + j] = pack.value[j];
   }
 }
 
-__device__ __forceinline__ float said_by(uint8_t byte, float scale, Code code) {
-  return code == Code::int8 ? from_int8(byte, scale) : from_fp8(byte, scale);
+template <int kCount>
+__device__ __forceinline__ void store_bytes(uint8_t* numbers, const uint8_t (&from)[kEach],
+                                            const Lane& lane) {
+#pragma unroll
+  for (int i = 0; i < kEach; i += kCount) {
+    if (kCount == 1 && i >= lane.count) break;
+    Pack<uint8_t, kCount> pack;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) pack.value[j] = from[i + j];
+    store_pack(numbers + lane.first + i, pack);
+  }
 }
 
-// The scales of a message lie before its numbers, and it may begin at any byte.
+// What a byte says, times the scale.
+template <Code kCode>
+__device__ __forceinline__ float said(uint8_t byte, float scale) {
+  return kCode == Code::int8 ? from_int8(byte, scale) : from_fp8(byte, scale);
+}
+
+// Calls run(constant), where decltype(constant)::value is the code.
+template <class Run>
+__device__ __forceinline__ void with_code(Code code, const Run& run) {
+  if (code == Code::int8) return run(std::integral_constant<Code, Code::int8>());
+  run(std::integral_constant<Code, Code::fp8>());
+}
+
+// The scales of a message lie before its numbers.
+template <int kCount>
 __device__ __forceinline__ float scale_at(const uint8_t* message, int64_t block) {
-  uint32_t word = 0;
   const uint8_t* at = message + block * int64_t(sizeof(float));
+  if (kCount > 1) return *reinterpret_cast<const float*>(at);
+  uint32_t word = 0;
 #pragma unroll
   for (int i = 0; i < int(sizeof(float)); ++i) word |= uint32_t(at[i]) << (8 * i);
   return bits_as<float>(word);
 }
 
 __device__ __forceinline__ uint32_t largest_of_warp(uint32_t value) {
+#if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  return __reduce_max_sync(0xFFFFFFFFu, value);
+#else
 #pragma unroll
   for (int step = kWarp / 2; step > 0; step /= 2) {
     const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, value, step);
     value = other > value ? other : value;
   }
   return value;
+#endif
+}
+
+// The bytes of a lane's numbers.
+template <class R>
+__device__ __forceinline__ void coded(uint8_t (&bytes)[kEach], const R (&numbers)[kEach],
+                                      float scale, Code code) {
+  const float by = divisor_of(scale);
+  if (has_reciprocal(by)) {
+    const float reciprocal = 1.0f / by;
+    if (code == Code::int8) {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        bytes[i] = to_int8(quotient(float(numbers[i]), by, reciprocal));
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const float x = float(numbers[i]);
+        bytes[i] = to_fp8(copysignf(quotient(x, by, reciprocal), x));
+      }
+    }
+    return;
+  }
+  const bool finite = scale == scale;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const float exact = within(float(numbers[i]) / by, most_of(code));
+    const uint8_t byte = code == Code::int8 ? to_int8(exact) : to_fp8(exact);
+    bytes[i] = finite ? byte : uint8_t(0);
+  }
 }
 
 // `packs`: x and unsent are aligned to 16 bytes. A new message is.
@@ -157,50 +202,62 @@ __global__ void __launch_bounds__(kThreads)
       const uint32_t bits = magnitude_of(float(total[i]));
       most = bits > most ? bits : most;
     }
-    const float scale = scale_of(largest_of_warp(most), code), by = divisor_of(scale);
-    const bool finite = scale == scale;
+    const float scale = scale_of(largest_of_warp(most), code);
     uint8_t bytes[kEach];
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const float number = float(total[i]);
-      const uint8_t byte = code == Code::int8 ? to_int8(number, by) : to_fp8(number, by);
-      bytes[i] = finite ? byte : uint8_t(0);
-    }
-    store_bytes(numbers, bytes, lane, true);
+    coded(bytes, total, scale, code);
+    with_width(aligned_to<kEach>(numbers) ? kEach : kBytes, lane,
+               [&](auto width) { store_bytes<decltype(width)::value>(numbers, bytes, lane); });
     if (threadIdx.x % kWarp == 0) {
       reinterpret_cast<float*>(message)[block] = scale;
     }
     if (unsent == nullptr) return;
+    with_code(code, [&](auto constant) {
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      total[i] = left_of(total[i], R(said_by(bytes[i], scale, code)));
-    }
+      for (int i = 0; i < kEach; ++i) {
+        total[i] = left_of(total[i], R(said<decltype(constant)::value>(bytes[i], scale)));
+      }
+    });
     store(unsent, total, lane, packs);
   });
 }
 
-// `packs`: all messages are aligned to their packs, out and before to 16 bytes.
+// Adds what the messages say of a lane's numbers to `total`, or begins it with the first.
+template <Code kCode, int kCount, class R>
+__device__ __forceinline__ void add_messages(R (&total)[kEach], bool begins,
+                                             const Messages& messages, int64_t block,
+                                             int64_t blocks, const Lane& lane) {
+#pragma unroll 4
+  for (int k = 0; k < messages.count; ++k) {
+    const uint8_t* message = messages.at[k];
+    const float scale = scale_at<kCount>(message, block);
+    uint8_t bytes[kEach] = {};
+    load_bytes<kCount>(bytes, message + int64_t(sizeof(float)) * blocks, lane);
+    const bool is_first = k == 0 && begins;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const R number = R(said<kCode>(bytes[i], scale));
+      total[i] = is_first ? number : total[i] + number;
+    }
+  }
+}
+
+// `packs`: out and before are aligned to 16 bytes. `width`: of the messages' bytes, at once.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     read_kernel(T* out, const Real<T>* before, const __grid_constant__ Messages messages, int64_t n,
-                Code code, bool packs) {
-  using R = Real<T>;
+                Code code, bool packs, int width) {
+  const int64_t blocks = blocks_of(n);
+  const bool begins = before == nullptr;
   each_block(n, [&](int64_t block) {
     const Lane lane(block, n);
-    R total[kEach];
-    if (before != nullptr) load(total, before, lane, packs);
-    for (int k = 0; k < messages.count; ++k) {
-      const uint8_t* message = messages.at[k];
-      const float scale = scale_at(message, block);
-      uint8_t bytes[kEach];
-      load_bytes(bytes, message + int64_t(sizeof(float)) * blocks_of(n), lane, packs);
-      const bool is_first = k == 0 && before == nullptr;
-#pragma unroll
-      for (int i = 0; i < kEach; ++i) {
-        const R said = R(said_by(bytes[i], scale, code));
-        total[i] = is_first ? said : total[i] + said;
-      }
-    }
+    Real<T> total[kEach];
+    if (!begins) load(total, before, lane, packs);
+    with_code(code, [&](auto constant) {
+      with_width(width, lane, [&](auto count) {
+        add_messages<decltype(constant)::value, decltype(count)::value>(total, begins, messages,
+                                                                        block, blocks, lane);
+      });
+    });
     store(out, total, lane, packs);
   });
 }
@@ -228,15 +285,18 @@ void read_blocks_cuda(void* out, const void* before, const uint8_t* const* messa
                       Dtype dtype, int64_t n, Code code, void* stream) {
   if (n == 0) return;
   Messages given{{}, count};
-  bool packs = aligned_to<16>(out) && aligned_to<16>(before);
+  const bool packs = aligned_to<16>(out) && aligned_to<16>(before);
+  int width = kEach;
   for (int k = 0; k < count; ++k) {
     given.at[k] = messages[k];
-    packs = packs && aligned_to<kBytes>(messages[k]);
+    if (!aligned_to<kEach>(messages[k] + int64_t(sizeof(float)) * blocks_of(n))) {
+      width = std::min(width, aligned_to<kBytes>(messages[k]) ? kBytes : 1);
+    }
   }
   visit_float_type(dtype, [&](auto of) {
     using T = decltype(of);
     launch(grid_for(n, stream), read_kernel<T>, static_cast<T*>(out),
-           static_cast<const Real<T>*>(before), given, n, code, packs);
+           static_cast<const Real<T>*>(before), given, n, code, packs, width);
   });
   CONSISTENT_CHECK_CUDA(cudaGetLastError());
 }

@@ -17,13 +17,38 @@ enum class Skew { none, last_part, all };
 // How the memory lies and what is in it.
 struct Memory {
   Skew skew;
-  bool special;  // the first part has infinities and NaN
-  bool total;    // the total is wanted too
+  bool special;         // the first part has infinities and NaN
+  bool total;           // the total is wanted too
+  bool narrow = false;  // vectors are of the parts' type
+};
+
+// Rounds the vectors to the parts' type: in `there` as that type, in `here` as the wide one.
+struct RoundVectors {
+  FusedInputs &here, &there;
+  template <class T>
+  void operator()(T) const {
+    for (Bytes FusedInputs::* vector :
+         {&FusedInputs::bias, &FusedInputs::weight, &FusedInputs::norm_bias}) {
+      Bytes &wide = here.*vector, &narrow = there.*vector;
+      const size_t count = wide.size() / sizeof(Real<T>);
+      narrow.resize(count * sizeof(T));
+      for (size_t i = 0; i < count; ++i) {
+        Real<T> value;
+        memcpy(&value, wide.data() + i * sizeof(value), sizeof(value));
+        const T rounded = Storage<T>::store(value);
+        value = Storage<T>::load(rounded);
+        memcpy(narrow.data() + i * sizeof(T), &rounded, sizeof(T));
+        memcpy(wide.data() + i * sizeof(value), &value, sizeof(value));
+      }
+    }
+  }
 };
 
 int64_t compare(Dtype dtype, Dtype made_as, const Fused& it, const Memory& memory) {
   FusedInputs given(it, dtype);
   if (memory.special) visit_float_type(dtype, StoreSpecials{given.parts[0]});
+  FusedInputs given_there = given;
+  if (memory.narrow) visit_float_type(dtype, RoundVectors{given, given_there});
   const Epilogue here = epilogue_of(it, given, [](const Bytes& x) { return x.data(); });
   std::vector<DeviceBytes> kept;
   const auto copied = [&](const Bytes& x, bool skewed) {
@@ -42,7 +67,8 @@ int64_t compare(Dtype dtype, Dtype made_as, const Fused& it, const Memory& memor
     const bool skewed = memory.skew == Skew::last_part && p == it.parts - 1;
     copies.data[p] = skewed ? copied(given.parts[size_t(p)], true) : there(given.parts[size_t(p)]);
   }
-  const Epilogue on_device = epilogue_of(it, given, there);
+  Epilogue on_device = epilogue_of(it, given_there, there);
+  on_device.narrow = memory.narrow;
   const size_t bytes = size_t(it.slice.rows * it.slice.columns * size_of(made_as));
   Bytes out(bytes), total(memory.total ? bytes : 0);
   reduce_shards_cpu(out.data(), memory.total ? total.data() : nullptr, made_as, parts, here,
@@ -63,6 +89,9 @@ int64_t compare_all(Dtype dtype, const Fused& it, bool is_once) {
     wrong += compare(dtype, dtype, it, memory);
     if (size_of(dtype) == 2) wrong += compare(dtype, Dtype::f32, it, memory);
     if (is_once) return wrong;
+  }
+  for (const Skew skew : {Skew::none, Skew::all}) {
+    wrong += compare(dtype, dtype, it, {skew, false, true, true});
   }
   return wrong + compare(dtype, dtype, it, {Skew::none, true, false}) +
          compare(dtype, dtype, it, {Skew::last_part, false, false});

@@ -37,8 +37,8 @@ BLOCK, VECTOR, WALK = "kernels/block.cuh", "kernels/vector.cuh", "peer/device_wa
 
 FAULTS = [
     Fault(
-        "no barrier before the slots are written again", BLOCK,
-        "which are written next.\n  __syncthreads();", "which are written next.",
+        "slots that are written while threads read them", ENTROPY,
+        "shared[turn ^= 1]", "shared[turn]",
         "split_cross_entropy", THREADS, RACE,
     ),
     Fault(
@@ -50,13 +50,13 @@ FAULTS = [
         "a barrier that one warp alone takes", BLOCK,
         "before they are written.\n  __syncthreads();",
         "before they are written.\n  if (warp == 0) __syncthreads();",
-        "split_cross_entropy", MEMORY, "threads wait at different __syncthreads",
+        "split_cross_entropy", MEMORY, "no thread can go on",
     ),
     Fault(
         "warps that take different barriers", BLOCK,
-        "  __syncthreads();\n  if (threadIdx.x % kWarp == 0) shared[warp] = value;",
-        "  if (warp == 0)\n    __syncthreads();\n  else\n    __syncthreads();\n"
-        "  if (threadIdx.x % kWarp == 0) shared[warp] = value;",
+        "before they are written.\n  __syncthreads();",
+        "before they are written.\n"
+        "  if (warp == 0)\n    __syncthreads();\n  else\n    __syncthreads();",
         "split_cross_entropy", MEMORY, "threads wait at different __syncthreads",
     ),
     Fault(
@@ -81,7 +81,8 @@ FAULTS = [
     ),
     Fault(
         "a thread that reads what another one wrote", REDUCE,
-        "row.read(c / kCount, values);", "row.read((c / kCount + 1) % row.packs, values);",
+        "piece = pieces()[(i * columns + c) / kCount];",
+        "piece = pieces()[(i * columns + (c + kCount) % columns) / kCount];",
         "reduce_shards", THREADS, RACE,
     ),
     Fault(
@@ -107,6 +108,11 @@ FAULTS = [
         "split_cross_entropy", MEMORY, "misaligned address",
     ),
     Fault(
+        "a narrow vector that is read as a wide one", REDUCE,
+        "|| !epilogue.narrow)", "|| !epilogue.narrow || column >= 0)",
+        "reduce_shards", MEMORY, f"{DIFFER}|heap-buffer-overflow|heap-use-after-free",
+    ),
+    Fault(
         "a part's alignment that is not asked for", REDUCE,
         "fits = fits && multiple(parts.data[p], in);", "fits = fits && p < 64;",
         "reduce_shards", MEMORY, "misaligned address",
@@ -123,12 +129,12 @@ FAULTS = [
     ),
     Fault(
         "shared memory for half a row", REDUCE,
-        "size_t(bytes), stream}", "size_t(bytes / 2), stream}",
+        "size_t(shared), stream}", "size_t(shared / 2), stream}",
         "reduce_shards", MEMORY, "heap-buffer-overflow",
     ),
     Fault(
         "slots for half the warps", REDUCE,
-        "shared[kThreads / kWarp];", "shared[kThreads / kWarp / 2];",
+        "shared[2][kThreads / kWarp];", "shared[2][kThreads / kWarp / 2];",
         "reduce_shards", MEMORY, "global-buffer-overflow|insufficient space for an object",
     ),
     Fault(
