@@ -1,8 +1,8 @@
 """Training with messages of fewer bytes: the losses are near those of one rank, and all ranks end
 with the same bits.
 
-A small GPT (benchmarks/gpt.py) in float32. Codecs round, so "near" is 2 % of the loss; of gradients of
-rank 4, which go on with what they left out in later steps, half of it.
+A small GPT (benchmarks/gpt.py) in float32. Codecs round, so "near" is 2 % of the loss; of gradients
+of rank 4, which go on with what they left out in later steps, half of it.
 """
 
 from __future__ import annotations
