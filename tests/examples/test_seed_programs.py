@@ -155,7 +155,7 @@ def test_training_job_learns(name: str, tmp_path: Path) -> None:
     document, mark, steps = TRAINING[name]
     found = losses(with_inserted(program(document, mark)), tmp_path, steps)
     assert len(found) == (steps + 19) // 20
-    assert found[0] > 2 and found[-1] < found[0] / 2, found
+    assert found[0] > 2 and found[-1] < 0.6 * found[0], found
 
 
 # -- global tensors: the shapes that the comments say --------------------------------------------

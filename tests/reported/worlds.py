@@ -99,6 +99,8 @@ def difference(found: list[Tensor] | str, right: list[Tensor]) -> str:
     """What is wrong with it, in few words; "" if nothing is."""
     if isinstance(found, str):
         return found
+    if len(found) != len(right):
+        return f"{len(found)} values for {len(right)}"
     for a, b in zip(found, right, strict=True):
         if a.shape != b.shape:
             return f"shape {tuple(a.shape)} for {tuple(b.shape)}"

@@ -10,6 +10,7 @@ import inspect
 import io
 import os
 import pickle
+import pkgutil
 import re
 import sys
 import tempfile
@@ -423,6 +424,7 @@ CHANGED = REGISTERED | {
     "torch.optim.optimizer.Optimizer._process_value_according_to_param_policy",
     "torch.utils.checkpoint._CheckpointFrame.get_inputs",
     "torch.utils.checkpoint._CheckpointFrame.save_inputs",
+    "torch.utils.checkpoint._NoopSaveInputs.setup_context",  # had their place in older releases
     "torch.utils.flop_counter.get_shape",
     # Functions of torch.testing, which this imports; without it they are builtins.
     "torch.ScriptMethod.__call__",
@@ -453,10 +455,18 @@ def enter(mode: str) -> list[str]:
     return sorted(name for name in changed if not _COUNTED.search(name))
 
 
+def _is_there(name: str) -> bool:
+    """Whether this torch has it."""
+    try:
+        return pkgutil.resolve_name(name) is not None
+    except AttributeError:
+        return False
+
+
 def main(mode: str) -> None:
     changed = enter(mode)
     expected = {"none": set(), "imported": REGISTERED, "used": CHANGED}[mode]
-    assert set(changed) == expected, f"changed: {changed}"
+    assert set(changed) == set(filter(_is_there, expected)), f"changed: {changed}"
     warnings.simplefilter("always")
     shown: list[str] = []
     warnings.showwarning = lambda m, c, *_: shown.append(f"{c.__name__}: {m}")  # type: ignore[assignment]

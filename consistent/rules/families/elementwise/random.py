@@ -42,16 +42,17 @@ def like_first(call: Call) -> list[Out]:
 
 # Python functions of torch that draw from torch's generator, and builtins that do.
 _WHOLE = """
-_standard_gamma fractional_max_pool2d fractional_max_pool2d_with_indices
-fractional_max_pool3d fractional_max_pool3d_with_indices multinomial poisson rrelu_with_noise
-rrelu_with_noise_functional
+fractional_max_pool2d fractional_max_pool2d_with_indices fractional_max_pool3d
+fractional_max_pool3d_with_indices multinomial poisson rrelu_with_noise rrelu_with_noise_functional
 """
 _TRAIN = "input p=0.5 train=True"
 
 ROWS = (
     Row(_WHOLE, "f([...]*) -> _*; by seeded", composite=True),
-    # Torch has no meta kernels for these two.
-    Row("_sample_dirichlet binomial", "f([...]*) -> _*; by seeded", outs=like_first),
+    # Torch has no meta kernels for these, or had none.
+    Row(
+        "_sample_dirichlet _standard_gamma binomial", "f([...]*) -> _*; by seeded", outs=like_first
+    ),
     Row(
         "alpha_dropout feature_alpha_dropout",
         ("f(...) -> ...; by alpha_dropout; if train", "... -> ..."),

@@ -20,11 +20,13 @@ from tests.consistent.rules.layouts import (
     changed,
     examples,
     layouts,
+    name_of,
     run,
     tensors_of,
     wanted,
 )
 from tests.ranks import ALL, on_ranks, pool
+from tests.torch_release import IS_2_13
 from tests.twins import GRIDS, Laid, randn
 
 
@@ -36,6 +38,8 @@ def _refused(case: Example) -> Iterator[Example]:
             source = iter([*leaves[:i], wrong, *leaves[i + 1 :]])
             args, kwargs = tree_map(lambda _, s=source: next(s), (case.args, case.kwargs))
             other = Example(case.func, args, kwargs)
+            if not IS_2_13 and name_of(case) == "embedding_bag" and type(leaf) is int:
+                continue  # torch itself would write beside its memory
             if wanted(other) is None and _is_refused_without_values(other):
                 yield other
 

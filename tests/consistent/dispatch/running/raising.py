@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from consistent import B, S
+from tests.torch_release import IS_2_13
 
 la = torch.linalg
 _T = torch.Tensor
@@ -72,7 +73,7 @@ _TALL = torch.arange(1.0, ROWS * 12 + 1, dtype=torch.float64).view(ROWS, 4, 3).c
 LEFT_OUT = set()
 if not inspect.isbuiltin(torch.cholesky):  # since 2.14 a function in Python that always raises
     LEFT_OUT.add("cholesky")
-if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+if not IS_2_13:
     LEFT_OUT.add("linalg_ldl_solve")  # before, wrong pivots make it write beside its memory
 
 _MATRICES = (

@@ -7,6 +7,7 @@ import torch
 from tests.brute_force import example
 from tests.consistent.rules.examples.numbers import real
 from tests.rounding import few_digits
+from tests.torch_release import IS_2_13
 
 
 def _single(*shape: int) -> torch.Tensor:
@@ -27,6 +28,36 @@ def _ends(*places: int) -> torch.Tensor:
     return torch.tensor(places, dtype=torch.int32)
 
 
+# Of the CPU, since torch 2.13.
+_SCALED_BY_ROWS = (
+    (
+        example(
+            torch._scaled_mm,
+            _eighth(5, 16),
+            _eighth(96, 16).t(),
+            _scale(5, 1),
+            _scale(1, 96),
+            _single(96).bfloat16(),
+            out_dtype=torch.bfloat16,
+        ),
+        example(
+            torch._scaled_mm_v2,
+            _eighth(5, 16),
+            _eighth(96, 16).t(),
+            [_scale()],
+            [0],
+            [],
+            [_scale()],
+            [0],
+            [],
+            None,
+            torch.float32,
+        ),
+    )
+    if IS_2_13
+    else ()
+)
+
 EXAMPLES = (
     example(torch._grouped_mm, _single(7, 8), _single(4, 8, 4), offs=_ends(2, 2, 3, 7)),
     example(torch._grouped_mm, _single(5, 4), _single(2, 4, 8), _ends(3, 5)),
@@ -41,28 +72,7 @@ EXAMPLES = (
         _scale(1),
         out_dtype=torch.float32,
     ),
-    example(
-        torch._scaled_mm,
-        _eighth(5, 16),
-        _eighth(96, 16).t(),
-        _scale(5, 1),
-        _scale(1, 96),
-        _single(96).bfloat16(),
-        out_dtype=torch.bfloat16,
-    ),
-    example(
-        torch._scaled_mm_v2,
-        _eighth(5, 16),
-        _eighth(96, 16).t(),
-        [_scale()],
-        [0],
-        [],
-        [_scale()],
-        [0],
-        [],
-        None,
-        torch.float32,
-    ),
+    *_SCALED_BY_ROWS,
     example(torch.addbmm, real(5, 2), real(4, 5, 3), real(4, 3, 2)),
     example(torch.addbmm, real(2), real(4, 5, 3), real(4, 3, 2), beta=2, alpha=3),
     example(torch.addmm, real(5, 7), real(5, 4), real(4, 7)),

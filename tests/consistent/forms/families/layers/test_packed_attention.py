@@ -3,6 +3,7 @@ alone, and a document in one piece sends nothing."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from tests.ranks import on_ranks, pool
 
 ZIGZAG = S(0, cut="zigzag")
 attention: Any = varlen_attn
+# Heads of queries for each of keys: torch 2.11 knows one alone.
+GROUPS = 2 if "enable_gqa" in inspect.signature(varlen_attn).parameters else 1
 
 
 def operands(rows: int, keys: int, heads: int, groups: int) -> list[Tensor]:
@@ -54,9 +57,10 @@ def compare(
     seed = torch.randn_like(want)
     want.backward(seed)
     laid = [consistent.distribute(x, placement, sbp).requires_grad_() for x in given]
+    grouped = {"enable_gqa": True} if given[0].shape[1] != given[1].shape[1] else {}
     found, found_logs = attention(
         *laid, rows, keys, max(lengths[0]), max(lengths[1]), window_size=window,
-        enable_gqa=given[0].shape[1] != given[1].shape[1], return_aux=AuxRequest(lse=True),
+        return_aux=AuxRequest(lse=True), **grouped,
     )  # fmt: skip
     found.backward(consistent.distribute(seed, placement, sbp))
     torch.testing.assert_close(found.full(), want)
@@ -71,7 +75,7 @@ def compare(
 def test_documents_of_split_tokens(rank: int, window: tuple[int, int]) -> None:
     line = consistent.placement("cpu", range(torch.distributed.get_world_size()))
     for lengths in ((5, 0, 9, 3), (17,), (1, 2, 3, 4, 3, 2, 1)):
-        given = operands(sum(lengths) + 1, sum(lengths) + 1, 2, 2)  # one token in no document
+        given = operands(sum(lengths) + 1, sum(lengths) + 1, 2, GROUPS)  # one token in no document
         for sbp in (ZIGZAG, S(0), S(0, blocks=2)):
             found = compare(line, sbp, given, (lengths, lengths), window)
             assert found.sbp == (sbp,)
