@@ -222,20 +222,21 @@ struct InShared {
   }
 };
 
-// Nowhere: they are made again.
+// Nowhere: they are made again, but for the total that is written.
 template <class R, int kCount>
 struct MadeAgain {
   template <class Make, class Visit>
-  __device__ __forceinline__ void first(int64_t columns, const Make& make, const Visit& visit) {
+  __device__ __forceinline__ void first(int64_t columns, const Make& make, const Visit& visit,
+                                        bool writes = true) {
     each_pack<kCount>(columns, [&](int64_t c) {
       R values[kCount];
-      make(c, values);
+      make(c, values, writes);
       visit(c, values);
     });
   }
   template <class Make, class Visit>
   __device__ __forceinline__ void again(int64_t columns, const Make& make, const Visit& visit) {
-    first(columns, make, visit);
+    first(columns, make, visit, false);
   }
 };
 
@@ -251,10 +252,11 @@ __global__ void __launch_bounds__(kThreads, kRowBlocks)
   for (int64_t r = blockIdx.x; r < slice.rows; r += gridDim.x) {
     const int64_t start = slice.start(r), first = r * columns;
     Kept row;
-    const auto make = [&](int64_t c, R(&values)[kCount]) {
+    const auto make = [&](int64_t c, R(&values)[kCount], bool writes = true) {
 #pragma unroll
       for (int j = 0; j < kCount; ++j) values[j] = 0;
-      totals<T, Out, kCount>(values, total, parts, epilogue, start + c, first + c, c);
+      Out* const to = writes ? total : nullptr;
+      totals<T, Out, kCount>(values, to, parts, epilogue, start + c, first + c, c);
 #pragma unroll
       for (int j = 0; j < kCount; ++j) values[j] = activated(epilogue.activation, values[j]);
     };

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import torch
+import torch.nn.functional as F
 
 from benchmarks.kernels import Sizes, cases
 from consistent.forms.native import load as native
@@ -36,6 +37,20 @@ def slices(world: World) -> None:
         world.close(made, whole.narrow(dim, first, size), 1e-13, f"slice of dim {dim} at {first}")
 
 
+def vectors(world: World) -> None:
+    """Weights and biases in the parts' dtype, wider, and some of each."""
+    made = {"device": world.device, "dtype": torch.bfloat16}
+    parts = [torch.randn(7, 96, **made) for _ in range(3)]
+    bias, weight, shift = (torch.randn(96, **made) for _ in range(3))
+    whole = sum(x.double() for x in parts) + bias.double()
+    wanted = F.layer_norm(whole, (96,), weight.double(), shift.double())
+    for wide in itertools.product((False, True), repeat=3):
+        of = [x.float() if w else x for x, w in zip((bias, weight, shift), wide, strict=True)]
+        given = {"bias": of[0], "weight": of[1], "norm_bias": of[2], "eps": 1e-5}
+        found = native.reduce_shards(parts, 0, 0, 7, norm="layer", normalized=1, **given)[0]
+        world.close(found, wanted, 2e-2, f"vectors that are wide: {wide}")
+
+
 def codecs(world: World) -> None:
     """Messages of one byte a number: the bytes of the CPU, what is left unsent, and sums."""
     for name, dtype in itertools.product(("int8", "fp8"), (torch.float32, torch.bfloat16)):
@@ -58,6 +73,7 @@ def main() -> None:
     with torch.no_grad():
         compare_all(world)
         slices(world)
+        vectors(world)
         codecs(world)
     world.end()
 
