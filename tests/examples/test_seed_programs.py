@@ -16,6 +16,7 @@ import pytest
 
 from tests.launch import launch
 from tests.ranks import simulate
+from tests.torch_release import IS_2_13
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ROOT / "docs" / "seeds"
@@ -155,7 +156,8 @@ def test_training_job_learns(name: str, tmp_path: Path) -> None:
     document, mark, steps = TRAINING[name]
     found = losses(with_inserted(program(document, mark)), tmp_path, steps)
     assert len(found) == (steps + 19) // 20
-    assert found[0] > 2 and found[-1] < 0.6 * found[0], found
+    most = 0.5 if IS_2_13 else 0.6  # other numbers are drawn before
+    assert found[0] > 2 and found[-1] < most * found[0], found
 
 
 # -- global tensors: the shapes that the comments say --------------------------------------------
