@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from ..movement.coded import start_sums
 from ..movement.coders import Coder
 from ..movement.run import ended
 from ..movement.world import my_coordinate
-from ..spec import Placement, TensorSpec
+from ..spec import Coordinate, Placement, TensorSpec
 from ..spec.tracer import callbacks
 from .coded_sums import axis_of, coded_moves, coder_of
 from .shown import forget_shown, hidden_again
@@ -98,6 +99,7 @@ def limit(number: int, launched: bool) -> int:
     return min(most, max(LEAST_BUCKET_BYTES, -(-total // count)))
 
 
+@lru_cache(1 << 10)
 def bytes_of(spec: TensorSpec) -> int:
     """Bytes of the largest shard: the size of a gradient of ``spec`` as every rank counts it."""
     return math.prod(spec.local_shape(None)) * spec.dtype.itemsize
@@ -157,8 +159,9 @@ class _CodedBucket(_Bucket):
 def launch(positions: list[int], leaves: list[Any], flat: torch.Tensor) -> None:
     """Start to sum the addends that wait at ``positions``; ``flat`` has them side by side."""
     spec: TensorSpec = leaves[0]._spec
-    for leaf in leaves:
-        _observe(leaf)
+    if _is_observed():
+        for leaf in leaves:
+            _observe(leaf)
     number = number_of(spec.placement, summed_axes(spec), spec.dtype)
     nbytes = sum(bytes_of(leaf._spec) for leaf in leaves)
     _state.launched[number] = _state.launched.get(number, 0) + nbytes
@@ -216,7 +219,8 @@ def sum_at_once(leaf: Any, addend: torch.Tensor, unshared: bool) -> torch.Tensor
         return None
     if not _share_memory(spec.placement, summed_axes(spec)):
         return None
-    _observe(leaf)
+    if _is_observed():
+        _observe(leaf)
     summed = addend if unshared and addend.is_contiguous() else addend.clone()
     for ranks in _groups(spec):
         summed = current().all_reduce_async(summed, ranks).wait()
@@ -239,7 +243,16 @@ def _groups(spec: TensorSpec) -> list[tuple[int, ...]]:
 def _along(placement: Placement, axes: tuple[int, ...]) -> list[tuple[int, ...]]:
     at = my_coordinate(placement)
     assert at is not None
+    return _through(placement, axes, at)
+
+
+@lru_cache(1 << 8)
+def _through(placement: Placement, axes: tuple[int, ...], at: Coordinate) -> list[tuple[int, ...]]:
     return [placement.axis_ranks(axis, at) for axis in axes]
+
+
+def _is_observed() -> bool:
+    return bool(check_mode.enabled or _ON_BOXING_BEGIN)
 
 
 def _observe(leaf: Any) -> None:

@@ -27,7 +27,7 @@ from ..dispatch import _C
 from ..dispatch.plans.shards import HookOff, attach, plain
 from ..movement import check_mode
 from ..movement.boxed import box
-from ..movement.several import Route, Started, start_several, travels
+from ..movement.several import Route, Started, start_several
 from ..spec import TensorSpec
 
 # Gradients on their way are as large as the gathered parameters: the oldest are waited for where
@@ -45,15 +45,16 @@ class _Flying(NamedTuple):
 class _State(threading.local):
     def __init__(self) -> None:
         self.flying: list[_Flying] = []
+        self.nbytes = 0  # of all that is on its way
         self.task = -1  # the backward at whose end ``land`` is called
 
 
 _state = _State()
 
 
-def may_be_later(leaf: Any, grad: Tensor, route: Route) -> bool:
-    """Whether ``grad`` can be boxed along ``route`` and added to the gradient of ``leaf`` when this
-    backward ends; the same on all ranks."""
+def may_be_later(leaf: Any, grad: Tensor) -> bool:
+    """Whether ``grad`` can be added to the gradient of ``leaf`` when this backward ends; the same
+    on all ranks. Its boxing must travel, too."""
     return (
         grad.layout is torch.strided
         and grad.dtype is leaf._spec.dtype
@@ -61,7 +62,6 @@ def may_be_later(leaf: Any, grad: Tensor, route: Route) -> bool:
         and not check_mode.enabled
         and not leaf._post_accumulate_grad_hooks
         and torch._C._current_graph_task_id() != -1
-        and travels(*route)
     )
 
 
@@ -80,11 +80,13 @@ def add_later(
     started = start([x.detach() for x in grads], routes)
     specs, nbytes = [dst for _, dst in routes], sum(x.nbytes for x in grads)
     _state.flying.append(_Flying(list(leaves), specs, nbytes, started))
+    _state.nbytes += nbytes
     _C.set_in_flight(True)
-    while sum(each.nbytes for each in _state.flying[:-1]) > IN_FLIGHT_BYTES:
+    while _state.nbytes - nbytes > IN_FLIGHT_BYTES:
         _land_first()
 
 
+@torch.no_grad()
 def land() -> None:
     """Wait for all that is on its way, and add it in the order in which it was started."""
     while _state.flying:
@@ -92,9 +94,9 @@ def land() -> None:
     _state.task = -1
 
 
-@torch.no_grad()
 def _land_first() -> None:
     first = _state.flying.pop(0)
+    _state.nbytes -= first.nbytes
     _C.set_in_flight(bool(_state.flying))
     for leaf, x, spec in zip(first.leaves, first.started.wait(), first.specs, strict=True):
         _add(leaf, x, spec)
@@ -102,7 +104,7 @@ def _land_first() -> None:
 
 def reset() -> None:
     """Forget what a backward that raised has started. Its messages are still received."""
-    _state.flying, _state.task = [], -1
+    _state.flying, _state.nbytes, _state.task = [], 0, -1
     _C.set_in_flight(False)
 
 

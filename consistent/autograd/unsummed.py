@@ -20,7 +20,7 @@ from ..dispatch.plans.gradients import set_raw_grad, settled_spec, summed_axes
 from ..dispatch.plans.shards import HookOff, attach, lay_anew, plain
 from ..movement.grad_mode import is_accumulated
 from ..movement.run import run
-from ..movement.several import Started, start_several
+from ..movement.several import Started, start_several, travel
 from ..movement.world import my_coordinate
 from ..spec import TensorSpec
 from . import scattering
@@ -47,7 +47,7 @@ def arriving(
         keep: whether they are added to ``.grad`` inside ``no_sync()``; else they are boxed there.
         start: the positions of those that are started -> what starts (gradients, routes).
     """
-    left, later = list(grads), []
+    left, candidates = list(grads), []
     for i, (node, grad, spec) in enumerate(zip(nodes, grads, specs, strict=True)):
         leaf = getattr(node, "variable", None)
         if leaf is None or grad is None or not is_accumulated(node):
@@ -58,26 +58,26 @@ def arriving(
             if held is not None and held._spec is spec:
                 left[i] = _added(plain(held), grad)
                 _clear(leaf, held)
-            if _may_be_later(leaf, left[i], spec):
-                later.append((i, leaf, left[i], (spec, _target(leaf, spec))))
-                left[i] = None
+            if _may_be_later(leaf, left[i]):
+                target = leaf._spec.dual.with_dtype(spec.dtype)
+                candidates.append((i, leaf, left[i], (spec, target)))
         elif keep and not leaf._backward_hooks:  # a hook is shown each gradient as the leaf lies
             _keep(leaf, held, grad, spec)
             left[i] = None
+    travels = travel([route for *_, route in candidates])
+    later = [each for each, travels_too in zip(candidates, travels, strict=True) if travels_too]
     if later:
         positions, leaves, given, routes = zip(*later, strict=True)
+        for i in positions:
+            left[i] = None
         scattering.add_later(leaves, given, routes, start(positions))
     return left
 
 
-def _may_be_later(leaf: Any, grad: Any, spec: TensorSpec) -> bool:
+def _may_be_later(leaf: Any, grad: Any) -> bool:
     if leaf._backward_hooks or summed_axes(leaf._spec):  # these see the gradient as the leaf lies
         return False
-    return scattering.may_be_later(leaf, grad, (spec, _target(leaf, spec)))
-
-
-def _target(leaf: Any, spec: TensorSpec) -> TensorSpec:
-    return leaf._spec.dual.with_dtype(spec.dtype)
+    return scattering.may_be_later(leaf, grad)
 
 
 def _keep(leaf: Any, held: Any, grad: Tensor, spec: TensorSpec) -> None:

@@ -102,10 +102,18 @@ def start_several(locals_: Sequence[Tensor], routes: Sequence[Route]) -> Started
     return Started(out, waits)
 
 
-def travels(src: TensorSpec, dst: TensorSpec) -> bool:
-    """Whether a boxing is one message that travels while this rank computes."""
-    cut = cut_of((src, dst))
-    return cut is not None and current().overlaps(cut.ranks, src.placement.type)
+def travel(routes: Sequence[Route]) -> list[bool]:
+    """Of each boxing, whether it is one message that travels while this rank computes."""
+    placements = dict.fromkeys(src.placement for src, _ in routes)
+    at = {placement: my_coordinate(placement) for placement in placements}
+    found, overlap = list[bool](), dict[tuple, bool]()
+    for src, dst in routes:
+        cut = _one_move(src, dst, at[src.placement])
+        key = (() if cut is None else cut.ranks, src.placement.type)
+        if cut is not None and key not in overlap:
+            overlap[key] = current().overlaps(*key)
+        found.append(cut is not None and overlap[key])
+    return found
 
 
 class _Message(NamedTuple):

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -247,21 +247,19 @@ def _ranks(placement: Placement) -> tuple[int, ...]:
 
 def _by_messages(wanted: list[Wanted]) -> Callable[[], list[Tensor]]:
     xs, routes, coders = _taken_apart(wanted)
-    with _plain_mode():
+    with _outside_inference():
         started = start_each(xs, routes, coders)
 
     def wait() -> list[Tensor]:
-        with _plain_mode():
+        with _outside_inference():
             return started.wait()
 
     return wait
 
 
-@contextmanager
-def _plain_mode() -> Iterator[None]:
-    """The modes of a thread of its own: a tensor made in inference mode would count no writes."""
-    with torch.inference_mode(False), torch.no_grad():
-        yield
+def _outside_inference() -> AbstractContextManager[Any]:
+    """A tensor made in inference mode would count no writes."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 def _in_a_thread(transport: Ordered, wanted: list[Wanted]) -> Callable[[], list[Tensor]]:

@@ -131,7 +131,7 @@ class _View(NamedTuple):
     spec: TensorSpec | None
 
     def taken(self) -> Tensor:
-        with torch.no_grad(), HookOff():
+        with HookOff():
             whole = self.source.take().to(self.dtype)
             view = whole.as_strided(self.size, self.stride, self.offset)
             return view if self.spec is None else attach(view, self.spec)
@@ -151,7 +151,7 @@ class _Alias(NamedTuple):
             raise modified(value.shape, value._version, self.version)
         if self.spec is None:
             return value
-        with torch.no_grad(), HookOff():
+        with HookOff():
             return attach(value.detach(), self.spec)
 
 
@@ -171,7 +171,7 @@ class SavedShards:
         with HookOff():
             if not whole.numel() or whole.is_meta or is_sparse(whole):
                 return
-            self.known[storage_of(whole)] = source
+            self.known[whole.untyped_storage()._cdata] = source
             if whole.grad_fn is not None:
                 self.made[whole.grad_fn, whole.output_nr] = source, whole, whole._version
 
@@ -185,7 +185,7 @@ class SavedShards:
         with HookOff():
             spec: TensorSpec | None = x._spec if is_global(x) else None  # type: ignore[attr-defined]
             if x.layout is torch.strided and not x.is_meta:
-                source = self.known.get(storage_of(x))
+                source = self.known.get(x.untyped_storage()._cdata)
                 if source is not None and x.dtype is source.dst.dtype and not _is_lazy(x):
                     source.oldest = x._version if source.oldest is None else source.oldest
                 else:

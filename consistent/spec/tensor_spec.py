@@ -97,7 +97,7 @@ class TensorSpec:
 
     __slots__ = (
         "layout", "placement", "sbp", "shape", "dtype", "ndim",
-        "_dual", "_settled", "_regions", "__weakref__",
+        "_dual", "_settled", "_others", "_regions", "__weakref__",
     )  # fmt: skip
 
     layout: Layout
@@ -108,6 +108,7 @@ class TensorSpec:
     ndim: int
     _dual: TensorSpec | None
     _settled: TensorSpec | None
+    _others: dict[NdSbp, TensorSpec]  # under other nd-sbps, as they were asked for
     _regions: dict
 
     @staticmethod
@@ -137,7 +138,12 @@ class TensorSpec:
 
     def with_sbp(self, sbp: NdSbp) -> TensorSpec:
         """The tensor under another nd-sbp, which is resolved already."""
-        return self if sbp == self.sbp else self.with_layout(Layout.of(self.placement, sbp))
+        if sbp == self.sbp:
+            return self
+        found = self._others.get(sbp)
+        if found is None:
+            found = self._others[sbp] = self.with_layout(Layout.of(self.placement, sbp))
+        return found
 
     def with_layout(self, layout: Layout) -> TensorSpec:
         """The tensor in another layout, which must fit its shape."""
@@ -260,7 +266,7 @@ def _intern(layout: Layout, shape: torch.Size, dtype: torch.dtype) -> TensorSpec
                 spec.layout, spec.shape, spec.dtype = key
                 spec.placement, spec.sbp, spec.ndim = layout.placement, layout.sbp, len(shape)
                 spec._dual = spec._settled = None
-                spec._regions = {}
+                spec._others, spec._regions = {}, {}
                 _interned[key] = spec
     return spec
 

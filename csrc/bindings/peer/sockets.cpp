@@ -27,7 +27,7 @@ std::shared_ptr<Message> message(int rank, uint32_t tag, const Tensor& x) {
 }
 
 std::shared_ptr<Message> send(Sockets& sockets, int rank, uint32_t tag, const Tensor& x) {
-  const auto made = message(rank, tag, x);
+  const auto made = message(rank, tag, x.resolve_conj().resolve_neg().contiguous());
   if (made->bytes <= kShort) {
     sockets.send(made);
   } else {

@@ -19,8 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from . import notes
 from .directory import Directory, Rank
@@ -41,8 +40,7 @@ _Answers = dict[int, dict[str, Any] | None]  # None if the rank does not listen
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """A call: what is sent, and over which ranks."""
 
     name: str

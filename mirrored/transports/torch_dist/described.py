@@ -8,8 +8,8 @@ So the methods here add what their ranks must agree on: dims, sizes, and the red
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -30,27 +30,24 @@ def call_under_way() -> tuple:
     return _thread.call
 
 
-@contextmanager
-def part_of(*call: object) -> Iterator[None]:
-    """Messages sent in the `with` block are part of `call`; of the outermost one of several."""
-    if _thread.call:
-        yield
-        return
-    _thread.call = call
-    try:
-        yield
-    finally:
-        _thread.call = ()
-
-
-@contextmanager
-def resumed(call: tuple) -> Iterator[None]:
+class resumed:
     """Messages sent in the `with` block are part of `call`, which began before."""
-    before, _thread.call = _thread.call, call
-    try:
-        yield
-    finally:
-        _thread.call = before
+
+    __slots__ = ("_call", "_before")
+
+    def __init__(self, call: tuple) -> None:
+        self._call = call
+
+    def __enter__(self) -> None:
+        self._before, _thread.call = _thread.call, self._call
+
+    def __exit__(self, *_: object) -> None:
+        _thread.call = self._before
+
+
+def part_of(*call: object) -> resumed:
+    """Messages sent in the `with` block are part of `call`; of the outermost one of several."""
+    return resumed(_thread.call or call)
 
 
 class Described(CheckedTransport):
@@ -73,13 +70,13 @@ class Described(CheckedTransport):
             return super().broadcast(x, shape, dtype, device, source, ranks)
 
     def join(self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tensor:
-        with part_of("join", cut(x, dim, sizes)):
+        with part_of("join", cut(x.shape, dim, sizes)):
             return super().join(x, dim, sizes, ranks)
 
     def reduce_scatter(
         self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks, op: str = "sum"
     ) -> Tensor:
-        with part_of("reduce_scatter", op, cut(x, dim, sizes)):
+        with part_of("reduce_scatter", op, cut(x.shape, dim, sizes)):
             return super().reduce_scatter(x, dim, sizes, ranks, op)
 
     def turn(
@@ -91,7 +88,7 @@ class Described(CheckedTransport):
         concat_sizes: Sequence[int],
         ranks: Ranks,
     ) -> Tensor:
-        joined = cut(x, concat_dim, concat_sizes)
+        joined = cut(x.shape, concat_dim, concat_sizes)
         with part_of("turn", split_dim % x.dim(), tuple(split_sizes), joined):
             return super().turn(x, split_dim, split_sizes, concat_dim, concat_sizes, ranks)
 
@@ -100,7 +97,7 @@ class Described(CheckedTransport):
             return super().peers(x, ranks)
 
 
-def cut(x: Tensor, dim: int, sizes: Sequence[int]) -> tuple:
+def cut(shape: Shape, dim: int, sizes: Sequence[int]) -> tuple:
     """A tensor that ranks cut or join: its sizes but the one in which ranks differ, and theirs."""
-    dim %= x.dim()
-    return dim, tuple(sizes), tuple(x.shape[:dim]), tuple(x.shape[dim + 1 :])
+    dim %= len(shape)
+    return dim, tuple(sizes), tuple(shape[:dim]), tuple(shape[dim + 1 :])

@@ -30,35 +30,35 @@ class Posted:
         self, name: str, x: Tensor, sends: Sequence[Message], out: Sequence[Message], ranks: Ranks
     ) -> None:
         self._call = name, x, ranks
-        self._out = [y for _, y in out]
         self._works: list[Any] = []
-        if not sends and not out:
-            return
-        sockets = world().sockets_to(ranks)
-        self._received = [y if y.is_cpu else torch.empty_like(y, device="cpu") for y in self._out]
+        self._staged: list[tuple[Tensor, Tensor]] = []  # a tensor on a GPU, and what comes for it
+        if sends or out:
+            self._world = world()
+            self._sockets = self._world.sockets_to(ranks)
+            self._world.carry_out(name, x, ranks, partial(self._start, sends, out))
 
-        def start() -> None:
-            self._works = [
-                sockets.receive(source, tag_of(name, y, ranks), flat(y))
-                for (source, _), y in zip(out, self._received, strict=True)
-            ]
-            self._works += [
-                sockets.send(to, tag_of(name, y, ranks), flat(y.cpu())) for to, y in sends
-            ]
-
-        world().carry_out(name, x, ranks, start)
+    def _start(self, sends: Sequence[Message], out: Sequence[Message]) -> None:
+        name, _, ranks = self._call
+        told = _told(ranks)
+        for source, y in out:
+            place = y if y.is_cpu else torch.empty_like(y, device="cpu")
+            if place is not y:
+                self._staged.append((y, place))
+            tag = _number(name, y.dtype, y.nbytes, *told)
+            self._works.append(self._sockets.receive(source, tag, place))
+        for to, y in sends:
+            tag = _number(name, y.dtype, y.nbytes, *told)
+            self._works.append(self._sockets.send(to, tag, y if y.is_cpu else y.cpu()))
 
     def wait(self) -> None:
         """Without it what is received would be read before it is there."""
         works, self._works = self._works, []
         if not works:
             return
-
         name, x, ranks = self._call
-        world().carry_out(name, x, ranks, partial(world().sockets_to(ranks).wait, works))
-        for y, arrived in zip(self._out, self._received, strict=True):
-            if arrived is not y:
-                y.copy_(arrived)
+        self._world.carry_out(name, x, ranks, partial(self._sockets.wait, works))
+        for y, arrived in self._staged:
+            y.copy_(arrived)
 
 
 def send_and_receive(
@@ -71,11 +71,14 @@ def send_and_receive(
 def swap(name: str, pieces: Sequence[Tensor], out: Sequence[Tensor], ranks: Ranks) -> Posted:
     """Start to send `pieces[k]` to `ranks[k]` and to fill `out[k]` from it. Empty pieces are not
     sent, and this rank's own is left out."""
-    own = ranks.index(world().rank)
-    # Each rank starts with the next one, so that not all send to the same rank first.
-    others = [(own + k) % len(ranks) for k in range(1, len(ranks))]
-    sends = [(ranks[k], pieces[k]) for k in others if pieces[k].numel()]
-    receives = [(ranks[k], out[k]) for k in others if out[k].numel()]
+    n, own = len(ranks), ranks.index(world().rank)
+    sends, receives = list[Message](), list[Message]()
+    for step in range(1, n):  # the next rank first, so that not all send to the same one first
+        k = (own + step) % n
+        if pieces[k].numel():
+            sends.append((ranks[k], pieces[k]))
+        if out[k].numel():
+            receives.append((ranks[k], out[k]))
     return Posted(name, pieces[own], sends, receives, ranks)
 
 
@@ -104,7 +107,7 @@ def broadcast(x: Tensor, source: int, ranks: Ranks) -> None:
 def sending(label: str, x: Tensor, to: int) -> Handle:
     """Start sending `x` to rank `to`. CUDA tensors go through the host."""
     pair = (world().rank, to)
-    wire = flat(x.cpu())
+    wire = x.cpu()
     start = partial(world().sockets_to(pair).send, to, tag_of(label, x, pair), wire)
     work = world().carry_out(f"send of {label}", x, pair, start)
     return _UnderWay(f"send of {label}", work, x, wire, pair)
@@ -114,7 +117,7 @@ def receiving(label: str, out: Tensor, source: int) -> Handle:
     """Start filling `out` with what rank `source` sends under `label`."""
     pair = (source, world().rank)
     wire = out if out.is_cpu else torch.empty_like(out, device="cpu")
-    start = partial(world().sockets_to(pair).receive, source, tag_of(label, out, pair), flat(wire))
+    start = partial(world().sockets_to(pair).receive, source, tag_of(label, out, pair), wire)
     work = world().carry_out(f"receive of {label}", out, pair, start)
     return _UnderWay(f"receive of {label}", work, out, wire, pair)
 
@@ -142,7 +145,12 @@ def flat(x: Tensor) -> Tensor:
 
 
 def tag_of(name: str, x: Tensor, ranks: Ranks) -> int:
-    return _number(name, x.dtype, x.nbytes, ranks, call_under_way(), count_failures())
+    return _number(name, x.dtype, x.nbytes, *_told(ranks))
+
+
+def _told(ranks: Ranks) -> tuple[object, ...]:
+    """What all messages of a call say."""
+    return ranks, call_under_way(), count_failures()
 
 
 @lru_cache(1 << 12)

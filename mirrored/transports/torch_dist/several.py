@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from functools import lru_cache
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from ...comm import Handle, Later, Ranks, Waitable, joinable, resized
+from ...comm import Handle, Later, Ranks, Shape, Waitable, joinable, resized
+from .described import cut
 
 # A tensor of at most so many bytes is packed: two copies of it take less time than a message of its
 # own takes to be started and received (0.4 ms on two cores that also compute).
@@ -42,33 +44,71 @@ class _All:
             one.wait()
 
 
+class Packing(NamedTuple):
+    """How several tensors go. Lists by position among them are of all that are given."""
+
+    packed: tuple[int, ...]  # the positions of those that go in one message
+    alone: tuple[int, ...]  # and of those that have one of their own
+    shapes: tuple[tuple[tuple[int, ...], ...], ...]  # of each tensor's piece on each rank
+    counts: tuple[tuple[int, ...], ...]  # for each rank, the numbers in its pieces that are packed
+    cuts: tuple[tuple, ...]  # what messages say of each
+
+
+def packing(xs: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]) -> Packing:
+    """How `xs` go, which are cut, or joined, along `dims` by `sizes`."""
+    shapes, itemsize = tuple(x.shape for x in xs), xs[0].element_size()
+    return _packing(shapes, tuple(dims), tuple(map(tuple, sizes)), itemsize)
+
+
+@lru_cache(1 << 10)
+def _packing(
+    shapes: tuple[Shape, ...],
+    dims: tuple[int, ...],
+    sizes: tuple[tuple[int, ...], ...],
+    itemsize: int,
+) -> Packing:
+    # All ranks pack the same: the bytes are those of the whole.
+    whole = [
+        math.prod(resized(shape, dim, sum(own))) * itemsize
+        for shape, dim, own in zip(shapes, dims, sizes, strict=True)
+    ]
+    packed = tuple(i for i, nbytes in enumerate(whole) if nbytes <= PACKED_BYTES)
+    packed = packed if len(packed) > 1 else ()
+    pieces = tuple(
+        tuple(tuple(resized(shape, dim, size)) for size in own)
+        for shape, dim, own in zip(shapes, dims, sizes)
+    )
+    counts = tuple(tuple(math.prod(pieces[i][k]) for i in packed) for k in range(len(sizes[0])))
+    alone = tuple(i for i in range(len(shapes)) if i not in packed)
+    return Packing(packed, alone, pieces, counts, tuple(map(cut, shapes, dims, sizes)))
+
+
 def join(
     sent: Sender,
     xs: Sequence[Tensor],
     dims: Sequence[int],
-    sizes: Sequence[Sequence[int]],
+    how: Packing,
     ranks: Ranks,
     out: Sequence[Tensor] | None = None,
 ) -> Later:
     """Start `Transport.join_several`, of which `wait()` gives the results."""
     me, n = ranks.index(sent.rank), len(ranks)
-    shapes = [[resized(x.shape, dim, size) for size in own] for x, dim, own in zip(xs, dims, sizes)]
-    packed, alone = _sorted_out(xs, dims, sizes)
     waits: list[Waitable] = []
     pieces: list[list[Tensor]] = [[] for _ in xs]
     made: list[Tensor | None] = [None] * len(xs)
-    if packed:
-        flat = torch.cat([xs[i].reshape(-1) for i in packed])
-        counts = [[math.prod(shapes[i][k]) for i in packed] for k in range(n)]
-        arrived = [flat if k == me else flat.new_empty(sum(counts[k])) for k in range(n)]
+    if how.packed:
+        flat = torch.cat([xs[i].reshape(-1) for i in how.packed])
+        arrived = [flat if k == me else flat.new_empty(sum(how.counts[k])) for k in range(n)]
         waits.append(sent._gather("all_gather", flat, arrived, ranks))
         for k in range(n):
-            for i, part in zip(packed, arrived[k].split(counts[k])):
-                pieces[i].append(part.view(shapes[i][k]))
-    for i in alone:
-        whole, slots = joinable(xs[i], shapes[i], dims[i], None if out is None else out[i])
+            parts = arrived[k].split_with_sizes(how.counts[k])
+            for i, part in zip(how.packed, parts):
+                pieces[i].append(part.view(how.shapes[i][k]))
+    for i in how.alone:
+        shapes = how.shapes[i]
+        whole, slots = joinable(xs[i], shapes, dims[i], None if out is None else out[i])
         made[i] = whole
-        pieces[i] = list(slots or [xs[i].new_empty(shape) for shape in shapes[i]])
+        pieces[i] = list(slots or [xs[i].new_empty(shape) for shape in shapes])
         pieces[i][me].copy_(xs[i])
         waits.append(sent._gather("all_gather", pieces[i][me], pieces[i], ranks))
 
@@ -89,6 +129,7 @@ def reduce_scatter(
     xs: Sequence[Tensor],
     dims: Sequence[int],
     sizes: Sequence[Sequence[int]],
+    how: Packing,
     ranks: Ranks,
     *,
     op: str,
@@ -97,37 +138,21 @@ def reduce_scatter(
     """Start `Transport.reduce_scatter_several`, of which `wait()` gives the results. With `at_once`
     that needs no other rank to go on: all messages have been started by then."""
     me, n = ranks.index(sent.rank), len(ranks)
-    cut = [x.split(list(own), dim) for x, dim, own in zip(xs, dims, sizes, strict=True)]
-    packed, alone = _sorted_out(xs, dims, sizes)
+    cuts = [x.split_with_sizes(own, dim) for x, dim, own in zip(xs, dims, sizes, strict=True)]
     handles: list[Handle] = []
-    if packed:
-        going = [torch.cat([cut[i][k].reshape(-1) for i in packed]) for k in range(n)]
+    if how.packed:
+        going = [torch.cat([cuts[i][k].reshape(-1) for i in how.packed]) for k in range(n)]
         handles.append(sent._scatter(going, ranks, op, at_once))
-    for i in alone:
-        parts = [part.contiguous() for part in cut[i]]
+    for i in how.alone:
+        parts = [part.contiguous() for part in cuts[i]]
         handles.append(sent._scatter(parts, ranks, op, at_once))
 
     def results() -> list[Tensor]:
         sums = [handle.wait() for handle in handles]
-        if packed:
-            shapes = [cut[i][me].shape for i in packed]
-            parts = sums.pop(0).split([math.prod(shape) for shape in shapes])
-            sums = [part.view(shape) for part, shape in zip(parts, shapes)] + sums
-        found = dict(zip([*packed, *alone], sums, strict=True))
+        if how.packed:
+            parts = sums.pop(0).split_with_sizes(how.counts[me])
+            sums = [part.view(how.shapes[i][me]) for part, i in zip(parts, how.packed)] + sums
+        found = dict(zip([*how.packed, *how.alone], sums, strict=True))
         return [found[i] for i in range(len(xs))]
 
     return Later(_All([]), results)
-
-
-def _sorted_out(
-    xs: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]
-) -> tuple[list[int], list[int]]:
-    """The positions of those that are packed, and of the others. All ranks find the same: the bytes
-    are those of the whole."""
-    whole = [
-        math.prod(resized(x.shape, dim, sum(own))) * x.element_size()
-        for x, dim, own in zip(xs, dims, sizes, strict=True)
-    ]
-    packed = [i for i, nbytes in enumerate(whole) if nbytes <= PACKED_BYTES]
-    packed = packed if len(packed) > 1 else []
-    return packed, [i for i in range(len(xs)) if i not in packed]

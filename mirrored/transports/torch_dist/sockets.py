@@ -40,7 +40,7 @@ class Sockets:
         self._watch = weakref.ref(watch)
 
     def send(self, to: int, tag: int, x: Tensor) -> Any:
-        """Start to send `x`, contiguous CPU memory, to rank `to`. It is kept until it has left."""
+        """Start to send `x`, which is on the CPU, to rank `to`. It is kept until it has left."""
         if to not in self._reached:
             self._reach(to)
         self.sent += x.nbytes

@@ -21,7 +21,18 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
-from ...comm import Done, Handle, Later, Link, Ranks, Shape, Transport, Waitable, check_op
+from ...comm import (
+    Done,
+    Handle,
+    Later,
+    Link,
+    Ranks,
+    Shape,
+    Transport,
+    Waitable,
+    check_member,
+    check_op,
+)
 from ...reduction import WIDER, ordered_reduce
 from ..base.unseen import unseen
 from ..failures import moves_count_lacks
@@ -29,7 +40,7 @@ from ..faults.watch import Watch
 from ..tuning import between
 from ..tuning.table import Table
 from . import messages, several, short
-from .described import Described, call_under_way, cut, part_of, resumed
+from .described import Described, call_under_way, part_of, resumed
 from .groups import World, timeout, world
 from .messages import flat
 
@@ -90,8 +101,9 @@ class TorchDist(Described):
         return found
 
     def check(self, what: str, ranks: Ranks, *tensors: Tensor) -> int:
-        world().check_reachable(ranks)
-        return super().check(what, ranks, *tensors)
+        found = world()
+        found.check_reachable(ranks)
+        return check_member(what, found.rank, ranks, *tensors)
 
     def shares(self, ranks: Ranks, kind: str, nbytes: int = 0) -> bool:
         world().check_reachable(ranks)
@@ -234,8 +246,9 @@ class TorchDist(Described):
         if len(ranks) == 1 or _by_nccl(xs[0].device):
             return super().join_several(xs, dims, sizes, ranks, out)
         self.check("all_gather", ranks, *xs)
-        with part_of("join_several", *map(cut, xs, dims, sizes)):
-            return several.join(self, [x.detach() for x in xs], dims, sizes, ranks, out).wait()
+        how = several.packing(xs, dims, sizes)
+        with part_of("join_several", *how.cuts):
+            return several.join(self, [x.detach() for x in xs], dims, how, ranks, out).wait()
 
     def start_join_several(
         self,
@@ -247,8 +260,9 @@ class TorchDist(Described):
         if len(ranks) == 1 or _by_nccl(xs[0].device):
             return super().start_join_several(xs, dims, sizes, ranks)
         self.check("all_gather", ranks, *xs)
-        with part_of("start_join_several", *map(cut, xs, dims, sizes)):
-            return several.join(self, [x.detach() for x in xs], dims, sizes, ranks)
+        how = several.packing(xs, dims, sizes)
+        with part_of("start_join_several", *how.cuts):
+            return several.join(self, [x.detach() for x in xs], dims, how, ranks)
 
     def reduce_scatter_several(
         self,
@@ -262,9 +276,10 @@ class TorchDist(Described):
             return super().reduce_scatter_several(xs, dims, sizes, ranks, op)
         self.check("reduce_scatter", ranks, *xs)
         given = [x.detach() for x in xs]
-        with part_of("reduce_scatter_several", op, *map(cut, xs, dims, sizes)):
+        how = several.packing(xs, dims, sizes)
+        with part_of("reduce_scatter_several", op, *how.cuts):
             return several.reduce_scatter(
-                self, given, dims, sizes, ranks, op=op, at_once=False
+                self, given, dims, sizes, how, ranks, op=op, at_once=False
             ).wait()
 
     def start_reduce_scatter_several(
@@ -278,8 +293,11 @@ class TorchDist(Described):
             return super().start_reduce_scatter_several(xs, dims, sizes, ranks)
         self.check("reduce_scatter", ranks, *xs)
         given = [x.detach() for x in xs]
-        with part_of("start_reduce_scatter_several", *map(cut, xs, dims, sizes)):
-            return several.reduce_scatter(self, given, dims, sizes, ranks, op="sum", at_once=True)
+        how = several.packing(xs, dims, sizes)
+        with part_of("start_reduce_scatter_several", *how.cuts):
+            return several.reduce_scatter(
+                self, given, dims, sizes, how, ranks, op="sum", at_once=True
+            )
 
     def start_all_to_all(
         self, pieces: Sequence[Tensor], shapes: Sequence[Shape], ranks: Ranks

@@ -156,6 +156,24 @@ def test_the_alarm_ends_a_wait() -> None:
     other.close()
 
 
-def test_only_contiguous_cpu_memory_is_sent(pair: tuple[Any, Any]) -> None:
+def test_what_is_received_is_contiguous(pair: tuple[Any, Any]) -> None:
     with pytest.raises(ValueError, match="contiguous CPU memory"):
-        pair[0].send(1, 1, torch.zeros(4, 4).t())
+        pair[0].receive(1, 1, torch.zeros(4, 4).t())
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.arange(16.0).view(4, 4).t(),
+        torch.arange(4.0).expand(3, 4),
+        torch.complex(torch.arange(4.0), torch.ones(4)).conj(),
+        torch.complex(torch.arange(4.0), torch.ones(4)).conj().imag,
+    ],
+    ids=["transposed", "expanded", "conjugated", "negated"],
+)
+def test_what_is_sent_may_be_a_view_of_any_kind(pair: tuple[Any, Any], x: torch.Tensor) -> None:
+    out = torch.empty(x.shape, dtype=x.dtype)
+    sent, received = pair[0].send(1, 1, x), pair[1].receive(0, 1, out)
+    pair[0].wait([sent])
+    pair[1].wait([received])
+    assert torch.equal(out, x)
