@@ -22,4 +22,17 @@ CONSISTENT_INLINE To bits_as(From from) {
   return to;
 }
 
+// x in [-most, most]; a NaN stays one.
+CONSISTENT_INLINE float clamped(float x, float most) {
+#if defined(__CUDA_ARCH__) && defined(__CUDACC__) && __CUDA_ARCH__ >= 800
+  float made;
+  asm("{ .reg .f32 low; max.NaN.f32 low, %1, %2; min.NaN.f32 %0, low, %3; }"
+      : "=f"(made)
+      : "f"(x), "f"(-most), "f"(most));
+  return made;
+#else
+  return x > most ? most : x < -most ? -most : x;
+#endif
+}
+
 }  // namespace consistent

@@ -45,10 +45,6 @@ CONSISTENT_INLINE float quotient(float x, float by, float reciprocal) {
 // Then no number of the block is beyond the largest byte either, but for what rounds to it.
 CONSISTENT_INLINE bool has_reciprocal(float by) { return by > 0x1p-60f && by < 0x1p60f; }
 
-CONSISTENT_INLINE float within(float x, float most) {
-  return x > most ? most : x < -most ? -most : x;
-}
-
 // The byte of a quotient within the largest one. The sum with 1.5 * 2^23 has no bits behind the
 // point, and its last byte is the integer.
 CONSISTENT_INLINE uint8_t to_int8(float quotient) {

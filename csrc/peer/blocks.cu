@@ -174,7 +174,7 @@ __device__ __forceinline__ void coded(uint8_t (&bytes)[kEach], const R (&numbers
   const bool finite = scale == scale;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    const float exact = within(float(numbers[i]) / by, most_of(code));
+    const float exact = clamped(float(numbers[i]) / by, most_of(code));
     const uint8_t byte = code == Code::int8 ? to_int8(exact) : to_fp8(exact);
     bytes[i] = finite ? byte : uint8_t(0);
   }

@@ -21,7 +21,7 @@ CONSISTENT_CLONES uint32_t largest(const float* x, int64_t n) {
 }
 
 CONSISTENT_CLONES void all_to_int8(uint8_t* to, const float* from, float by, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) to[i] = to_int8(within(from[i] / by, 127.0f));
+  for (int64_t i = 0; i < n; ++i) to[i] = to_int8(clamped(from[i] / by, 127.0f));
 }
 
 CONSISTENT_CLONES void all_from_int8(float* to, const uint8_t* from, float scale, int64_t n) {
@@ -29,7 +29,7 @@ CONSISTENT_CLONES void all_from_int8(float* to, const uint8_t* from, float scale
 }
 
 CONSISTENT_CLONES void all_to_fp8(uint8_t* to, const float* from, float by, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) to[i] = to_fp8(within(from[i] / by, 448.0f));
+  for (int64_t i = 0; i < n; ++i) to[i] = to_fp8(clamped(from[i] / by, 448.0f));
 }
 
 CONSISTENT_CLONES void all_from_fp8(float* to, const uint8_t* from, float scale, int64_t n) {

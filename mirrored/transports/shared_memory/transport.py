@@ -37,7 +37,7 @@ from ..base.wrapper import Wrapper
 from ..failures import counts_lacks, is_lack
 from ..faults.turns import check
 from ..faults.watch import Wait
-from ..torch_dist import TorchDist, children
+from ..torch_dist import TorchDist, children, groups
 from ..torch_dist.messages import flat
 from ..tuning.link import agreed_link, kept_link
 from ..tuning.measure import TwoWays, kept_or_measured, measured_by_hand
@@ -69,6 +69,9 @@ class SharedMemory(Wrapper):
         self._messages: dict[Ranks, Table] = {}  # for groups in which messages are sometimes faster
         self._world: Any = lambda: None  # a weak reference to their process group
         self._making = threading.RLock()
+
+    def rank_in(self, placement: Any) -> int:
+        return groups.world().rank  # what `inner` says; each boxing asks for it
 
     def group(self, ranks: Ranks) -> Any:
         """The members' meeting place, or None if they share no memory. The first call makes it and
