@@ -30,7 +30,7 @@ final_dropout layerdrop encoder_layerdrop decoder_layerdrop drop_path_rate
 attention_dropout_rate mask_time_prob mask_feature_prob summary_first_dropout
 ffn_dropout classifier_dropout_prob""".split()
 
-_SIZES: dict[str, Any] = dict(
+sizes: dict[str, Any] = dict(
     vocab_size=VOCAB, hidden_size=DIM, intermediate_size=INNER, num_hidden_layers=LAYERS,
     num_attention_heads=HEADS, max_position_embeddings=64, pad_token_id=0, bos_token_id=1,
     eos_token_id=2,
@@ -53,7 +53,10 @@ _PAIR: dict[str, Any] = dict(
 )  # fmt: skip
 
 
-def _made(config: str, model: str, given: dict[str, Any], inputs: Inputs) -> Made:
+def made_of(
+    config: str, model: str, given: dict[str, Any], inputs: Inputs, single: bool = False
+) -> Made:
+    """A model of transformers in float64, but where it is ``single``, with its inputs."""
     import transformers
 
     known = getattr(transformers, config)()
@@ -61,7 +64,7 @@ def _made(config: str, model: str, given: dict[str, Any], inputs: Inputs) -> Mad
     made = getattr(transformers, config)(**{**drop, **given})
     torch.manual_seed(0)
     net = getattr(transformers, model)(made)
-    return (net if name_of(config) in SINGLE else net.double()), inputs
+    return (net if single or name_of(config) in SINGLE else net.double()), inputs
 
 
 def name_of(config: str) -> str:
@@ -75,20 +78,21 @@ def tokens(seed: int = 1, length: int = LENGTH) -> torch.Tensor:
     return torch.randint(3, VOCAB, (BATCH, length), generator=generator)
 
 
-def _randn(*shape: int) -> torch.Tensor:
+def randn(*shape: int) -> torch.Tensor:
+    """Normal numbers, the same each time."""
     generator = torch.Generator().manual_seed(2)
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def _decoder(name: str, **more: Any) -> Callable[[], Made]:
-    return lambda: _made(
-        f"{name}Config", f"{name}ForCausalLM", {**_SIZES, **more},
+    return lambda: made_of(
+        f"{name}Config", f"{name}ForCausalLM", {**sizes, **more},
         {"input_ids": tokens(), "labels": tokens()},
     )  # fmt: skip
 
 
 def _old(name: str, model: str = "ForCausalLM", **more: Any) -> Callable[[], Made]:
-    return lambda: _made(
+    return lambda: made_of(
         f"{name}Config", f"{name}{model}", {**_OLD, **more},
         {"input_ids": tokens(), "labels": tokens()},
     )  # fmt: skip
@@ -99,13 +103,13 @@ def _encoder(name: str, **more: Any) -> Callable[[], Made]:
         mask = torch.ones_like(tokens())
         mask[0, 4:] = 0
         inputs = {"input_ids": tokens(), "attention_mask": mask, "labels": tokens()}
-        return _made(f"{name}Config", f"{name}ForMaskedLM", {**_SIZES, **more}, inputs)
+        return made_of(f"{name}Config", f"{name}ForMaskedLM", {**sizes, **more}, inputs)
 
     return make
 
 
 def _pair(name: str, **more: Any) -> Callable[[], Made]:
-    return lambda: _made(
+    return lambda: made_of(
         f"{name}Config", f"{name}ForConditionalGeneration", {**_PAIR, **more},
         {"input_ids": tokens(), "labels": tokens(3)},
     )  # fmt: skip
@@ -113,43 +117,45 @@ def _pair(name: str, **more: Any) -> Callable[[], Made]:
 
 def _image(name: str, **more: Any) -> Callable[[], Made]:
     def make() -> Made:
-        inputs = {"pixel_values": _randn(BATCH, 3, 16, 16), "labels": tokens()[:, 0] % 8}
-        return _made(f"{name}Config", f"{name}ForImageClassification", {**_VISION, **more}, inputs)
+        inputs = {"pixel_values": randn(BATCH, 3, 16, 16), "labels": tokens()[:, 0] % 8}
+        return made_of(
+            f"{name}Config", f"{name}ForImageClassification", {**_VISION, **more}, inputs
+        )
 
     return make
 
 
 def _clip() -> Made:
-    text = dict(_SIZES, projection_dim=DIM)
+    text = dict(sizes, projection_dim=DIM)
     vision = dict(_VISION, projection_dim=DIM)
     given = dict(text_config=text, vision_config=vision, projection_dim=DIM)
     ids = tokens()
     ids[:, -1] = 2
-    inputs = {"input_ids": ids, "pixel_values": _randn(BATCH, 3, 16, 16), "return_loss": True}
-    return _made("CLIPConfig", "CLIPModel", given, inputs)
+    inputs = {"input_ids": ids, "pixel_values": randn(BATCH, 3, 16, 16), "return_loss": True}
+    return made_of("CLIPConfig", "CLIPModel", given, inputs)
 
 
 def _whisper() -> Made:
     given = dict(_PAIR, num_mel_bins=8, max_source_positions=10, max_target_positions=32)
-    inputs = {"input_features": _randn(BATCH, 8, 20), "labels": tokens()}
-    return _made("WhisperConfig", "WhisperForConditionalGeneration", given, inputs)
+    inputs = {"input_features": randn(BATCH, 8, 20), "labels": tokens()}
+    return made_of("WhisperConfig", "WhisperForConditionalGeneration", given, inputs)
 
 
 def _wav2vec() -> Made:
     given = dict(
-        _SIZES, conv_dim=[24, 24], conv_kernel=[4, 4], conv_stride=[4, 4],
+        sizes, conv_dim=[24, 24], conv_kernel=[4, 4], conv_stride=[4, 4],
         num_feat_extract_layers=2, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
         num_labels=8,
         classifier_proj_size=24, feat_extract_norm="layer", do_stable_layer_norm=True,
     )  # fmt: skip
-    inputs = {"input_values": _randn(BATCH, 160), "labels": tokens()[:, 0] % 8}
-    return _made("Wav2Vec2Config", "Wav2Vec2ForSequenceClassification", given, inputs)
+    inputs = {"input_values": randn(BATCH, 160), "labels": tokens()[:, 0] % 8}
+    return made_of("Wav2Vec2Config", "Wav2Vec2ForSequenceClassification", given, inputs)
 
 
 def _convnet(name: str, **more: Any) -> Callable[[], Made]:
     def make() -> Made:
-        inputs = {"pixel_values": _randn(BATCH, 3, 32, 32), "labels": tokens()[:, 0] % 8}
-        return _made(
+        inputs = {"pixel_values": randn(BATCH, 3, 32, 32), "labels": tokens()[:, 0] % 8}
+        return made_of(
             f"{name}Config", f"{name}ForImageClassification", dict(num_labels=8, **more), inputs
         )
 
@@ -157,10 +163,10 @@ def _convnet(name: str, **more: Any) -> Callable[[], Made]:
 
 
 def _llama4() -> Made:
-    given = {**_SIZES, **_KEYS, "num_local_experts": 12, "num_experts_per_tok": 1, "head_dim": 4,
+    given = {**sizes, **_KEYS, "num_local_experts": 12, "num_experts_per_tok": 1, "head_dim": 4,
              "intermediate_size_mlp": INNER}  # fmt: skip
     inputs = {"input_ids": tokens(), "labels": tokens()}
-    return _made("Llama4TextConfig", "Llama4ForCausalLM", given, inputs)
+    return made_of("Llama4TextConfig", "Llama4ForCausalLM", given, inputs)
 
 
 _DEEPSEEK: dict[str, Any] = dict(
@@ -192,7 +198,7 @@ DECODERS: dict[str, Callable[[], Made]] = {
     "CodeGen": _old("CodeGen", rotary_dim=4, n_head=12, n_ctx=64),
     "Bloom": _old("Bloom", hidden_size=DIM),
     "Falcon": _decoder("Falcon", new_decoder_architecture=False, multi_query=False),
-    "Mpt": lambda: _made(
+    "Mpt": lambda: made_of(
         "MptConfig", "MptForCausalLM",
         dict(vocab_size=VOCAB, d_model=DIM, n_layers=LAYERS, n_heads=HEADS, max_seq_len=64),
         {"input_ids": tokens(), "labels": tokens()},
@@ -236,7 +242,7 @@ ENCODERS: dict[str, Callable[[], Made]] = {
     "ModernBert": _encoder("ModernBert", global_attn_every_n_layers=2, local_attention=4),
 }
 PAIRS: dict[str, Callable[[], Made]] = {
-    "T5": lambda: _made(
+    "T5": lambda: made_of(
         "T5Config", "T5ForConditionalGeneration",
         dict(vocab_size=VOCAB, d_model=DIM, d_kv=4, d_ff=INNER, num_layers=LAYERS, num_heads=HEADS,
              dropout_rate=0.0, decoder_start_token_id=1, pad_token_id=0),
@@ -303,7 +309,7 @@ def _plain(kind: type[torch.nn.Module], inputs: Inputs) -> Made:
 
 PLAIN: dict[str, Callable[[], Made]] = {
     "Perceptron": lambda: _plain(
-        Perceptron, {"x": _randn(BATCH, DIM), "labels": tokens()[:, 0] % 8}
+        Perceptron, {"x": randn(BATCH, DIM), "labels": tokens()[:, 0] % 8}
     ),
     "Transformer": lambda: _plain(Transformer, {"input_ids": tokens(), "labels": tokens()}),
 }

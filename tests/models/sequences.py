@@ -65,16 +65,16 @@ def windowed(name: str) -> Made:
 @contextmanager
 def _sizes(name: str) -> Iterator[None]:
     """The model's configuration with a window."""
-    made = architectures._made
+    made = architectures.made_of
 
     def with_window(config: str, model: str, given: dict[str, Any], inputs: Any) -> Made:
         return made(config, model, {**given, **WINDOWS[name]}, inputs)
 
-    architectures._made = with_window
+    architectures.made_of = with_window
     try:
         yield
     finally:
-        architectures._made = made
+        architectures.made_of = made
 
 
 SEQUENCES: dict[str, Callable[[str], Made]] = {

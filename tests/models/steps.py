@@ -10,7 +10,9 @@ import torch
 import consistent
 from consistent import Placement, S
 from mirrored.transports.counting import counting
+from tests.models import others
 from tests.models.architectures import DIM, INNER, LAYERS, MODELS, SINGLE
+from tests.models.others import OTHERS
 from tests.rounding import gamma
 
 RATE = 0.1
@@ -43,7 +45,7 @@ def made(
     name: str, device: str, dtype: torch.dtype | None
 ) -> tuple[torch.nn.Module, dict[str, Any]]:
     """(model, inputs) there; with another dtype than their own, if one is given."""
-    model, inputs = MODELS[name]()
+    model, inputs = (MODELS.get(name) or OTHERS[name])()
 
     def move(x: Any) -> Any:
         if not isinstance(x, torch.Tensor):
@@ -110,7 +112,8 @@ class Watched:
 def allowed(name: str) -> float:
     """The difference, relative to the largest element, that rounding may make of a model's step. In
     a model that takes no float64 a term passes the products of all its layers."""
-    return gamma(LAYERS * (4 * DIM + 2 * INNER), torch.float32) if name in SINGLE else 1e-5
+    single = name in SINGLE or name.partition(" ")[2] in others.SINGLE
+    return gamma(LAYERS * (4 * DIM + 2 * INNER), torch.float32) if single else 1e-5
 
 
 def worst(found: dict[str, Any], wanted: dict[str, Any], least: float = 1e-6) -> tuple[str, float]:
