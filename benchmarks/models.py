@@ -25,6 +25,7 @@ import torch.distributed as dist
 from benchmarks.op_bytes import Collectives
 from consistent import Placement
 from tests.models.architectures import BATCH, FAMILIES, MODELS, SINGLE
+from tests.models.others import OTHERS
 from tests.models.steps import alone, step, under, worst
 from tests.ranks import RankError, pool
 
@@ -195,6 +196,10 @@ _HEAD = (
     "taking them apart sends nothing. CodeGen has them so in each of four groups of heads, and "
     "exchanges what belongs to other heads. The plan of Phi3's authors (`hf`) splits these layers "
     "as wholes.",
+    "{others} other architectures of transformers, all that one set of small sizes fits, are in "
+    "`tests/models/others.py`. Under `data`, `zero3`, `tensor` and `tensor+sequence` a step of "
+    "each is that of one process on 2 and 3 ranks: `CONSISTENT_TEST_ALL=1 pytest "
+    "tests/models/test_others.py`.",
 )
 
 
@@ -204,7 +209,7 @@ def table(cells: dict[tuple[str, str], Cell], ranks: Sequence[int]) -> str:
     head = ["model", *PLANS, "ran whole", *(f"DTensor: {way}" for way in RIVALS)]
     lines = ["# Models under plans", ""]
     for text in _HEAD:
-        lines += [fill(text.format(shown=shown, first=ranks[0]), 150), ""]
+        lines += [fill(text.format(shown=shown, first=ranks[0], others=len(OTHERS)), 150), ""]
     for family, models in FAMILIES.items():
         mine = [name for name in models if (name, PLANS[0]) in cells]
         if not mine:

@@ -103,7 +103,7 @@ def start_several(locals_: Sequence[Tensor], routes: Sequence[Route]) -> Started
 
 
 def travel(routes: Sequence[Route]) -> list[bool]:
-    """Of each boxing, whether it is one message that travels while this rank computes."""
+    """Whether each boxing is one message that travels while this rank computes."""
     placements = dict.fromkeys(src.placement for src, _ in routes)
     at = {placement: my_coordinate(placement) for placement in placements}
     found, overlap = list[bool](), dict[tuple, bool]()
