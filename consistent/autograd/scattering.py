@@ -110,8 +110,14 @@ def reset() -> None:
 
 def _add(leaf: Any, x: Tensor, spec: TensorSpec) -> None:
     held = _C.held_gradient(leaf)
+    if spec is leaf._spec.dual.with_dtype(spec.dtype):  # P is B along an axis of one rank
+        spec = leaf._spec.settled.with_dtype(spec.dtype)
     if held is None:
         _C.set_gradient(leaf, attach(x, spec))
         return
     with HookOff():
-        Tensor.add_(plain(held), box(x, spec, held._spec.with_dtype(spec.dtype)))
+        new = box(x, spec, held._spec.with_dtype(spec.dtype))
+        if plain(held).layout is torch.strided:
+            Tensor.add_(plain(held), new)
+        else:  # a sum with entries is dense, and another object, as torch makes it
+            _C.set_gradient(leaf, attach(new + plain(held).detach(), held._spec))

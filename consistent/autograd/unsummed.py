@@ -55,13 +55,14 @@ def arriving(
         spec = spec.with_dtype(grad.dtype)
         held = _C.held_gradient(leaf)
         if _C.is_synced():
-            if held is not None and held._spec is spec:
+            # A hook is shown what this backward has brought alone, and as the leaf lies.
+            if held is not None and held._spec is spec and not leaf._backward_hooks:
                 left[i] = _added(plain(held), grad)
                 _clear(leaf, held)
             if _may_be_later(leaf, left[i]):
                 target = leaf._spec.dual.with_dtype(spec.dtype)
                 candidates.append((i, leaf, left[i], (spec, target)))
-        elif keep and not leaf._backward_hooks:  # a hook is shown each gradient as the leaf lies
+        elif keep and not leaf._backward_hooks:
             _keep(leaf, held, grad, spec)
             left[i] = None
     travels = travel([route for *_, route in candidates])

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import consistent
 from consistent import B, P, S
 from consistent.autograd import buckets
+from tests.mirrored.kinds import over_gloo
 from tests.ranks import pool
 from tests.twins import GRIDS, Laid, compare, randn
 
@@ -623,3 +624,29 @@ def _compare(rank: int, function: Callable[..., Any], ranks: Any, sizes: tuple[i
 @pytest.mark.parametrize("function", CASES, ids=lambda f: f.__name__)
 def test_equals_plain_torch(function: Callable[..., Any], world: int, how: str) -> None:
     pool(world).run(_compare, function, GRIDS[world], HOW[how], timeout=30)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("function", CASES, ids=lambda f: f.__name__)
+def test_equals_plain_torch_where_ranks_share_no_memory(
+    function: Callable[..., Any], world: int
+) -> None:
+    pool(world).run(over_gloo, _compare, function, GRIDS[world], HOW["buckets"], timeout=30)
+
+
+def _lie_as_leaves(rank: int) -> list[Any]:
+    wrong = []
+    for grid in ([[0], [1], [2]], [[0, 1, 2]]):
+        p = consistent.placement("cpu", grid)
+        for layout in LAYOUTS:
+            if P not in layout:
+                w = consistent.distribute(randn(4, 3), p, layout).requires_grad_()
+                x = consistent.distribute(randn(5, 4), p, (S(0), B))
+                (x @ w).square().sum().backward()
+                wrong += [] if w.grad.sbp == layout else [(grid, layout, w.grad.sbp)]
+    return wrong
+
+
+@pytest.mark.parametrize("way", [(), (over_gloo,)], ids=["memory", "messages"])
+def test_gradients_lie_as_their_leaves_along_axes_of_one_rank_too(way: tuple) -> None:
+    assert pool(3).run(*way, _lie_as_leaves) == [[]] * 3

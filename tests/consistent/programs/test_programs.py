@@ -12,13 +12,16 @@ from hypothesis import HealthCheck, given, note, settings
 
 from tests.consistent.programs.drawing import programs
 from tests.consistent.programs.programs import Program, run, snippet
+from tests.mirrored.kinds import over_gloo
 from tests.ranks import pool
 
 COUNT = int(os.environ.get("CONSISTENT_PROGRAMS", "80"))
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
-def test_program_on_global_tensors_equals_plain_torch(world: int) -> None:
+@pytest.mark.parametrize(
+    ("world", "way"), [(2, ()), (3, ()), (4, ()), (3, (over_gloo,))], ids=["2", "3", "4", "3-apart"]
+)
+def test_program_on_global_tensors_equals_plain_torch(world: int, way: tuple) -> None:
     @settings(
         max_examples=COUNT, derandomize=True, deadline=None, database=None, print_blob=False,
         suppress_health_check=list(HealthCheck),
@@ -26,7 +29,7 @@ def test_program_on_global_tensors_equals_plain_torch(world: int) -> None:
     @given(programs(world))
     def check(program: Program) -> None:
         note(snippet(program, world))
-        wrong = pool(world).run(run, program, timeout=60)
+        wrong = pool(world).run(*way, run, program, timeout=60)
         assert not any(wrong), "\n".join(map("\n".join, wrong))
 
     check()
