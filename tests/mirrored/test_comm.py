@@ -11,7 +11,7 @@ import mirrored
 from mirrored.transports.counting import counting
 from mirrored.transports.default import current, use
 from mirrored.transports.in_process import InProcess, World
-from tests.mirrored.kinds import SIZES, everywhere, run
+from tests.mirrored.kinds import SIZES, everywhere, over_gloo, run
 from tests.ranks import pool, simulate
 
 
@@ -103,6 +103,24 @@ def not_fitting(rank: int) -> str:
 def test_several_tensors_that_do_not_fit_raise_on_all_ranks() -> None:
     said = pool(2).run(not_fitting)
     assert said[0] == said[1] and "all_gather of float32, 2 tensors" in said[0]
+
+
+def another_piece(rank: int) -> tuple[str, ...]:
+    """What is said of two tensors whose shapes are each other's."""
+    t, ranks, said = current(), (0, 1), []
+    for join in (t.join_several, t.start_join_several):
+        xs = [torch.ones(4, 2), torch.ones(2, 2)]
+        try:
+            join(xs, [0, 0], [[2, 2], [4, 4]], ranks)
+        except ValueError as error:
+            said.append(str(error))
+    return tuple(said)
+
+
+def test_a_piece_has_the_shape_that_was_promised() -> None:
+    for said in pool(2).run(over_gloo, another_piece):
+        assert len(said) == 2
+        assert all("x has shape (4, 2), but (2, 2) was promised" in each for each in said)
 
 
 def overlapped(rank: int) -> list[float]:

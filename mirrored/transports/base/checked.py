@@ -76,7 +76,7 @@ class CheckedTransport(Transport):
         self, x: Tensor, shapes: Sequence[Shape], ranks: Ranks, out: Sequence[Tensor] | None = None
     ) -> list[Tensor]:
         me = self.check("all_gather", ranks, x)
-        _check_shapes("all_gather: x", [x.shape], [shapes[me]])
+        check_shapes("all_gather: x", [x.shape], [shapes[me]])
         pieces = _outputs(x, shapes, out)
         if len(ranks) == 1:
             pieces[0].copy_(x.detach())
@@ -92,7 +92,7 @@ class CheckedTransport(Transport):
         out: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
         me = self.check("all_to_all", ranks, *pieces)
-        _check_shapes("all_to_all: own piece", [pieces[me].shape], [shapes[me]])
+        check_shapes("all_to_all: own piece", [pieces[me].shape], [shapes[me]])
         received = _outputs(pieces[me], shapes, out)
         if len(ranks) == 1:
             received[0].copy_(pieces[0].detach())
@@ -115,7 +115,7 @@ class CheckedTransport(Transport):
         if source == self.rank:
             assert x is not None, "broadcast: the source gives x"
             self.check("broadcast", ranks, x)
-            _check_shapes("broadcast: x", [x.shape], [shape])
+            check_shapes("broadcast: x", [x.shape], [shape])
             out.copy_(x.detach())
         if len(ranks) > 1 and out.numel():
             self._broadcast(out, source, ranks)
@@ -172,7 +172,8 @@ class CheckedTransport(Transport):
             return self.gather_objects(note, ranks)
 
 
-def _check_shapes(what: str, given: Sequence[Shape], promised: Sequence[Shape]) -> None:
+def check_shapes(what: str, given: Sequence[Shape], promised: Sequence[Shape]) -> None:
+    """Raise ValueError if a tensor has not the shape that was promised to the other ranks."""
     for a, b in zip(given, promised, strict=True):
         if tuple(a) != tuple(b):
             raise ValueError(
@@ -184,7 +185,7 @@ def _check_shapes(what: str, given: Sequence[Shape], promised: Sequence[Shape]) 
 
 def _outputs(like: Tensor, shapes: Sequence[Shape], out: Sequence[Tensor] | None) -> list[Tensor]:
     if out is not None:
-        _check_shapes("out", [x.shape for x in out], shapes)
+        check_shapes("out", [x.shape for x in out], shapes)
         assert all(x.is_contiguous() for x in out), "out: the pieces must be contiguous"
         return list(out)
     return [torch.empty(tuple(s), dtype=like.dtype, device=like.device) for s in shapes]

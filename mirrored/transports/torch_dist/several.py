@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...comm import Handle, Later, Ranks, Shape, Waitable, joinable, resized
+from ..base.checked import check_shapes
 from .described import cut
 
 # A tensor of at most so many bytes is packed: two copies of it take less time than a message of its
@@ -54,10 +55,16 @@ class Packing(NamedTuple):
     cuts: tuple[tuple, ...]  # what messages say of each
 
 
-def packing(xs: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]) -> Packing:
-    """How `xs` go, which are cut, or joined, along `dims` by `sizes`."""
+def packing(
+    xs: Sequence[Tensor],
+    dims: Sequence[int],
+    sizes: Sequence[Sequence[int]],
+    piece: int | None = None,
+) -> Packing:
+    """How `xs` go, which are cut along `dims` by `sizes`; or each is a piece of what is joined so,
+    and then `piece` is its position. Raises ValueError if one has another shape than its piece."""
     shapes, itemsize = tuple(x.shape for x in xs), xs[0].element_size()
-    return _packing(shapes, tuple(dims), tuple(map(tuple, sizes)), itemsize)
+    return _packing(shapes, tuple(dims), tuple(map(tuple, sizes)), itemsize, piece)
 
 
 @lru_cache(1 << 10)
@@ -66,6 +73,7 @@ def _packing(
     dims: tuple[int, ...],
     sizes: tuple[tuple[int, ...], ...],
     itemsize: int,
+    piece: int | None,
 ) -> Packing:
     # All ranks pack the same: the bytes are those of the whole.
     whole = [
@@ -78,6 +86,8 @@ def _packing(
         tuple(tuple(resized(shape, dim, size)) for size in own)
         for shape, dim, own in zip(shapes, dims, sizes)
     )
+    if piece is not None:
+        check_shapes("all_gather: x", shapes, [own[piece] for own in pieces])
     counts = tuple(tuple(math.prod(pieces[i][k]) for i in packed) for k in range(len(sizes[0])))
     alone = tuple(i for i in range(len(shapes)) if i not in packed)
     return Packing(packed, alone, pieces, counts, tuple(map(cut, shapes, dims, sizes)))

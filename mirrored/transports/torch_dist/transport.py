@@ -245,8 +245,7 @@ class TorchDist(Described):
     ) -> list[Tensor]:
         if len(ranks) == 1 or _by_nccl(xs[0].device):
             return super().join_several(xs, dims, sizes, ranks, out)
-        self.check("all_gather", ranks, *xs)
-        how = several.packing(xs, dims, sizes)
+        how = several.packing(xs, dims, sizes, self.check("all_gather", ranks, *xs))
         with part_of("join_several", *how.cuts):
             return several.join(self, [x.detach() for x in xs], dims, how, ranks, out).wait()
 
@@ -259,8 +258,7 @@ class TorchDist(Described):
     ) -> Later:
         if len(ranks) == 1 or _by_nccl(xs[0].device):
             return super().start_join_several(xs, dims, sizes, ranks)
-        self.check("all_gather", ranks, *xs)
-        how = several.packing(xs, dims, sizes)
+        how = several.packing(xs, dims, sizes, self.check("all_gather", ranks, *xs))
         with part_of("start_join_several", *how.cuts):
             return several.join(self, [x.detach() for x in xs], dims, how, ranks)
 
