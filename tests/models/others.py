@@ -41,6 +41,7 @@ _SIZES: dict[str, Any] = {
     **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim"), DIM // HEADS),
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), DIM // HEADS),
     **dict.fromkeys(("state_size", "chunk_size", "sliding_window", "attention_window_size"), 4),
+    **dict(attention_window=4),
     **dict.fromkeys(("num_key_value_heads", "linear_num_key_heads"), HEADS // 2),
     **dict(num_experts_per_tok=2, n_group=2, topk_group=1, first_k_dense_replace=1),
     **dict(moe_layer_start_index=1, num_kv_shared_layers=0, decoder_start_token_id=1),
