@@ -159,9 +159,7 @@ class _CodedBucket(_Bucket):
 def launch(positions: list[int], leaves: list[Any], flat: torch.Tensor) -> None:
     """Start to sum the addends that wait at ``positions``; ``flat`` has them side by side."""
     spec: TensorSpec = leaves[0]._spec
-    if _is_observed():
-        for leaf in leaves:
-            _observe(leaf)
+    _observe(leaves)
     number = number_of(spec.placement, summed_axes(spec), spec.dtype)
     nbytes = sum(bytes_of(leaf._spec) for leaf in leaves)
     _state.launched[number] = _state.launched.get(number, 0) + nbytes
@@ -219,8 +217,7 @@ def sum_at_once(leaf: Any, addend: torch.Tensor, unshared: bool) -> torch.Tensor
         return None
     if not _share_memory(spec.placement, summed_axes(spec)):
         return None
-    if _is_observed():
-        _observe(leaf)
+    _observe([leaf])
     summed = addend if unshared and addend.is_contiguous() else addend.clone()
     for ranks in _groups(spec):
         summed = current().all_reduce_async(summed, ranks).wait()
@@ -251,12 +248,14 @@ def _through(placement: Placement, axes: tuple[int, ...], at: Coordinate) -> lis
     return [placement.axis_ranks(axis, at) for axis in axes]
 
 
-def _is_observed() -> bool:
-    return bool(check_mode.enabled or _ON_BOXING_BEGIN)
+def _observe(leaves: list[Any]) -> None:
+    """Let those who watch see the boxings of the leaves' gradients."""
+    if check_mode.enabled or _ON_BOXING_BEGIN:
+        for leaf in leaves:
+            _observe_one(leaf)
 
 
-def _observe(leaf: Any) -> None:
-    """Let those who watch see the boxing of the leaf's gradient."""
+def _observe_one(leaf: Any) -> None:
     spec: TensorSpec = leaf._spec
     if check_mode.enabled:
         check_mode.compare(spec.dual, spec.settled, "gradient")

@@ -26,7 +26,7 @@ from ..dispatch.plans.gradients import set_raw_grad, settled_spec, summed_axes
 from ..dispatch.plans.shards import HookOff, attach, lay_anew, plain, rebox, take_in
 from ..movement.boxed import box
 from ..movement.run import run
-from ..movement.several import travel
+from ..movement.several import which_travel
 from ..movement.world import my_coordinate
 from ..spec import TensorSpec
 from . import buckets, scattering
@@ -143,7 +143,7 @@ def _accumulate(leaf: Any, addend: torch.Tensor, held: Any, wanted: TensorSpec) 
         wanted = held._spec.with_dtype(addend.dtype)  # the user chose its layout
     if held is None or held._spec is wanted:
         routes = [(dual, wanted)]
-        if scattering.may_be_later(leaf, addend) and all(travel(routes)):
+        if scattering.may_be_later(leaf, addend) and all(which_travel(routes)):
             scattering.add_later([leaf], [addend], routes)
             return
     if held is not None and held._spec is dual and not torch.is_grad_enabled():

@@ -115,9 +115,20 @@ def _add(leaf: Any, x: Tensor, spec: TensorSpec) -> None:
     if held is None:
         _C.set_gradient(leaf, attach(x, spec))
         return
+    total = plain(held)
+    made = added(total, box(x, spec, held._spec.with_dtype(spec.dtype)))
+    if made is not total:  # a sum with entries is dense, and another object, as torch makes it
+        _C.set_gradient(leaf, attach(made, held._spec))
+
+
+def is_dense(*tensors: Tensor) -> bool:
+    """Whether none of them has entries."""
+    return all(x.layout is torch.strided for x in tensors)
+
+
+def added(total: Tensor, grad: Tensor) -> Tensor:
+    """The sum, in the memory of ``total`` where both are dense."""
     with HookOff():
-        new = box(x, spec, held._spec.with_dtype(spec.dtype))
-        if plain(held).layout is torch.strided:
-            Tensor.add_(plain(held), new)
-        else:  # a sum with entries is dense, and another object, as torch makes it
-            _C.set_gradient(leaf, attach(new + plain(held).detach(), held._spec))
+        if is_dense(total, grad):
+            return total.add_(grad)
+        return total + grad if is_dense(total) or not is_dense(grad) else grad + total

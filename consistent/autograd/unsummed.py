@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..dispatch import _C
@@ -20,7 +19,7 @@ from ..dispatch.plans.gradients import set_raw_grad, settled_spec, summed_axes
 from ..dispatch.plans.shards import HookOff, attach, lay_anew, plain
 from ..movement.grad_mode import is_accumulated
 from ..movement.run import run
-from ..movement.several import Started, start_several, travel
+from ..movement.several import Started, start_several, which_travel
 from ..movement.world import my_coordinate
 from ..spec import TensorSpec
 from . import scattering
@@ -57,7 +56,7 @@ def arriving(
         if _C.is_synced():
             # A hook is shown what this backward has brought alone, and as the leaf lies.
             if held is not None and held._spec is spec and not leaf._backward_hooks:
-                left[i] = _added(plain(held), grad)
+                left[i] = scattering.added(plain(held), grad)
                 _clear(leaf, held)
             if _may_be_later(leaf, left[i]):
                 target = leaf._spec.dual.with_dtype(spec.dtype)
@@ -65,7 +64,7 @@ def arriving(
         elif keep and not leaf._backward_hooks:
             _keep(leaf, held, grad, spec)
             left[i] = None
-    travels = travel([route for *_, route in candidates])
+    travels = which_travel([route for *_, route in candidates])
     later = [each for each, travels_too in zip(candidates, travels, strict=True) if travels_too]
     if later:
         positions, leaves, given, routes = zip(*later, strict=True)
@@ -86,10 +85,10 @@ def _keep(leaf: Any, held: Any, grad: Tensor, spec: TensorSpec) -> None:
     if held is None:
         total = grad.detach().clone()
     elif held._spec is spec:
-        total = _added(plain(held), grad)
+        total = scattering.added(plain(held), grad)
     else:
-        total = _added(run(plain(held).detach(), held._spec, spec), grad)
-    if held is None or not _is_dense(held, total):
+        total = scattering.added(run(plain(held).detach(), held._spec, spec), grad)
+    if held is None or not scattering.is_dense(held, total):
         set_raw_grad(leaf, attach(total, spec))
         watch_leaf(leaf)
     elif held._spec is not spec:  # the same object, for whoever has kept it
@@ -104,22 +103,10 @@ def _clear(leaf: Any, held: Any) -> None:
     what was held is on its way to be added to it."""
     settled = settled_spec(leaf).with_dtype(held.dtype)
     at = my_coordinate(settled.placement)
-    if at is None or not _is_dense(held):
+    if at is None or not scattering.is_dense(held):
         set_raw_grad(leaf, None)
     else:
         with HookOff():
             zeros = plain(held).new_zeros(settled.local_shape(at))
         lay_anew(held, zeros, settled)
     watch_leaf(leaf)
-
-
-def _is_dense(*tensors: Tensor) -> bool:
-    return all(x.layout is torch.strided for x in tensors)
-
-
-def _added(total: Tensor, grad: Tensor) -> Tensor:
-    """The sum, in the memory of ``total`` where both are dense."""
-    with HookOff():
-        if _is_dense(total, grad):
-            return total.add_(grad)
-        return total + grad if _is_dense(total) or not _is_dense(grad) else grad + total

@@ -102,7 +102,7 @@ def start_several(locals_: Sequence[Tensor], routes: Sequence[Route]) -> Started
     return Started(out, waits)
 
 
-def travel(routes: Sequence[Route]) -> list[bool]:
+def which_travel(routes: Sequence[Route]) -> list[bool]:
     """Whether each boxing is one message that travels while this rank computes."""
     placements = dict.fromkeys(src.placement for src, _ in routes)
     at = {placement: my_coordinate(placement) for placement in placements}

@@ -12,7 +12,6 @@ from consistent import Placement, S
 from mirrored.transports.counting import counting
 from tests.models import others
 from tests.models.architectures import DIM, INNER, LAYERS, MODELS, SINGLE
-from tests.models.others import OTHERS
 from tests.rounding import gamma
 
 RATE = 0.1
@@ -45,7 +44,7 @@ def made(
     name: str, device: str, dtype: torch.dtype | None
 ) -> tuple[torch.nn.Module, dict[str, Any]]:
     """(model, inputs) there; with another dtype than their own, if one is given."""
-    model, inputs = (MODELS.get(name) or OTHERS[name])()
+    model, inputs = (MODELS.get(name) or others.OTHERS[name])()
 
     def move(x: Any) -> Any:
         if not isinstance(x, torch.Tensor):

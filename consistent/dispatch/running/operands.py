@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...movement.boxed import box, box_several
-from ...movement.several import Route, travel
+from ...movement.several import Route, which_travel
 from ...spec import Layout
 from ...spec.tracer import callbacks
 
@@ -24,7 +24,9 @@ def box_operands(tensors: list, boxes: Sequence[tuple[int, Layout]]) -> None:
     for index, layout in boxes:
         src = tensors[index]._spec
         routes[index] = src, src.with_layout(layout)
-    sent = [index for index, it_travels in zip(routes, travel([*routes.values()])) if it_travels]
+    sent = [
+        index for index, it_travels in zip(routes, which_travel([*routes.values()])) if it_travels
+    ]
     for index, route in routes.items():
         if index not in sent:
             tensors[index] = box(tensors[index], *route)
