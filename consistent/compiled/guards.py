@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..dispatch.plans.shards import is_global
+from .memory import extent, geometry
 from .sources import ABSENT, Asked, Source, read
 
 SIMPLE = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device, complex)
@@ -100,14 +101,42 @@ class Guards:
 
 
 def _sharing(tensors: list[Any]) -> list[int]:
-    """For each source and argument, the first one that lies in the same memory."""
+    """For each source and argument, the first one in whose memory it lies.
+
+    Parts of one memory that lie one behind the other share nothing: gradients that came in one
+    message are such parts, and those of the next step need not be.
+    """
     first: dict[int, int] = {}
-    found = []
+    found, together = [], False
     for i, x in enumerate(tensors):
         if isinstance(x, torch.Tensor) and x.layout is torch.strided:
             found.append(first.setdefault(_T.untyped_storage(x)._cdata, i))
+            together = together or found[i] != i
         else:
             found.append(-1)
+    return _overlapping(tensors, found) if together else found
+
+
+def _overlapping(tensors: list[Any], storages: list[int]) -> list[int]:
+    """For each tensor the first one with which its bytes overlap, itself or through others."""
+    by_storage: dict[int, list[tuple[int, int, int]]] = {}
+    for i, (x, storage) in enumerate(zip(tensors, storages, strict=True)):
+        begin, end = extent(geometry(x)) if storage >= 0 else (0, 0)
+        if begin < end:
+            part = begin * x.element_size(), end * x.element_size(), i
+            by_storage.setdefault(storage, []).append(part)
+    found = [i if storage >= 0 else -1 for i, storage in enumerate(storages)]
+    for parts in by_storage.values():
+        groups: list[list[int]] = []
+        reached = -1
+        for begin, end, i in sorted(parts):
+            if begin >= reached:
+                groups.append([])
+            groups[-1].append(i)
+            reached = max(reached, end)
+        for group in groups:
+            for i in group:
+                found[i] = min(group)
     return found
 
 

@@ -7,6 +7,7 @@ are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -42,6 +43,14 @@ def geometry(x: torch.Tensor) -> Geometry:
             _T.is_conj(x),
             _T.is_neg(x),
         )
+
+
+def extent(where: Sequence[Any]) -> tuple[int, int]:
+    """The elements [begin, end) of its memory that a geometry reaches from the first to the last."""
+    offset, size, stride, *_ = where
+    if 0 in size:
+        return offset, offset
+    return offset, offset + 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
 
 
 def has_memory(x: torch.Tensor) -> bool:
@@ -86,10 +95,13 @@ class Memory:
         return self._values.get(storage_of(x), {}).get(geometry(x))
 
     def base(self, x: torch.Tensor) -> Any:
-        """A value of the same dtype in the memory of which ``x`` is a part; None if none is."""
+        """A value of the same dtype that ``x`` is a part of; None if none is."""
         if not has_memory(x):
             return None
-        for (_, _, _, dtype, conj, neg), value in self._values.get(storage_of(x), {}).items():
+        begin, end = extent(geometry(x))
+        for (*where, dtype, conj, neg), value in self._values.get(storage_of(x), {}).items():
             if dtype is x.dtype and not conj and not neg:
-                return value
+                first, last = extent(where)
+                if first <= begin and end <= last:
+                    return value
         return None

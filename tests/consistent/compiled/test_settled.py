@@ -14,7 +14,8 @@ import consistent
 from consistent import B, Placement, S
 from consistent.compiled.backends import BACKENDS
 from tests.consistent.compiled.steps import Made, beside
-from tests.ranks import on_ranks
+from tests.mirrored.kinds import over_gloo
+from tests.ranks import on_ranks, pool
 from tests.twins import randn
 
 CALLS = 9
@@ -145,6 +146,17 @@ def check(plan: str, optimizer: str, way: str, backend: str = "ops") -> None:
 @on_ranks(2)
 def test_programs_of_plans_and_optimizers(rank: int, plan: str, optimizer: str) -> None:
     check(plan, optimizer, "plain")
+
+
+@pytest.mark.parametrize("plan", LAYOUTS)
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+def test_programs_between_hosts(plan: str, optimizer: str) -> None:
+    """Gradients of an eager step come in messages there, those of a program may come alone."""
+    pool(2).run(over_gloo, _check, plan, optimizer, "plain")
+
+
+def _check(rank: int, *args: str) -> None:
+    check(*args)
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "plain"])
