@@ -46,7 +46,7 @@ def geometry(x: torch.Tensor) -> Geometry:
 
 
 def extent(where: Sequence[Any]) -> tuple[int, int]:
-    """The elements [begin, end) of its memory that a geometry reaches from the first to the last."""
+    """The elements [begin, end) of its memory between which a geometry lies."""
     offset, size, stride, *_ = where
     if 0 in size:
         return offset, offset
