@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -44,6 +44,9 @@ LEAST_BUCKET_BYTES = 256 << 10
 # A gradient of at least so many bytes on the CPU is in no bucket: the two copies would take longer
 # than another message (0.7 ms on two cores that also compute).
 ALONE_BYTES = 4 << 20
+# Gradients that are to be scattered are as large as the gathered parameters, which ranks hold for a
+# short time alone: a bucket of them is sent when it has so many bytes.
+SCATTERED_BUCKET_BYTES = 4 << 20
 # Where ranks share memory there is no link to keep busy, and at each sum a rank waits for others: a
 # bucket is sent when it has so many bytes. A gradient of at least AT_ONCE_BYTES is summed in place,
 # at once: a bucket would copy it twice.
@@ -51,23 +54,45 @@ SHARED_BUCKET_BYTES = 4 << 20
 AT_ONCE_BYTES = 1 << 20
 
 
+class InFlight(Protocol):
+    """Addends whose sums are under way."""
+
+    def turn(self) -> None:
+        """Send the second message, where a sum takes two."""
+
+    def finish(self) -> None:
+        """Wait for the sums, and add them to the leaves' gradients."""
+
+
+class _Key(NamedTuple):
+    """What the leaves of one bucket have in common."""
+
+    placement: Placement
+    axes: tuple[int, ...]
+    dtype: torch.dtype
+    is_scattered: bool
+
+
 class _State(threading.local):
     """The buckets that one thread's backward has in flight."""
 
     def __init__(self) -> None:
-        self.flying: list[_Bucket] = []
+        self.flying: list[InFlight] = []
         # By number of the buckets: the bytes that this backward has launched, and the last one.
         self.launched: dict[int, int] = {}
         self.before: dict[int, int] = {}
 
 
 _state = _State()
-_numbers: dict[tuple, int] = {}
+_numbers: dict[_Key, int] = {}
 
 
-def number_of(placement: Placement, axes: tuple[int, ...], dtype: torch.dtype) -> int:
-    """The number of the buckets whose leaves are summed over ``axes`` of ``placement``."""
-    return _numbers.setdefault((placement, axes, dtype), len(_numbers))
+def number_of(
+    placement: Placement, axes: tuple[int, ...], dtype: torch.dtype, is_scattered: bool = False
+) -> int:
+    """The number of the buckets whose leaves are summed over ``axes`` of ``placement``, where each
+    rank gets the whole sum, or its share."""
+    return _numbers.setdefault(_Key(placement, axes, dtype, is_scattered), len(_numbers))
 
 
 def forget_sizes() -> None:
@@ -88,10 +113,11 @@ def limit(number: int, launched: bool) -> int:
     """Bytes that fill the next bucket of ``number``, of which one was ``launched`` in this backward
     or none. All ranks of its sum find the same: it follows from the last backward's gradients, and
     from what all ranks take messages to cost."""
-    placement, axes, _ = list(_numbers)[number]
-    if _share_memory(placement, axes):
+    placement, axes, _, is_scattered = list(_numbers)[number]
+    if not is_scattered and _share_memory(placement, axes):
         return SHARED_BUCKET_BYTES
-    most = BUCKET_BYTES if launched else FIRST_BUCKET_BYTES
+    most = SCATTERED_BUCKET_BYTES if is_scattered else BUCKET_BYTES
+    most = most if launched else FIRST_BUCKET_BYTES
     total = _state.before.get(number)
     if total is None:
         return most
@@ -156,15 +182,24 @@ class _CodedBucket(_Bucket):
         self.add(made[0] if len(made) == 1 else torch.cat(made))
 
 
+def count(number: int, nbytes: int) -> None:
+    """A bucket of ``number`` is launched that has so many bytes, as every rank counts them."""
+    _state.launched[number] = _state.launched.get(number, 0) + nbytes
+
+
+def fly(sums: InFlight) -> None:
+    """``sums`` are under way until ``finish``."""
+    _state.flying.append(sums)
+
+
 def launch(positions: list[int], leaves: list[Any], flat: torch.Tensor) -> None:
     """Start to sum the addends that wait at ``positions``; ``flat`` has them side by side."""
     spec: TensorSpec = leaves[0]._spec
     _observe(leaves)
     number = number_of(spec.placement, summed_axes(spec), spec.dtype)
-    nbytes = sum(bytes_of(leaf._spec) for leaf in leaves)
-    _state.launched[number] = _state.launched.get(number, 0) + nbytes
+    count(number, sum(bytes_of(leaf._spec) for leaf in leaves))
     if not any(map(coder_of, leaves)):
-        _state.flying.append(_Bucket(positions, flat, _groups(spec)))
+        fly(_Bucket(positions, flat, _groups(spec)))
         return
     by_axis: dict[int | None, list[tuple[int, Any, torch.Tensor]]] = {}
     parts = flat.split([plain(leaf).numel() for leaf in leaves])
@@ -175,13 +210,13 @@ def launch(positions: list[int], leaves: list[Any], flat: torch.Tensor) -> None:
         at = [position for position, _, _ in found]
         if axis is None:
             rest = torch.cat([part for _, _, part in found])
-            _state.flying.append(_Bucket(at, rest, _groups(spec)))
+            fly(_Bucket(at, rest, _groups(spec)))
             continue
         coders: Any = [coder_of(leaf) for _, leaf, _ in found]
         addends = [part.view(plain(leaf).shape) for _, leaf, part in found]
         others = [a for a in summed_axes(spec) if a != axis]
         groups = _along(spec.placement, (axis, *others))
-        _state.flying.append(_CodedBucket(at, addends, coders, groups))
+        fly(_CodedBucket(at, addends, coders, groups))
 
 
 def finish() -> None:

@@ -30,7 +30,7 @@ from ..movement.several import which_travel
 from ..movement.world import my_coordinate
 from ..spec import TensorSpec
 from . import buckets, scattering
-from .shown import show
+from .shown import forget, hide, show
 
 # More bytes than any gradient has: those of such leaves all come to ``take``.
 _ALWAYS_TAKEN = 1 << 62
@@ -57,6 +57,7 @@ def watch_leaf(leaf: Any) -> None:
 
 def assign(leaf: Any, value: Any) -> None:
     """Carry out ``leaf.grad = value``. A global ``value`` becomes the gradient as it is."""
+    forget(leaf)
     if isinstance(value, torch.Tensor) and value is not leaf:
         value = _checked_gradient(leaf, value)
         if value._spec.sbp != leaf._spec.settled.sbp:  # its shard has another shape than the leaf's
@@ -91,9 +92,10 @@ def take(leaf: Any, addend: torch.Tensor, unshared: bool) -> torch.Tensor | None
 
     ``unshared``: nobody else holds ``addend``, so that it may be overwritten.
     """
-    if _C.waiting_for(leaf)[0]:  # one backward runs inside another
-        buckets.finish()
     spec: TensorSpec = leaf._spec
+    hide(leaf)
+    if summed_axes(spec) and _C.waiting_for(leaf)[0]:  # one backward runs inside another
+        buckets.finish()
     dual, whole = spec.dual.with_dtype(addend.dtype), spec.settled.with_dtype(addend.dtype)
     wanted = whole if _C.is_synced() else dual
     held = _C.held_gradient(leaf)
@@ -226,8 +228,8 @@ _C.set_up_leaves(
     buckets.limit,
     take,
     buckets.launch,
+    scattering.send,
     settle,
     buckets.finish,
     show,
-    scattering.land,
 )

@@ -1,52 +1,55 @@
 """Gradients that lie in shares: they are reduced and scattered while backward goes on.
 
 ```
-program    backward of c | backward of b | backward of a | wait, add to .grad
-messages                 c ......        b ......        a ....
+program    backward of d | backward of c | backward of b | backward of a | wait, add to .grad
+messages                                 d, c ......                     b, a ......
 ```
 
 This is for ranks whose messages travel while they compute. Where ranks share memory each gradient
 is reduced and scattered at once: there is no link to keep busy.
 
-Until backward ends a leaf does not have what is on its way. Whoever reads or sets a ``.grad``
-before then waits for it first, and for no other rank: what is waited for was started by all ranks
-at the same place of the program.
+Until backward ends a leaf does not have what waits in a bucket or is on its way. Who reads its
+``.grad`` before then is shown the sum that is to come, as P (``shown.py``).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Variable
 
 from ..dispatch import _C
 from ..dispatch.plans.shards import HookOff, attach, plain
 from ..movement import check_mode
 from ..movement.boxed import box
+from ..movement.coded import Coders, start_reduces
 from ..movement.several import Route, Started, start_several
 from ..spec import TensorSpec
+from . import buckets
+from .shown import is_shown, note_spec
 
 # Gradients on their way are as large as the gathered parameters: the oldest are waited for where
 # all of them together have more bytes.
 IN_FLIGHT_BYTES = 8 << 20
 
 
-class _Flying(NamedTuple):
-    leaves: list[Any]
-    specs: list[TensorSpec]
-    nbytes: int
-    started: Started
+class _Held(NamedTuple):
+    """A gradient that is to be boxed along its route and added to that of its leaf."""
+
+    position: int
+    leaf: Any
+    grad: Tensor
+    route: Route
 
 
 class _State(threading.local):
     def __init__(self) -> None:
+        self.waiting: dict[int, _Held] = {}  # in buckets that are not full, by their positions
         self.flying: list[_Flying] = []
         self.nbytes = 0  # of all that is on its way
-        self.task = -1  # the backward at whose end ``land`` is called
 
 
 _state = _State()
@@ -66,46 +69,78 @@ def may_be_later(leaf: Any, grad: Tensor) -> bool:
 
 
 def add_later(
-    leaves: Sequence[Any],
-    grads: Sequence[Tensor],
-    routes: Sequence[Route],
-    start: Callable[[Sequence[Tensor], Sequence[Route]], Started] = start_several,
+    leaves: Sequence[Any], grads: Sequence[Tensor], routes: Sequence[Route], coders: Coders = ()
 ) -> None:
-    """Box ``grads`` while backward goes on, and add them to the gradients of ``leaves`` at its end.
-    ``start`` starts the boxings."""
-    task = torch._C._current_graph_task_id()
-    if task != _state.task:
-        _state.task = task
-        Variable._execution_engine.queue_callback(land)  # type: ignore[attr-defined]
-    started = start([x.detach() for x in grads], routes)
-    specs, nbytes = [dst for _, dst in routes], sum(x.nbytes for x in grads)
-    _state.flying.append(_Flying(list(leaves), specs, nbytes, started))
-    _state.nbytes += nbytes
-    _C.set_in_flight(True)
-    while _state.nbytes - nbytes > IN_FLIGHT_BYTES:
-        _land_first()
+    """Box ``grads`` while backward goes on, and add them to the gradients of ``leaves`` at its end:
+    in buckets, or at once where they go by codecs, which keep what was not sent."""
+    coders = coders if any(coders) else ()
+    numbers = [-1 if coders else _number(route) for route in routes]
+    held = []
+    for leaf, grad, route, number in zip(leaves, grads, routes, numbers, strict=True):
+        x, (src, _) = grad.detach(), route
+        position = _C.hold(leaf, x, number, buckets.bytes_of(src))
+        note_spec(position, src)
+        held.append(_Held(position, leaf, x, route))
+    if coders:
+        _send(held, coders)
+        return
+    _state.waiting.update((each.position, each) for each in held)
+    for number in dict.fromkeys(numbers):
+        _C.launch_if_full(number)
 
 
-@torch.no_grad()
-def land() -> None:
-    """Wait for all that is on its way, and add it in the order in which it was started."""
-    while _state.flying:
-        _land_first()
-    _state.task = -1
+def _number(route: Route) -> int:
+    src, dst = route
+    axes = tuple(i for i, (e, f) in enumerate(zip(src.sbp, dst.sbp, strict=True)) if e != f)
+    return buckets.number_of(src.placement, axes, src.dtype, is_scattered=True)
 
 
-def _land_first() -> None:
-    first = _state.flying.pop(0)
-    _state.nbytes -= first.nbytes
-    _C.set_in_flight(bool(_state.flying))
-    for leaf, x, spec in zip(first.leaves, first.started.wait(), first.specs, strict=True):
-        _add(leaf, x, spec)
+def send(positions: Sequence[int]) -> None:
+    """Start the boxings of a bucket that is full, or of one when backward has ended."""
+    held = [_state.waiting.pop(position) for position in positions]
+    buckets.count(_number(held[0].route), sum(buckets.bytes_of(each.route[0]) for each in held))
+    _send(held, ())
+
+
+def _send(held: list[_Held], coders: Coders) -> None:
+    xs, routes = [each.grad for each in held], [each.route for each in held]
+    started = start_reduces(xs, routes, coders) if coders else start_several(xs, routes)
+    flying = _Flying(held, started)
+    buckets.fly(flying)
+    _state.flying.append(flying)
+    _state.nbytes += flying.nbytes
+    while _state.nbytes - flying.nbytes > IN_FLIGHT_BYTES:
+        if any(is_shown(each.leaf) for each in _state.flying[0].held):
+            break  # its leaf shows the sum already, until backward has ended
+        _state.flying[0].finish()
+
+
+class _Flying:
+    """Gradients on their way."""
+
+    def __init__(self, held: list[_Held], started: Started) -> None:
+        self.held, self.nbytes = held, sum(each.grad.nbytes for each in held)
+        self._started = started
+
+    def turn(self) -> None:
+        """It takes one message."""
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Wait for them and add them, unless that was done."""
+        if self not in _state.flying:
+            return
+        _state.flying.remove(self)
+        _state.nbytes -= self.nbytes
+        held, self.held = self.held, []
+        for each, x in zip(held, self._started.wait(), strict=True):
+            if _C.take_back(each.position):
+                _add(each.leaf, x, each.route[1])
 
 
 def reset() -> None:
     """Forget what a backward that raised has started. Its messages are still received."""
-    _state.flying, _state.nbytes, _state.task = [], 0, -1
-    _C.set_in_flight(False)
+    _state.waiting, _state.flying, _state.nbytes = {}, [], 0
 
 
 def _add(leaf: Any, x: Tensor, spec: TensorSpec) -> None:

@@ -9,7 +9,7 @@ after it   .grad: P + this rank's addend -> S(0)      one reduce-scatter of all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -17,13 +17,15 @@ from torch import Tensor
 from ..dispatch import _C
 from ..dispatch.plans.gradients import set_raw_grad, settled_spec, summed_axes
 from ..dispatch.plans.shards import HookOff, attach, lay_anew, plain
+from ..movement.coded import Coders
 from ..movement.grad_mode import is_accumulated
 from ..movement.run import run
-from ..movement.several import Started, start_several, which_travel
+from ..movement.several import which_travel
 from ..movement.world import my_coordinate
 from ..spec import TensorSpec
 from . import scattering
 from .leaves import watch_leaf
+from .shown import hide
 
 
 def arriving(
@@ -31,20 +33,20 @@ def arriving(
     grads: Sequence[Tensor | None],
     specs: Sequence[TensorSpec],
     keep: bool = True,
-    start: Callable[[Sequence[int]], Callable[..., Started]] = lambda _: start_several,
+    coders: Coders = (),
 ) -> list[Tensor | None]:
     """What is left to be boxed of gradients on their way to leaves that lie split.
 
     Inside ``no_sync()`` nothing is: they are added to ``.grad``. After it they are given together
-    with what was so added; and if their messages can travel while backward goes on, these are
-    started, and nothing is left either.
+    with what was so added; and if their messages can travel while backward goes on, they go in
+    buckets, and nothing is left either.
 
     Args:
         nodes: where each goes in the graph.
         grads: this rank's shards of them.
         specs: theirs.
         keep: whether they are added to ``.grad`` inside ``no_sync()``; else they are boxed there.
-        start: the positions of those that are started -> what starts (gradients, routes).
+        coders: by which they go; empty where none does.
     """
     left, candidates = list(grads), []
     for i, (node, grad, spec) in enumerate(zip(nodes, grads, specs, strict=True)):
@@ -52,6 +54,7 @@ def arriving(
         if leaf is None or grad is None or not is_accumulated(node):
             continue
         spec = spec.with_dtype(grad.dtype)
+        hide(leaf)
         held = _C.held_gradient(leaf)
         if _C.is_synced():
             # A hook is shown what this backward has brought alone, and as the leaf lies.
@@ -70,7 +73,9 @@ def arriving(
         positions, leaves, given, routes = zip(*later, strict=True)
         for i in positions:
             left[i] = None
-        scattering.add_later(leaves, given, routes, start(positions))
+        scattering.add_later(
+            leaves, given, routes, [coders[i] for i in positions] if coders else ()
+        )
     return left
 
 

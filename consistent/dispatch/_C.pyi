@@ -143,6 +143,9 @@ def watch_if_leaf(tensor: Any, /) -> None:
 def unwatch(leaf: Any, /) -> None:
     """From now on gradients are added as torch computes them."""
 
+def is_watched(leaf: Any, /) -> bool:
+    """Whether `watch` was called for it."""
+
 def is_partial(leaf: Any, /) -> bool:
     """Whether a gradient of the leaf that has no spec yet is an addend."""
 
@@ -151,9 +154,6 @@ def set_partial(leaf: Any, value: bool, /) -> None:
 
 def set_sync(value: bool, /) -> bool:
     """Whether this thread sums gradients; returns what it was before."""
-
-def set_in_flight(value: bool, /) -> None:
-    """Whether gradients are on their way to leaves that lie in shares."""
 
 def is_synced() -> bool:
     """Whether this thread sums gradients."""
@@ -164,14 +164,24 @@ def wait(leaf: Any, addend: torch.Tensor, replaces: bool, /) -> None:
 def wait_alone(leaf: Any, addend: torch.Tensor, /) -> None:
     """A large addend, which nobody else writes to, is launched by itself."""
 
+def hold(leaf: Any, addend: torch.Tensor, bucket: int, nbytes: int, /) -> int:
+    """The addend waits in `bucket`, or is on its way if that is negative; whoever holds it adds the
+    sum. Returns its position."""
+
+def launch_if_full(bucket: int, /) -> None:
+    """Launch it if it has bytes enough."""
+
+def take_back(position: int, /) -> bool:
+    """Let go of what was held. Whether its sum is still to be added."""
+
 def launch_all() -> None:
     """Give all waiting addends to their buckets."""
 
 def accumulate(positions: list[int], flat: torch.Tensor, /) -> None:
     """Add the sums of these waiting addends, side by side in `flat`, to the gradients."""
 
-def waiting_for(leaf: Any, /) -> tuple[list[torch.Tensor], bool]:
-    """The leaf's waiting addends, and whether one replaces its gradient."""
+def waiting_for(leaf: Any, /) -> tuple[list[torch.Tensor], bool, list[int]]:
+    """The leaf's waiting addends, whether one replaces its gradient, and their positions."""
 
 def drop_waiting(leaf: Any, /) -> None:
     """What waits for the leaf is not added any more."""
@@ -186,10 +196,10 @@ def set_up_leaves(
     limit: Callable[[int, bool], int],
     take: Callable[[Any, torch.Tensor, bool], torch.Tensor | None],
     launch: Callable[[list[int], list[Any], torch.Tensor], None],
+    send: Callable[[list[int]], None],
     settle: Callable[[Any, torch.Tensor], None],
     finish: Callable[[], None],
     shown: Callable[[Any], Any],
-    land: Callable[[], None],
     /,
 ) -> None:
     """What the leaves' hooks call."""

@@ -25,7 +25,7 @@ from ..spec import NdSbp, TensorSpec
 from .coded import Coders, gather_each, start_reduces
 from .grad_mode import HookOff, apply, is_accumulated, tracks
 from .run import run
-from .several import Route, Started, run_several, start_several
+from .several import Route, run_several
 
 # (nodes of the graph that the gradients go to, gradients, their specs) -> those that still go there
 Arriving = Callable[..., Sequence[Tensor | None]]
@@ -158,19 +158,17 @@ class _Box(torch.autograd.Function):
 
 def _boxed_back(ctx: Any, how: _How, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
     """The gradients of shards, of those of what they were boxed to."""
-    coders = _coders_of(ctx)
-
-    def start(at: Sequence[int]) -> Callable[..., Started]:
-        return partial(start_reduces, coders=[coders[i] for i in at]) if coders else start_several
-
-    left = grads
+    coders, left = _coders_of(ctx), grads
     if how.arriving is not None and not torch.is_grad_enabled():
         nodes = [node for node, _ in ctx.next_functions]
-        left = how.arriving(nodes, grads, [spec for spec, _ in how.back], start=start)
+        left = how.arriving(nodes, grads, [spec for spec, _ in how.back], coders=coders)
     needed = ctx.needs_input_grad[-len(grads) :]
     given = {i: x for i, x in enumerate(left) if x is not None and needed[i]}
     xs, routes = list(given.values()), [how.back[i] for i in given]
-    boxed = start([*given])(xs, routes).wait() if coders else box_several(xs, routes)
+    if coders:
+        boxed = start_reduces(xs, routes, [coders[i] for i in given]).wait()
+    else:
+        boxed = box_several(xs, routes)
     made = dict(zip(given, boxed, strict=True))
     return [made.get(i) for i in range(len(grads))]
 

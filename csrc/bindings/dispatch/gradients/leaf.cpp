@@ -104,7 +104,6 @@ variable_list LeafHook::operator()(const variable_list& grads) {
 PyObject* gradient(PyObject* object) {
   const at::Tensor& leaf = THPVariable_Unpack(object);
   Backward& run = Backward::current();
-  if (!land_first()) return nullptr;
   if (run.any() && !run.of(leaf).empty()) return PyObject_CallOneArg(leaves.shown, object);
   return held_gradient(object);
 }

@@ -17,12 +17,12 @@ const at::Tensor& unpack(PyObject* x) {
 PyObject* set_up_leaves(PyObject*, PyObject* args) {
   Leaves given;
   if (!PyArg_ParseTuple(args, "OOOOOOOOOO", &given.watch, &given.assign, &given.at_once,
-                        &given.limit, &given.take, &given.launch, &given.settle, &given.finish,
-                        &given.shown, &given.land)) {
+                        &given.limit, &given.take, &given.launch, &given.send, &given.settle,
+                        &given.finish, &given.shown)) {
     return nullptr;
   }
   for (PyObject* part : {given.watch, given.assign, given.at_once, given.limit, given.take,
-                         given.launch, given.settle, given.finish, given.shown, given.land}) {
+                         given.launch, given.send, given.settle, given.finish, given.shown}) {
     Py_INCREF(part);
   }
   leaves = given;
@@ -57,12 +57,10 @@ PyObject* set_gradient(PyObject*, PyObject* args) {
 PyObject* assign_gradient(PyObject*, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   TORCH_CHECK_TYPE(count == 2, "assign_gradient: a leaf and a gradient are needed");
-  if (!land_first()) return nullptr;
-  if (args[1] != Py_None) return PyObject_Vectorcall(leaves.assign, args, count, nullptr);
-  const at::Tensor& leaf = unpack(args[0]);
-  Backward& run = Backward::current();
-  if (run.any()) run.drop(leaf);
-  leaf.mutable_grad().reset();
+  if (args[1] != Py_None || Backward::current().any()) {
+    return PyObject_Vectorcall(leaves.assign, args, count, nullptr);
+  }
+  unpack(args[0]).mutable_grad().reset();
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
@@ -92,6 +90,12 @@ PyObject* unwatch(PyObject*, PyObject* leaf) {
   END_HANDLE_TH_ERRORS
 }
 
+PyObject* is_watched(PyObject*, PyObject* leaf) {
+  HANDLE_TH_ERRORS
+  return PyBool_FromLong(LeafHook::of(unpack(leaf)) != nullptr);
+  END_HANDLE_TH_ERRORS
+}
+
 PyObject* is_partial(PyObject*, PyObject* leaf) {
   HANDLE_TH_ERRORS
   const LeafHook* hook = LeafHook::of(unpack(leaf));
@@ -113,13 +117,6 @@ PyObject* set_sync(PyObject*, PyObject* value) {
   const int given = PyObject_IsTrue(value);
   if (given < 0) return nullptr;
   return PyBool_FromLong(std::exchange(Backward::current().sync, given != 0));
-}
-
-PyObject* set_in_flight(PyObject*, PyObject* value) {
-  const int given = PyObject_IsTrue(value);
-  if (given < 0) return nullptr;
-  Backward::current().in_flight = given != 0;
-  Py_RETURN_NONE;
 }
 
 PyObject* is_synced(PyObject*, PyObject*) { return PyBool_FromLong(Backward::current().sync); }
@@ -147,6 +144,32 @@ PyObject* wait_alone(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
+PyObject* hold(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject *leaf = nullptr, *addend = nullptr;
+  long long bucket = 0, nbytes = 0;
+  if (!PyArg_ParseTuple(args, "OOLL", &leaf, &addend, &bucket, &nbytes)) return nullptr;
+  return PyLong_FromSize_t(Backward::current().hold(unpack(leaf), unpack(addend), bucket, nbytes));
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* launch_if_full(PyObject*, PyObject* bucket) {
+  HANDLE_TH_ERRORS
+  const long long given = PyLong_AsLongLong(bucket);
+  if (given == -1 && PyErr_Occurred() != nullptr) return nullptr;
+  Backward::current().launch_if_full(given);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* take_back(PyObject*, PyObject* position) {
+  HANDLE_TH_ERRORS
+  const size_t given = PyLong_AsSize_t(position);
+  if (given == static_cast<size_t>(-1) && PyErr_Occurred() != nullptr) return nullptr;
+  return PyBool_FromLong(Backward::current().take_back(given));
+  END_HANDLE_TH_ERRORS
+}
+
 PyObject* launch_all(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
   Backward::current().launch_all();
@@ -169,13 +192,16 @@ PyObject* accumulate(PyObject*, PyObject* args) {
 
 PyObject* waiting_for(PyObject*, PyObject* leaf) {
   HANDLE_TH_ERRORS
-  THPObjectPtr addends = checked(PyList_New(0));
+  THPObjectPtr addends = checked(PyList_New(0)), positions = checked(PyList_New(0));
+  Backward& run = Backward::current();
   bool replaces = false;
-  for (const Waiting* each : Backward::current().of(unpack(leaf))) {
+  for (const Waiting* each : run.of(unpack(leaf))) {
     replaces = replaces || each->replaces;
+    THPObjectPtr position = checked(PyLong_FromSize_t(run.position(*each)));
     if (PyList_Append(addends.get(), wrap(each->addend).get()) != 0) return nullptr;
+    if (PyList_Append(positions.get(), position.get()) != 0) return nullptr;
   }
-  return Py_BuildValue("(OO)", addends.get(), replaces ? Py_True : Py_False);
+  return Py_BuildValue("(OOO)", addends.get(), replaces ? Py_True : Py_False, positions.get());
   END_HANDLE_TH_ERRORS
 }
 
@@ -206,27 +232,33 @@ PyMethodDef functions[] = {
     {"watch_if_leaf", py_watch_if_leaf, METH_O,
      "(tensor): a leaf that asks for gradients is watched; asks nothing of autograd's graph."},
     {"unwatch", unwatch, METH_O, "(leaf): its gradients are added as torch computes them."},
+    {"is_watched", is_watched, METH_O, "(leaf) -> whether `watch` was called for it."},
     {"is_partial", is_partial, METH_O,
      "(leaf) -> whether a gradient of it that has no spec yet is an addend."},
     {"set_partial", set_partial, METH_VARARGS, "(leaf, whether so)"},
     {"set_sync", set_sync, METH_O, "(whether this thread sums gradients) -> what it was before."},
-    {"set_in_flight", set_in_flight, METH_O,
-     "(whether gradients are on their way to leaves that lie in shares)"},
     {"is_synced", is_synced, METH_NOARGS, "() -> whether this thread sums gradients."},
     {"wait", wait, METH_VARARGS,
      "(leaf, addend, replaces): the addend waits for its bucket; if it replaces, the sum takes the "
      "place of the gradient that the leaf has."},
     {"wait_alone", wait_alone, METH_VARARGS,
      "(leaf, addend): a large addend, which nobody else writes to, is launched by itself."},
+    {"hold", hold, METH_VARARGS,
+     "(leaf, addend, bucket, nbytes) -> its position: the addend waits in `bucket`, or is on its "
+     "way "
+     "if that is negative; whoever holds it adds the sum."},
+    {"launch_if_full", launch_if_full, METH_O, "(bucket): launch it if it has bytes enough."},
+    {"take_back", take_back, METH_O,
+     "(position) -> whether the sum of what was held is still to be added; it is let go of."},
     {"launch_all", launch_all, METH_NOARGS, "(): give all waiting addends to their buckets."},
     {"accumulate", accumulate, METH_VARARGS,
      "(positions, flat): add the sums of these waiting addends, side by side in `flat`."},
     {"waiting_for", waiting_for, METH_O,
-     "(leaf) -> its waiting addends, and whether one replaces."},
+     "(leaf) -> its waiting addends, whether one replaces, and their positions."},
     {"drop_waiting", drop_waiting, METH_O, "(leaf): what waits for it is not added any more."},
     {"clear_waiting", clear_waiting, METH_NOARGS, "(): nothing waits any more."},
     {"set_up_leaves", set_up_leaves, METH_VARARGS,
-     "(watch, assign, at_once, limit, take, launch, settle, finish, shown, land)"},
+     "(watch, assign, at_once, limit, take, launch, send, settle, finish, shown)"},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -26,13 +26,6 @@ THPObjectPtr checked(PyObject* made) {
 
 THPObjectPtr wrap(const at::Tensor& x) { return checked(THPVariable_Wrap(x)); }
 
-bool land_first() {
-  if (!Backward::current().in_flight) return true;
-  PyObject* done = PyObject_CallNoArgs(leaves.land);
-  Py_XDECREF(done);
-  return done != nullptr;
-}
-
 bool nobody_else_holds(const at::Tensor& x) {
   return x.use_count() == 1 && x.has_storage() && x.storage().use_count() == 1;
 }
@@ -78,27 +71,57 @@ void Backward::begin() {
   if (task != -1) torch::autograd::Engine::get_default_engine().queue_callback(finish);
 }
 
-void Backward::add(const at::Tensor& leaf, const at::Tensor& addend, const LeafHook& hook,
-                   bool replaces) {
-  const int64_t bucket = hook.bucket;
-  if (static_cast<int64_t>(buckets_.size()) <= bucket) buckets_.resize(bucket + 1);
+void Backward::put(Waiting each, int64_t nbytes) {
+  const int64_t bucket = each.bucket;
   // A tensor that autograd knows to be zero has no memory to send.
-  const at::Tensor filled = addend._is_zerotensor() ? addend.clone() : addend;
-  waiting_.push_back({leaf, filled, bucket, hook.number, replaces});
+  if (each.addend._is_zerotensor()) each.addend = each.addend.clone();
+  waiting_.push_back(std::move(each));
+  if (bucket < 0) return;
+  if (static_cast<int64_t>(buckets_.size()) <= bucket) buckets_.resize(bucket + 1);
   Bucket& into = buckets_[bucket];
   if (into.nbytes == 0) {
     const pybind11::gil_scoped_acquire gil;
     into.limit = bytes_in(checked(PyObject_CallFunction(leaves.limit, "Li", (long long)bucket,
                                                         static_cast<int>(into.launched))));
   }
-  into.nbytes += hook.nbytes;
-  if (into.nbytes < into.limit) return;
+  into.nbytes += nbytes;
+}
+
+bool Backward::is_full(int64_t bucket) const {
+  const Bucket& found = buckets_.at(bucket);
+  return found.nbytes >= found.limit;
+}
+
+void Backward::add(const at::Tensor& leaf, const at::Tensor& addend, const LeafHook& hook,
+                   bool replaces) {
+  put({leaf, addend, hook.bucket, hook.number, replaces}, hook.nbytes);
+  if (!is_full(hook.bucket)) return;
   const pybind11::gil_scoped_acquire gil;
-  launch(bucket);
+  launch(hook.bucket);
+}
+
+size_t Backward::hold(const at::Tensor& leaf, const at::Tensor& addend, int64_t bucket,
+                      int64_t nbytes) {
+  begin();
+  const LeafHook* hook = LeafHook::of(leaf);
+  Waiting each{leaf, addend, bucket, hook == nullptr ? 0 : hook->number, false};
+  each.held = true;
+  each.launched = bucket < 0;
+  put(std::move(each), nbytes);
+  return waiting_.size() - 1;
+}
+
+void Backward::launch_if_full(int64_t bucket) {
+  if (is_full(bucket)) launch(bucket);
+}
+
+bool Backward::take_back(size_t position) {
+  Waiting& each = waiting_.at(position);
+  each.addend.reset();
+  return !each.dropped;
 }
 
 void Backward::launch(int64_t bucket) {
-  const at::NoGradGuard no_grad;
   std::vector<size_t> order;
   for (size_t i = 0; i < waiting_.size(); ++i) {
     if (waiting_[i].bucket == bucket && !waiting_[i].launched) order.push_back(i);
@@ -108,28 +131,33 @@ void Backward::launch(int64_t bucket) {
   std::stable_sort(order.begin(), order.end(), [this](size_t one, size_t other) {
     return waiting_[one].number < waiting_[other].number;
   });
-  std::vector<at::Tensor> addends;
-  for (const size_t i : order) addends.push_back(waiting_[i].addend.reshape(-1));
   buckets_[bucket] = {0, 0, true};
-  launch(order, at::cat(addends));
+  launch(order);
 }
 
-void Backward::launch(const std::vector<size_t>& order, const at::Tensor& flat) {
+void Backward::launch(const std::vector<size_t>& order, bool as_it_is) {
+  const at::NoGradGuard no_grad;
   THPObjectPtr positions = checked(PyList_New(0)), owners = checked(PyList_New(0));
+  std::vector<at::Tensor> flat;
   for (const size_t i : order) {
-    waiting_[i].launched = true;
+    Waiting& each = waiting_[i];
+    each.launched = true;
     append(positions, checked(PyLong_FromSize_t(i)));
-    append(owners, wrap(waiting_[i].leaf));
+    append(owners, wrap(each.leaf));
+    if (!each.held) flat.push_back(each.addend.reshape(-1));
   }
-  THPObjectPtr given = wrap(flat);
+  if (flat.empty()) {
+    checked(PyObject_CallFunctionObjArgs(leaves.send, positions.get(), nullptr));
+    return;
+  }
+  THPObjectPtr given = wrap(as_it_is ? flat[0] : at::cat(flat));
   checked(PyObject_CallFunctionObjArgs(leaves.launch, positions.get(), owners.get(), given.get(),
                                        nullptr));
 }
 
 void Backward::add_alone(const at::Tensor& leaf, const at::Tensor& addend, const LeafHook& hook) {
-  const at::NoGradGuard no_grad;
   waiting_.push_back({leaf, addend, hook.bucket, hook.number, false});
-  launch({waiting_.size() - 1}, addend.reshape(-1));
+  launch({waiting_.size() - 1}, true);
 }
 
 void Backward::launch_all() {

@@ -20,10 +20,10 @@ struct Leaves {
   PyObject* limit = nullptr;   // (bucket, whether one was launched) -> bytes that fill the next one
   PyObject* take = nullptr;    // (leaf, addend, whether it is unshared) -> gradient or None
   PyObject* launch = nullptr;  // (positions, leaves, flat)
+  PyObject* send = nullptr;    // (positions) of what is held
   PyObject* settle = nullptr;  // (leaf, sum)
   PyObject* finish = nullptr;  // ()
   PyObject* shown = nullptr;   // (leaf) -> its gradient while an addend of it waits
-  PyObject* land = nullptr;    // (): waits for gradients that are in flight, and adds them
 };
 extern Leaves leaves;
 
@@ -34,6 +34,7 @@ struct Waiting {
   int64_t bucket;
   int64_t number;         // of the leaf
   bool replaces;          // the addend includes what the leaf held
+  bool held = false;      // Python sends it, and adds what comes of it
   bool launched = false;  // its bucket is on the way
   bool dropped = false;   // the user has set another gradient meanwhile
 };
@@ -50,7 +51,14 @@ class Backward {
   void add(const at::Tensor& leaf, const at::Tensor& addend, const LeafHook& hook, bool replaces);
   // Under the GIL: launches a large addend, which nobody else writes to, by itself and as it is.
   void add_alone(const at::Tensor& leaf, const at::Tensor& addend, const LeafHook& hook);
-  // Under the GIL: passes what is not launched yet to Python, one flat tensor for each bucket.
+  // Under the GIL: lets an addend that Python adds itself (`take_back`) wait in a bucket, which
+  // `launch_if_full` launches; or in none, for what is on the way already, if that is negative.
+  // Returns its position.
+  size_t hold(const at::Tensor& leaf, const at::Tensor& addend, int64_t bucket, int64_t nbytes);
+  void launch_if_full(int64_t bucket);
+  // Lets go of the addend at `position`. Whether its sum is still to be added.
+  bool take_back(size_t position);
+  // Under the GIL: passes what is not launched yet to Python, bucket by bucket.
   void launch_all();
   // Under the GIL: adds the sums of `positions`, which lie one after the other in `flat`, to the
   // leaves' gradients.
@@ -59,16 +67,19 @@ class Backward {
 
   // The addends that wait for `leaf`.
   std::vector<Waiting*> of(const at::Tensor& leaf);
+  size_t position(const Waiting& each) const { return &each - waiting_.data(); }
   void drop(const at::Tensor& leaf);
   bool any() const { return !waiting_.empty(); }
   int64_t at_once() const { return at_once_; }
 
-  bool sync = true;        // false inside no_sync()
-  bool in_flight = false;  // gradients are on their way to leaves that lie in shares
+  bool sync = true;  // false inside no_sync()
 
  private:
+  void put(Waiting each, int64_t nbytes);
+  bool is_full(int64_t bucket) const;
   void launch(int64_t bucket);
-  void launch(const std::vector<size_t>& order, const at::Tensor& flat);
+  // `as_it_is`: the only addend is sent from its own memory.
+  void launch(const std::vector<size_t>& order, bool as_it_is = false);
   void settle(Waiting& each, const at::Tensor& part, bool alone);
 
   struct Bucket {
@@ -81,9 +92,6 @@ class Backward {
   int task_ = -1;  // the graph task at whose end `finish` is called
   int64_t at_once_ = 0;
 };
-
-// Before a gradient is read or set: waits for those that are in flight. False if that raised.
-bool land_first();
 
 // Owns a new reference; if it is null, throws the Python error as an exception that torch knows.
 THPObjectPtr checked(PyObject* made);
