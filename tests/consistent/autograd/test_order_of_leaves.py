@@ -14,6 +14,8 @@ import consistent
 from benchmarks import suite_cases
 from consistent import B, Placement, S
 from consistent.autograd import buckets
+from consistent.nn import Layouts, Plan
+from tests.mirrored.kinds import over_gloo
 from tests.ranks import ALL, pool
 
 SAMPLES = None if ALL else 2  # of each module
@@ -67,7 +69,7 @@ class _SelfAttention(nn.Module):
         return self.attention(x, x, x)[0]
 
 
-def _one_row(rank: int, name: str, at_once: int) -> list[tuple[str, float]]:
+def _one_row(rank: int, name: str, at_once: int, plan: Any = "data") -> list[tuple[str, float]]:
     """The largest error of each parameter's gradient, where one rank has all of the batch."""
     make, shape, dim = LAYERS[name]
     torch.manual_seed(0)
@@ -76,7 +78,7 @@ def _one_row(rank: int, name: str, at_once: int) -> list[tuple[str, float]]:
     ours.load_state_dict(plain.state_dict())
     _loss(plain(x)).backward()
     placement = Placement("cpu", [0, 1])
-    consistent.parallelize(ours, placement, "data")
+    consistent.parallelize(ours, placement, plan)
     before, buckets.AT_ONCE_BYTES = buckets.AT_ONCE_BYTES, at_once
     try:
         _loss(ours(consistent.distribute(x, placement, S(dim)))).backward()
@@ -95,4 +97,19 @@ def _loss(out: Any) -> torch.Tensor:
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_rank_without_rows_adds_to_the_right_parameters(name: str, at_once: int) -> None:
     for errors in pool(2).run(_one_row, name, at_once):
+        assert all(error < 1e-11 for _, error in errors), errors
+
+
+SCATTERED: dict[str, Any] = {
+    "zero2": "zero2",
+    "zero3": "zero3",
+    "zero3, module by module": Plan({"*": Layouts((S(0),), use=(B,))}, keep_bytes=0),
+    "gathered by ops": {"*": S(0)},
+}
+
+
+@pytest.mark.parametrize("plan", SCATTERED)
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_rank_without_rows_scatters_to_the_right_parameters(name: str, plan: str) -> None:
+    for errors in pool(2).run(over_gloo, _one_row, name, 1, SCATTERED[plan]):
         assert all(error < 1e-11 for _, error in errors), errors

@@ -4,6 +4,7 @@
 #include <ATen/ops/cat.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -46,6 +47,15 @@ int64_t bytes_in(THPObjectPtr number) {
 
 void append(THPObjectPtr& list, THPObjectPtr item) {
   if (PyList_Append(list.get(), item.get()) != 0) checked(nullptr);
+}
+
+// What orders addends that are held alike on all ranks: the number of a leaf that is summed, which
+// ranks have watched in the same order, or how late forward has gathered one that lies split.
+int64_t order_of(const at::Tensor& leaf) {
+  const LeafHook* hook = LeafHook::of(leaf);
+  if (hook != nullptr && hook->bucket >= 0) return hook->number;
+  const auto node = torch::autograd::get_current_node();
+  return node == nullptr ? 0 : -static_cast<int64_t>(node->sequence_nr());
 }
 
 // `.grad` += sum, by torch's own code.
@@ -103,8 +113,7 @@ void Backward::add(const at::Tensor& leaf, const at::Tensor& addend, const LeafH
 size_t Backward::hold(const at::Tensor& leaf, const at::Tensor& addend, int64_t bucket,
                       int64_t nbytes) {
   begin();
-  const LeafHook* hook = LeafHook::of(leaf);
-  Waiting each{leaf, addend, bucket, hook == nullptr ? 0 : hook->number, false};
+  Waiting each{leaf, addend, bucket, order_of(leaf), false};
   each.held = true;
   each.launched = bucket < 0;
   put(std::move(each), nbytes);

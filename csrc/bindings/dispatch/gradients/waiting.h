@@ -32,7 +32,7 @@ struct LeafHook;
 struct Waiting {
   at::Tensor leaf, addend;
   int64_t bucket;
-  int64_t number;         // of the leaf
+  int64_t number;         // its place in a bucket, alike on all ranks
   bool replaces;          // the addend includes what the leaf held
   bool held = false;      // Python sends it, and adds what comes of it
   bool launched = false;  // its bucket is on the way
