@@ -14,26 +14,54 @@ from typing import Any
 
 import torch
 
+from ..boxing.plan import boxing_bytes
 from ..dispatch import _C
 from ..dispatch.plans.shards import attach, lay_anew, plain
 from ..movement.run import run
-from ..spec import P, TensorSpec
+from ..spec import B, P, TensorSpec
 
 
 class _Shown:
-    """A leaf, the object that is its gradient, and the (shard, spec) of that object before it was
-    read."""
+    """A leaf whose gradient was read, the object that was read, and the (shard, spec) that this had
+    before. ``grad`` is None once the leaf was given another gradient.
+    """
 
-    __slots__ = ("leaf", "grad", "before", "version", "visible", "watched")
-
-    def __init__(self, leaf: Any, grad: Any, before: tuple[torch.Tensor, TensorSpec] | None):
-        self.leaf, self.grad, self.before = leaf, grad, before
-        self.version = grad._version
-        self.visible = True
+    def __init__(self, leaf: Any) -> None:
+        self.leaf, self.version = leaf, -1
+        self.grad: Any = None
+        self.before: tuple[torch.Tensor, TensorSpec] | None = None
+        self.visible = False
         # What torch would add to a P gradient comes to ``leaves.take`` instead.
         self.watched = not _C.is_watched(leaf)
         if self.watched:
             _C.watch(leaf, -1, 0)
+
+    def show(self, grad: Any, before: tuple[torch.Tensor, TensorSpec] | None) -> None:
+        self.grad, self.version, self.before, self.visible = grad, grad._version, before, True
+
+    def hide(self) -> None:
+        """Give the object back what it had, if it is still the gradient."""
+        if not self.visible:
+            return
+        self.visible = False
+        if _C.held_gradient(self.leaf) is not self.grad:
+            self.grad = None
+            return
+        if self.grad._version != self.version:
+            _state.written = self.leaf._spec
+        if self.before is None:
+            _C.set_gradient(self.leaf, None)
+        else:
+            lay_anew(self.grad, *self.before)
+
+    def end(self) -> None:
+        """Let the object be the gradient to which the sums were added."""
+        found = _C.held_gradient(self.leaf)
+        if self.grad is not None and self.before is None and found is not None:
+            lay_anew(self.grad, plain(found), found._spec)
+            _C.set_gradient(self.leaf, self.grad)
+        if self.watched and (found is None or found._spec.sbp == self.leaf._spec.settled.sbp):
+            _C.unwatch(self.leaf)
 
 
 class _State(threading.local):
@@ -71,23 +99,27 @@ def show(leaf: Any) -> Any:
     total = run(first, spec, target).clone()
     for x, spec in others:
         total = total + run(x, spec, target)
-    if shown is not None:
-        held = shown.grad  # the object that was read before
-        _state.shown.remove(shown)
-    if held is None:
-        held = attach(total, target)
+    if shown is None:
+        shown = _Shown(leaf)
+        _state.shown.append(shown)
+    grad = held if shown.grad is None else shown.grad
+    if grad is None:
+        grad = attach(total, target)
     else:
-        lay_anew(held, total, target)
-    _C.set_gradient(leaf, held)
-    _state.shown.append(_Shown(leaf, held, before))
-    return held
+        lay_anew(grad, total, target)
+    _C.set_gradient(leaf, grad)
+    shown.show(grad, before)
+    return grad
 
 
 def _addends_of(specs: Sequence[TensorSpec]) -> TensorSpec:
-    """P on the axes on which ``specs`` differ: what each of them becomes without a message."""
-    first = specs[0]
-    entries = zip(*(spec.sbp for spec in specs), strict=True)
-    return first.with_sbp(tuple(each[0] if len(set(each)) == 1 else P for each in entries))
+    """What each of ``specs`` becomes without a message: P on the axes on which they differ or,
+    where several axes split one dim, on all that split or sum."""
+    first, entries = specs[0], list(zip(*(spec.sbp for spec in specs), strict=True))
+    found = first.with_sbp(tuple(each[0] if len(set(each)) == 1 else P for each in entries))
+    if any(boxing_bytes(spec, found) for spec in specs):
+        found = first.with_sbp(tuple(B if set(each) == {B} else P for each in entries))
+    return found
 
 
 def is_shown(leaf: Any) -> bool:
@@ -101,50 +133,28 @@ def hide(leaf: Any) -> None:
     read again."""
     shown = _of(leaf)
     if shown is not None:
-        _hide(shown)
-
-
-def _hide(shown: _Shown) -> None:
-    if not shown.visible:
-        return
-    shown.visible = False
-    if shown.watched:
-        _C.unwatch(shown.leaf)
-    if _C.held_gradient(shown.leaf) is not shown.grad:
-        _state.shown.remove(shown)
-        return
-    if shown.grad._version != shown.version:
-        _state.written = shown.leaf._spec
-    if shown.before is None:
-        _C.set_gradient(shown.leaf, None)
-    else:
-        lay_anew(shown.grad, *shown.before)
+        shown.hide()
 
 
 def forget(leaf: Any) -> None:
-    """``leaf`` has been given another gradient."""
+    """``leaf`` is given another gradient: what was read is none any more."""
     shown = _of(leaf)
     if shown is not None:
-        _state.shown.remove(shown)
-        if shown.visible and shown.watched:
-            _C.unwatch(leaf)
+        shown.visible, shown.grad = False, None
 
 
 @contextmanager
 def hidden_again() -> Iterator[None]:
     """Inside, leaves have the gradients that they had before they were read; after it, the objects
     that were read are their gradients again."""
-    for each in tuple(_state.shown):
-        _hide(each)
+    for each in _state.shown:
+        each.hide()
     yield
     shown, _state.shown = _state.shown, []
     written, _state.written = _state.written, None
     _state.specs.clear()
     for each in shown:
-        found = _C.held_gradient(each.leaf)
-        if each.before is None and found is not None:
-            lay_anew(each.grad, plain(found), found._spec)
-            _C.set_gradient(each.leaf, each.grad)
+        each.end()
     if written is not None:
         raise _written(written)
 
