@@ -125,15 +125,9 @@ def limit(number: int, launched: bool) -> int:
     return min(most, max(LEAST_BUCKET_BYTES, -(-total // count)))
 
 
-@lru_cache(1 << 10)
-def bytes_of(spec: TensorSpec) -> int:
-    """Bytes of the largest shard: the size of a gradient of ``spec`` as every rank counts it."""
-    return math.prod(spec.local_shape(None)) * spec.dtype.itemsize
-
-
 def goes_alone(spec: TensorSpec) -> bool:
     """Whether the gradient of a leaf with ``spec`` is summed in a message of its own."""
-    return spec.placement.type == "cpu" and bytes_of(spec) >= ALONE_BYTES
+    return spec.placement.type == "cpu" and spec.largest_nbytes >= ALONE_BYTES
 
 
 class _Bucket:
@@ -197,7 +191,7 @@ def launch(positions: list[int], leaves: list[Any], flat: torch.Tensor) -> None:
     spec: TensorSpec = leaves[0]._spec
     _observe(leaves)
     number = number_of(spec.placement, summed_axes(spec), spec.dtype)
-    count(number, sum(bytes_of(leaf._spec) for leaf in leaves))
+    count(number, sum(leaf._spec.largest_nbytes for leaf in leaves))
     if not any(map(coder_of, leaves)):
         fly(_Bucket(positions, flat, _groups(spec)))
         return
@@ -247,7 +241,7 @@ def sum_at_once(leaf: Any, addend: torch.Tensor, unshared: bool) -> torch.Tensor
     The sum is made in place where nobody else holds ``addend`` (``unshared``).
     """
     spec: TensorSpec = leaf._spec
-    is_small = bytes_of(spec) < AT_ONCE_BYTES or addend.layout is not torch.strided
+    is_small = spec.largest_nbytes < AT_ONCE_BYTES or addend.layout is not torch.strided
     if is_small or my_coordinate(spec.placement) is None or coder_of(leaf) is not None:
         return None
     if not _share_memory(spec.placement, summed_axes(spec)):

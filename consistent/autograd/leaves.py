@@ -52,7 +52,7 @@ def watch_leaf(leaf: Any) -> None:
         _C.watch(leaf, -1, 0)
     else:
         number = buckets.number_of(spec.placement, axes, spec.dtype)
-        _C.watch(leaf, number, buckets.bytes_of(spec))
+        _C.watch(leaf, number, spec.largest_nbytes)
 
 
 def assign(leaf: Any, value: Any) -> None:

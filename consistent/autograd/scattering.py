@@ -78,7 +78,7 @@ def add_later(
     held = []
     for leaf, grad, route, number in zip(leaves, grads, routes, numbers, strict=True):
         x, (src, _) = grad.detach(), route
-        position = _C.hold(leaf, x, number, buckets.bytes_of(src))
+        position = _C.hold(leaf, x, number, src.largest_nbytes)
         note_spec(position, src)
         held.append(_Held(position, leaf, x, route))
     if coders:
@@ -98,7 +98,7 @@ def _number(route: Route) -> int:
 def send(positions: Sequence[int]) -> None:
     """Start the boxings of a bucket that is full, or of one when backward has ended."""
     held = [_state.waiting.pop(position) for position in positions]
-    buckets.count(_number(held[0].route), sum(buckets.bytes_of(each.route[0]) for each in held))
+    buckets.count(_number(held[0].route), sum(each.route[0].largest_nbytes for each in held))
     _send(held, ())
 
 

@@ -13,7 +13,6 @@ and not on what is faster on some rank.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -147,7 +146,7 @@ class Ahead:
                 break
             keys.append((after, following, wanted_for(following)))
             wanted += keys[-1][2]
-            nbytes += 1 + sum(_nbytes(dst) for _, _, dst, _ in keys[-1][2])
+            nbytes += 1 + sum(dst.largest_nbytes for _, _, dst, _ in keys[-1][2])
             known.add(following)
             after = following
         if not wanted:
@@ -157,10 +156,6 @@ class Ahead:
             parts = [(local, local._version, dst) for local, _, dst, _ in own]
             self._coming.append(_Coming(before, following, parts, group, first))
             first += len(own)
-
-
-def _nbytes(spec: TensorSpec) -> int:
-    return math.prod(spec.local_shape(None)) * spec.dtype.itemsize
 
 
 def find(coming: _Coming | None, local: Tensor, dst: TensorSpec) -> Tensor | None:

@@ -25,7 +25,6 @@ reads a parameter elsewhere finds the global tensor that lies as S, with the sam
 from __future__ import annotations
 
 import copy
-import math
 from typing import Any
 
 import torch
@@ -90,8 +89,7 @@ def _gathered_bytes(slots: list[Slot]) -> int:
     found: dict[int, int] = {}
     for owner, key, use, _ in slots:
         param: Any = owner._parameters[key]
-        spec = param._spec.with_sbp(use)
-        found[id(param)] = math.prod(spec.local_shape(None)) * spec.dtype.itemsize
+        found[id(param)] = param._spec.with_sbp(use).largest_nbytes
     return sum(found.values())
 
 

@@ -97,7 +97,7 @@ class TensorSpec:
 
     __slots__ = (
         "layout", "placement", "sbp", "shape", "dtype", "ndim",
-        "_dual", "_settled", "_others", "_regions", "__weakref__",
+        "_dual", "_settled", "_others", "_regions", "_largest_nbytes", "__weakref__",
     )  # fmt: skip
 
     layout: Layout
@@ -110,6 +110,7 @@ class TensorSpec:
     _settled: TensorSpec | None
     _others: dict[NdSbp, TensorSpec]  # under other nd-sbps, as they were asked for
     _regions: dict
+    _largest_nbytes: int | None
 
     @staticmethod
     def of(
@@ -233,6 +234,13 @@ class TensorSpec:
         """Bytes of the logical tensor."""
         return self.numel * self.dtype.itemsize
 
+    @property
+    def largest_nbytes(self) -> int:
+        """Bytes of the largest shard: every rank counts the same, whatever it holds."""
+        if self._largest_nbytes is None:
+            self._largest_nbytes = math.prod(self.local_shape(None)) * self.dtype.itemsize
+        return self._largest_nbytes
+
     # -- as a value --------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
@@ -265,7 +273,7 @@ def _intern(layout: Layout, shape: torch.Size, dtype: torch.dtype) -> TensorSpec
                 spec = object.__new__(TensorSpec)
                 spec.layout, spec.shape, spec.dtype = key
                 spec.placement, spec.sbp, spec.ndim = layout.placement, layout.sbp, len(shape)
-                spec._dual = spec._settled = None
+                spec._dual = spec._settled = spec._largest_nbytes = None
                 spec._others, spec._regions = {}, {}
                 _interned[key] = spec
     return spec

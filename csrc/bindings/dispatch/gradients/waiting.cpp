@@ -170,9 +170,21 @@ void Backward::add_alone(const at::Tensor& leaf, const at::Tensor& addend, const
 }
 
 void Backward::launch_all() {
-  for (size_t i = 0; i < waiting_.size(); ++i) {
-    if (!waiting_[i].launched) launch(waiting_[i].bucket);
+  // In the order of their first addends: gradients may come in another order on another rank.
+  std::vector<const Waiting*> left;
+  for (const Waiting& each : waiting_) {
+    if (!each.launched) left.push_back(&each);
   }
+  std::stable_sort(left.begin(), left.end(), [](const Waiting* one, const Waiting* other) {
+    return one->number < other->number;
+  });
+  std::vector<int64_t> order;
+  for (const Waiting* each : left) {
+    if (std::find(order.begin(), order.end(), each->bucket) == order.end()) {
+      order.push_back(each->bucket);
+    }
+  }
+  for (const int64_t bucket : order) launch(bucket);
 }
 
 void Backward::accumulate(const std::vector<size_t>& positions, const at::Tensor& flat) {
