@@ -8,8 +8,8 @@ messages                                 d, c ......                     b, a ..
 This is for ranks whose messages travel while they compute. Where ranks share memory each gradient
 is reduced and scattered at once: there is no link to keep busy.
 
-Until backward ends a leaf does not have what waits in a bucket or is on its way. Who reads its
-``.grad`` before then is shown the sum that is to come, as P (``shown.py``).
+Until backward ends a leaf does not have what waits in a bucket or is on its way. A ``.grad`` that
+is read before then shows the sum that is to come, as P (``shown.py``).
 """
 
 from __future__ import annotations

@@ -93,7 +93,8 @@ def show(leaf: Any) -> Any:
     before: tuple[torch.Tensor, TensorSpec] | None = None
     if held is not None:
         before = plain(held), held._spec
-        parts += () if replaces else (before,)
+        if not replaces:
+            parts.append(before)
     target = _addends_of([spec for _, spec in parts])
     (first, spec), *others = parts
     total = run(first, spec, target).clone()
