@@ -23,7 +23,7 @@ FAST := test_floors.py consistent/spec $(addprefix consistent/boxing/test_,plan.
   consistent/programs/test_optimizer_programs.py consistent/nn/test_master_weights.py \
   consistent/nn/test_plan.py consistent/checkpoint/test_values.py consistent/visualize \
   consistent/report/test_report.py consistent/pipeline/test_schedules.py \
-  consistent/auto/strategies/test_stages.py mirrored/test_comm.py \
+  consistent/pipeline/test_balance.py mirrored/test_comm.py \
   mirrored/test_mirrored_tensor.py mirrored/transports/tuning
 # Test files that run at a time, each with ranks of its own.
 WORKERS ?= 2

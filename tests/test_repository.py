@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -44,3 +45,10 @@ def test_all_name_the_same_version_and_licence() -> None:
     assert citation["version"] == PROJECT["version"] == released[0]
     assert f'version: "{PROJECT["version"]}"' in recipe
     assert citation["license"] == PROJECT["license"] and f"license: {citation['license']}" in recipe
+
+
+def test_what_test_fast_runs_is_there() -> None:
+    """pytest runs nothing at all where one of its paths is missing."""
+    show = ["make", "--silent", "--eval=show: ; @echo $(FAST)", "show"]
+    paths = subprocess.run(show, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert paths.split() and all((ROOT / "tests" / path).exists() for path in paths.split())
