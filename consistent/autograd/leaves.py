@@ -30,7 +30,7 @@ from ..movement.several import which_travel
 from ..movement.world import my_coordinate
 from ..spec import TensorSpec
 from . import buckets, scattering
-from .shown import forget, hide, show
+from .shown import forget, hide
 
 # More bytes than any gradient has: those of such leaves all come to ``take``.
 _ALWAYS_TAKEN = 1 << 62
@@ -231,5 +231,5 @@ _C.set_up_leaves(
     scattering.send,
     settle,
     buckets.finish,
-    show,
+    scattering.show,
 )

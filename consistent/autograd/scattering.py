@@ -8,8 +8,9 @@ messages                                 d, c ......                     b, a ..
 This is for ranks whose messages travel while they compute. Where ranks share memory each gradient
 is reduced and scattered at once: there is no link to keep busy.
 
-Until backward ends a leaf does not have what waits in a bucket or is on its way. A ``.grad`` that
-is read before then shows the sum that is to come, as P (``shown.py``).
+Until backward ends a leaf does not have what waits in a bucket or is on its way. Whoever reads its
+``.grad`` before then waits for what is on its way, and for no other rank: all ranks have started it
+at the same place of the program. What waits in a bucket is shown as P (``shown.py``).
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from ..movement.coded import Coders, start_reduces
 from ..movement.several import Route, Started, start_several
 from ..spec import TensorSpec
 from . import buckets
-from .shown import is_shown, note_spec
+from .shown import hidden, note_spec
+from .shown import show as show_waiting
 
 # Gradients on their way are as large as the gathered parameters: the oldest are waited for where
 # all of them together have more bytes.
@@ -105,37 +107,49 @@ def send(positions: Sequence[int]) -> None:
 def _send(held: list[_Held], coders: Coders) -> None:
     xs, routes = [each.grad for each in held], [each.route for each in held]
     started = start_reduces(xs, routes, coders) if coders else start_several(xs, routes)
-    flying = _Flying(held, started)
+    flying = _Flying(held, sum(x.nbytes for x in xs), started)
     buckets.fly(flying)
     _state.flying.append(flying)
     _state.nbytes += flying.nbytes
     while _state.nbytes - flying.nbytes > IN_FLIGHT_BYTES:
-        if any(is_shown(each.leaf) for each in _state.flying[0].held):
-            break  # its leaf shows the sum already, until backward has ended
         _state.flying[0].finish()
 
 
 class _Flying:
-    """Gradients on their way."""
+    """Gradients on their way, of ``nbytes``. What was sent of them is not kept."""
 
-    def __init__(self, held: list[_Held], started: Started) -> None:
-        self.held, self.nbytes = held, sum(each.grad.nbytes for each in held)
-        self._started = started
+    def __init__(self, held: list[_Held], nbytes: int, started: Started) -> None:
+        self.nbytes, self._started = nbytes, started
+        self._targets = [(each.position, each.leaf, each.route[1]) for each in held]
+        for position, _, _ in self._targets:
+            _C.let_go(position)
 
     def turn(self) -> None:
         """It takes one message."""
 
+    def goes_to(self, leaf: Any) -> bool:
+        return any(target is leaf for _, target, _ in self._targets)
+
     @torch.no_grad()
     def finish(self) -> None:
-        """Wait for them and add them, unless that was done."""
+        """Wait for them and add them, unless that was done. Nothing is sent."""
         if self not in _state.flying:
             return
         _state.flying.remove(self)
         _state.nbytes -= self.nbytes
-        held, self.held = self.held, []
-        for each, x in zip(held, self._started.wait(), strict=True):
-            if _C.take_back(each.position):
-                _add(each.leaf, x, each.route[1])
+        for (position, leaf, spec), x in zip(self._targets, self._started.wait(), strict=True):
+            if _C.take_back(position):
+                with hidden(leaf):
+                    _add(leaf, x, spec)
+
+
+def show(leaf: Any) -> Any:
+    """The gradient of a leaf of which addends wait or are on their way: the latter are waited for,
+    and so are added; the former are shown with it."""
+    for flying in tuple(_state.flying):
+        if flying.goes_to(leaf):
+            flying.finish()
+    return show_waiting(leaf) if _C.waiting_for(leaf)[0] else _C.held_gradient(leaf)
 
 
 def reset() -> None:

@@ -54,12 +54,18 @@ class _Shown:
         else:
             lay_anew(self.grad, *self.before)
 
-    def end(self) -> None:
-        """Let the object be the gradient to which the sums were added."""
+    def take(self) -> None:
+        """Let the object be the gradient to which sums were added."""
         found = _C.held_gradient(self.leaf)
         if self.grad is not None and self.before is None and found is not None:
             lay_anew(self.grad, plain(found), found._spec)
             _C.set_gradient(self.leaf, self.grad)
+            self.before = plain(found), found._spec
+
+    def end(self) -> None:
+        """Nothing waits any more."""
+        self.take()
+        found = _C.held_gradient(self.leaf)
         if self.watched and (found is None or found._spec.sbp == self.leaf._spec.settled.sbp):
             _C.unwatch(self.leaf)
 
@@ -123,18 +129,24 @@ def _addends_of(specs: Sequence[TensorSpec]) -> TensorSpec:
     return found
 
 
-def is_shown(leaf: Any) -> bool:
-    """Whether the gradient of ``leaf`` is one with addends that still wait."""
-    shown = _of(leaf)
-    return shown is not None and shown.visible
-
-
 def hide(leaf: Any) -> None:
     """Let ``leaf`` have the gradient that it had before it was read. It is shown again when it is
     read again."""
     shown = _of(leaf)
     if shown is not None:
         shown.hide()
+
+
+@contextmanager
+def hidden(leaf: Any) -> Iterator[None]:
+    """Inside, ``leaf`` has the gradient that it had before it was read; after it, the object that
+    was read is its gradient again."""
+    shown = _of(leaf)
+    if shown is not None:
+        shown.hide()
+    yield
+    if shown is not None:
+        shown.take()
 
 
 def forget(leaf: Any) -> None:

@@ -171,8 +171,11 @@ def hold(leaf: Any, addend: torch.Tensor, bucket: int, nbytes: int, /) -> int:
 def launch_if_full(bucket: int, /) -> None:
     """Launch it if it has bytes enough."""
 
+def let_go(position: int, /) -> None:
+    """What was held is on its way."""
+
 def take_back(position: int, /) -> bool:
-    """Let go of what was held. Whether its sum is still to be added."""
+    """The sum of what was sent is there: whether it is still to be added."""
 
 def launch_all() -> None:
     """Give all waiting addends to their buckets."""
@@ -180,8 +183,9 @@ def launch_all() -> None:
 def accumulate(positions: list[int], flat: torch.Tensor, /) -> None:
     """Add the sums of these waiting addends, side by side in `flat`, to the gradients."""
 
-def waiting_for(leaf: Any, /) -> tuple[list[torch.Tensor], bool, list[int]]:
-    """The leaf's waiting addends, whether one replaces its gradient, and their positions."""
+def waiting_for(leaf: Any, /) -> tuple[list[Any], bool, list[int]]:
+    """The leaf's waiting addends, None for those on their way that are not kept, whether one
+    replaces its gradient, and their positions."""
 
 def drop_waiting(leaf: Any, /) -> None:
     """What waits for the leaf is not added any more."""

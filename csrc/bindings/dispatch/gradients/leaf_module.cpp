@@ -162,6 +162,15 @@ PyObject* launch_if_full(PyObject*, PyObject* bucket) {
   END_HANDLE_TH_ERRORS
 }
 
+PyObject* let_go(PyObject*, PyObject* position) {
+  HANDLE_TH_ERRORS
+  const size_t given = PyLong_AsSize_t(position);
+  if (given == static_cast<size_t>(-1) && PyErr_Occurred() != nullptr) return nullptr;
+  Backward::current().let_go(given);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
 PyObject* take_back(PyObject*, PyObject* position) {
   HANDLE_TH_ERRORS
   const size_t given = PyLong_AsSize_t(position);
@@ -198,7 +207,9 @@ PyObject* waiting_for(PyObject*, PyObject* leaf) {
   for (const Waiting* each : run.of(unpack(leaf))) {
     replaces = replaces || each->replaces;
     THPObjectPtr position = checked(PyLong_FromSize_t(run.position(*each)));
-    if (PyList_Append(addends.get(), wrap(each->addend).get()) != 0) return nullptr;
+    const bool is_there = each->addend.defined();
+    THPObjectPtr addend = is_there ? wrap(each->addend) : THPObjectPtr(Py_NewRef(Py_None));
+    if (PyList_Append(addends.get(), addend.get()) != 0) return nullptr;
     if (PyList_Append(positions.get(), position.get()) != 0) return nullptr;
   }
   return Py_BuildValue("(OOO)", addends.get(), replaces ? Py_True : Py_False, positions.get());
@@ -248,13 +259,15 @@ PyMethodDef functions[] = {
      "way "
      "if that is negative; whoever holds it adds the sum."},
     {"launch_if_full", launch_if_full, METH_O, "(bucket): launch it if it has bytes enough."},
+    {"let_go", let_go, METH_O, "(position): what was held is on its way."},
     {"take_back", take_back, METH_O,
-     "(position) -> whether the sum of what was held is still to be added; it is let go of."},
+     "(position) -> whether the sum of what was sent, which is there, is still to be added."},
     {"launch_all", launch_all, METH_NOARGS, "(): give all waiting addends to their buckets."},
     {"accumulate", accumulate, METH_VARARGS,
      "(positions, flat): add the sums of these waiting addends, side by side in `flat`."},
     {"waiting_for", waiting_for, METH_O,
-     "(leaf) -> its waiting addends, whether one replaces, and their positions."},
+     "(leaf) -> its waiting addends, None for those on their way that are not kept, whether one "
+     "replaces, and their positions."},
     {"drop_waiting", drop_waiting, METH_O, "(leaf): what waits for it is not added any more."},
     {"clear_waiting", clear_waiting, METH_NOARGS, "(): nothing waits any more."},
     {"set_up_leaves", set_up_leaves, METH_VARARGS,

@@ -124,9 +124,15 @@ void Backward::launch_if_full(int64_t bucket) {
   if (is_full(bucket)) launch(bucket);
 }
 
-bool Backward::take_back(size_t position) {
+void Backward::let_go(size_t position) {
   Waiting& each = waiting_.at(position);
   each.addend.reset();
+  each.sent = true;
+}
+
+bool Backward::take_back(size_t position) {
+  Waiting& each = waiting_.at(position);
+  each.sent = false;
   return !each.dropped;
 }
 
@@ -218,7 +224,8 @@ void Backward::settle(Waiting& each, const at::Tensor& part, bool alone) {
 std::vector<Waiting*> Backward::of(const at::Tensor& leaf) {
   std::vector<Waiting*> found;
   for (Waiting& each : waiting_) {
-    if (each.leaf.is_same(leaf) && !each.dropped && each.addend.defined()) found.push_back(&each);
+    const bool waits = each.addend.defined() || each.sent;
+    if (each.leaf.is_same(leaf) && !each.dropped && waits) found.push_back(&each);
   }
   return found;
 }

@@ -35,6 +35,7 @@ struct Waiting {
   int64_t number;         // its place in a bucket, alike on all ranks
   bool replaces;          // the addend includes what the leaf held
   bool held = false;      // Python sends it, and adds what comes of it
+  bool sent = false;      // it is held no more, and not added yet
   bool launched = false;  // its bucket is on the way
   bool dropped = false;   // the user has set another gradient meanwhile
 };
@@ -56,7 +57,9 @@ class Backward {
   // Returns its position.
   size_t hold(const at::Tensor& leaf, const at::Tensor& addend, int64_t bucket, int64_t nbytes);
   void launch_if_full(int64_t bucket);
-  // Lets go of the addend at `position`. Whether its sum is still to be added.
+  // The addend at `position` is on its way, and is not needed any more.
+  void let_go(size_t position);
+  // Its sum is there: whether it is still to be added.
   bool take_back(size_t position);
   // Under the GIL: passes what is not launched yet to Python, bucket by bucket.
   void launch_all();
