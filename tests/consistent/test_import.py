@@ -7,7 +7,15 @@ import subprocess
 import sys
 
 # Each takes a good part of a second, or tens of MB.
-HEAVY = ("torch._dynamo", "torch._inductor", "torch.distributed.checkpoint", "torch.onnx", "sympy")
+HEAVY = (
+    "torch._dynamo",
+    "torch._inductor",
+    "torch.distributed.checkpoint",
+    "torch.onnx",
+    "torch.utils.flop_counter",  # brings Triton, which torch has beside CUDA alone
+    "triton",
+    "sympy",
+)
 LATER = (
     "consistent.auto",
     "consistent.checkpoint",
@@ -17,9 +25,10 @@ LATER = (
 )
 
 
-def test_importing_the_library_imports_nothing_heavy() -> None:
+def test_the_library_and_its_first_tensor_import_nothing_heavy() -> None:
     code = (
         "import sys, torch; before = set(sys.modules); import consistent; "
+        "consistent.ones(2, placement=consistent.placement('cpu', 0), sbp=consistent.B); "
         "print(*(set(sys.modules) - before))"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
