@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +31,7 @@ from ..movement.coded import Coders, start_reduces
 from ..movement.several import Route, Started, start_several
 from ..spec import TensorSpec
 from . import buckets
-from .shown import hidden, note_spec
+from .shown import hidden
 from .shown import show as show_waiting
 
 # Gradients on their way are as large as the gathered parameters: the oldest are waited for where
@@ -79,9 +80,8 @@ def add_later(
     numbers = [-1 if coders else _number(route) for route in routes]
     held = []
     for leaf, grad, route, number in zip(leaves, grads, routes, numbers, strict=True):
-        x, (src, _) = grad.detach(), route
-        position = _C.hold(leaf, x, number, src.largest_nbytes)
-        note_spec(position, src)
+        x = grad.detach()
+        position = _C.hold(leaf, x, number, route[0].largest_nbytes)
         held.append(_Held(position, leaf, x, route))
     if coders:
         _send(held, coders)
@@ -91,6 +91,7 @@ def add_later(
         _C.launch_if_full(number)
 
 
+@lru_cache(1 << 10)
 def _number(route: Route) -> int:
     src, dst = route
     axes = tuple(i for i, (e, f) in enumerate(zip(src.sbp, dst.sbp, strict=True)) if e != f)
@@ -149,7 +150,9 @@ def show(leaf: Any) -> Any:
     for flying in tuple(_state.flying):
         if flying.goes_to(leaf):
             flying.finish()
-    return show_waiting(leaf) if _C.waiting_for(leaf)[0] else _C.held_gradient(leaf)
+    if not _C.waiting_for(leaf)[0]:
+        return _C.held_gradient(leaf)
+    return show_waiting(leaf, {at: each.route[0] for at, each in _state.waiting.items()})
 
 
 def reset() -> None:

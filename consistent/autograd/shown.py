@@ -8,7 +8,7 @@ memory that it had, so that the sums arrive where torch would have put them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -73,28 +73,24 @@ class _Shown:
 class _State(threading.local):
     def __init__(self) -> None:
         self.shown: list[_Shown] = []
-        self.specs: dict[int, TensorSpec] = {}  # of addends, by their positions
         self.written: TensorSpec | None = None  # that of a gradient which a hook wrote into
 
 
 _state = _State()
 
 
-def note_spec(position: int, spec: TensorSpec) -> None:
-    """The addend that waits at ``position`` has another layout than the dual of its leaf's."""
-    _state.specs[position] = spec
-
-
 @torch.no_grad()
-def show(leaf: Any) -> Any:
-    """The gradient of a leaf together with the addends that wait for it, as P."""
+def show(leaf: Any, specs: Mapping[int, TensorSpec]) -> Any:
+    """The gradient of a leaf together with the addends that wait for it, as P.
+
+    ``specs``: of addends by their positions, where they are not the dual of the leaf's.
+    """
     shown = _of(leaf)
     if shown is not None and shown.visible:
         return shown.grad
     addends, replaces, positions = _C.waiting_for(leaf)
     dual: TensorSpec = leaf._spec.dual.with_dtype(addends[0].dtype)
-    specs = [_state.specs[at] if at in _state.specs else dual for at in positions]
-    parts = list(zip(addends, specs, strict=True))
+    parts = [(x, specs.get(at, dual)) for x, at in zip(addends, positions, strict=True)]
     held = _C.held_gradient(leaf)
     before: tuple[torch.Tensor, TensorSpec] | None = None
     if held is not None:
@@ -165,7 +161,6 @@ def hidden_again() -> Iterator[None]:
     yield
     shown, _state.shown = _state.shown, []
     written, _state.written = _state.written, None
-    _state.specs.clear()
     for each in shown:
         each.end()
     if written is not None:
@@ -175,7 +170,6 @@ def hidden_again() -> Iterator[None]:
 def forget_shown() -> None:
     """Called after a backward that raised: gradients stay as they were read."""
     _state.shown, _state.written = [], None
-    _state.specs.clear()
 
 
 def _of(leaf: Any) -> _Shown | None:

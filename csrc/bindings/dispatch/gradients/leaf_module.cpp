@@ -155,27 +155,21 @@ PyObject* hold(PyObject*, PyObject* args) {
 
 PyObject* launch_if_full(PyObject*, PyObject* bucket) {
   HANDLE_TH_ERRORS
-  const long long given = PyLong_AsLongLong(bucket);
-  if (given == -1 && PyErr_Occurred() != nullptr) return nullptr;
-  Backward::current().launch_if_full(given);
+  Backward::current().launch_if_full(integer_in(bucket));
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
 
 PyObject* let_go(PyObject*, PyObject* position) {
   HANDLE_TH_ERRORS
-  const size_t given = PyLong_AsSize_t(position);
-  if (given == static_cast<size_t>(-1) && PyErr_Occurred() != nullptr) return nullptr;
-  Backward::current().let_go(given);
+  Backward::current().let_go(integer_in(position));
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
 
 PyObject* take_back(PyObject*, PyObject* position) {
   HANDLE_TH_ERRORS
-  const size_t given = PyLong_AsSize_t(position);
-  if (given == static_cast<size_t>(-1) && PyErr_Occurred() != nullptr) return nullptr;
-  return PyBool_FromLong(Backward::current().take_back(given));
+  return PyBool_FromLong(Backward::current().take_back(integer_in(position)));
   END_HANDLE_TH_ERRORS
 }
 
@@ -255,9 +249,9 @@ PyMethodDef functions[] = {
     {"wait_alone", wait_alone, METH_VARARGS,
      "(leaf, addend): a large addend, which nobody else writes to, is launched by itself."},
     {"hold", hold, METH_VARARGS,
-     "(leaf, addend, bucket, nbytes) -> its position: the addend waits in `bucket`, or is on its "
-     "way "
-     "if that is negative; whoever holds it adds the sum."},
+     "(leaf, addend, bucket, nbytes) -> its position: it waits in `bucket`, or is on its way if "
+     "that "
+     "is negative; whoever holds it adds the sum."},
     {"launch_if_full", launch_if_full, METH_O, "(bucket): launch it if it has bytes enough."},
     {"let_go", let_go, METH_O, "(position): what was held is on its way."},
     {"take_back", take_back, METH_O,

@@ -27,6 +27,12 @@ THPObjectPtr checked(PyObject* made) {
 
 THPObjectPtr wrap(const at::Tensor& x) { return checked(THPVariable_Wrap(x)); }
 
+int64_t integer_in(PyObject* number) {
+  const long long found = PyLong_AsLongLong(number);
+  if (found == -1 && PyErr_Occurred() != nullptr) checked(nullptr);
+  return found;
+}
+
 bool nobody_else_holds(const at::Tensor& x) {
   return x.use_count() == 1 && x.has_storage() && x.storage().use_count() == 1;
 }
@@ -37,12 +43,6 @@ void finish() {
   if (!Backward::current().any()) return;
   const pybind11::gil_scoped_acquire gil;
   checked(PyObject_CallNoArgs(leaves.finish));
-}
-
-int64_t bytes_in(THPObjectPtr number) {
-  const long long found = PyLong_AsLongLong(number.get());
-  if (found == -1 && PyErr_Occurred() != nullptr) checked(nullptr);
-  return found;
 }
 
 void append(THPObjectPtr& list, THPObjectPtr item) {
@@ -76,7 +76,7 @@ void Backward::begin() {
   const int task = torch::autograd::get_current_graph_task_id();
   if (task == task_ && task != -1) return;
   const pybind11::gil_scoped_acquire gil;
-  at_once_ = bytes_in(checked(PyObject_CallNoArgs(leaves.at_once)));
+  at_once_ = integer_in(checked(PyObject_CallNoArgs(leaves.at_once)).get());
   task_ = task;
   if (task != -1) torch::autograd::Engine::get_default_engine().queue_callback(finish);
 }
@@ -91,23 +91,17 @@ void Backward::put(Waiting each, int64_t nbytes) {
   Bucket& into = buckets_[bucket];
   if (into.nbytes == 0) {
     const pybind11::gil_scoped_acquire gil;
-    into.limit = bytes_in(checked(PyObject_CallFunction(leaves.limit, "Li", (long long)bucket,
-                                                        static_cast<int>(into.launched))));
+    into.limit = integer_in(checked(PyObject_CallFunction(leaves.limit, "Li", (long long)bucket,
+                                                          static_cast<int>(into.launched)))
+                                .get());
   }
   into.nbytes += nbytes;
-}
-
-bool Backward::is_full(int64_t bucket) const {
-  const Bucket& found = buckets_.at(bucket);
-  return found.nbytes >= found.limit;
 }
 
 void Backward::add(const at::Tensor& leaf, const at::Tensor& addend, const LeafHook& hook,
                    bool replaces) {
   put({leaf, addend, hook.bucket, hook.number, replaces}, hook.nbytes);
-  if (!is_full(hook.bucket)) return;
-  const pybind11::gil_scoped_acquire gil;
-  launch(hook.bucket);
+  launch_if_full(hook.bucket);
 }
 
 size_t Backward::hold(const at::Tensor& leaf, const at::Tensor& addend, int64_t bucket,
@@ -121,7 +115,10 @@ size_t Backward::hold(const at::Tensor& leaf, const at::Tensor& addend, int64_t 
 }
 
 void Backward::launch_if_full(int64_t bucket) {
-  if (is_full(bucket)) launch(bucket);
+  const Bucket& found = buckets_.at(bucket);
+  if (found.nbytes < found.limit) return;
+  const pybind11::gil_scoped_acquire gil;
+  launch(bucket);
 }
 
 void Backward::let_go(size_t position) {

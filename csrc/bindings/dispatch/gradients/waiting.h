@@ -79,7 +79,6 @@ class Backward {
 
  private:
   void put(Waiting each, int64_t nbytes);
-  bool is_full(int64_t bucket) const;
   void launch(int64_t bucket);
   // `as_it_is`: the only addend is sent from its own memory.
   void launch(const std::vector<size_t>& order, bool as_it_is = false);
@@ -99,6 +98,8 @@ class Backward {
 // Owns a new reference; if it is null, throws the Python error as an exception that torch knows.
 THPObjectPtr checked(PyObject* made);
 THPObjectPtr wrap(const at::Tensor& x);
+// Throws as `checked` does if it is none.
+int64_t integer_in(PyObject* number);
 
 // Whether `x` may be overwritten.
 bool nobody_else_holds(const at::Tensor& x);
