@@ -13,6 +13,7 @@ import numpy as np
 
 from mirrored.every_rank import agree, gathered
 from mirrored.transports.default import current
+from mirrored.transports.torch_dist import rejoin
 
 from .. import checkpoint
 from ..spec import Placement
@@ -118,6 +119,7 @@ class Job:
         if self.size > 1 and folder is None and self._begins:
             self._check_twice(self._copies.prepared)
         if self._goes_on:
+            rejoin.finish_on_gpu()
             gathered(None)
             self._copies.take()
         self._copies.prepared = None
@@ -139,6 +141,7 @@ class Job:
         note = (b"1" if self._changes() else b"0") + (self._slow.note() if self._slow else b"")
         if self._goes_on:
             self._copies.prepare((self.step, self._epoch), {**self._objects, **values})
+            rejoin.finish_on_gpu()
         notes = current().gather_notes(note, tuple(range(self.size)))
         if self._goes_on:
             self._copies.take()

@@ -83,7 +83,7 @@ class Member:
             return None
         world = World(said["epoch"], said["rank"], said["size"], said["gone"], said["came"])
         store = c10d.PrefixStore(f"elastic/{world.epoch}", mail.client(self._host, self._port))
-        rejoin.enter(store, world.rank, world.size, timeout_s, world.epoch == 1)
+        rejoin.enter(store, world.rank, world.size, timeout_s, is_first=world.epoch == 1)
         if self._words is not None:  # said while it was made
             rejoin.stop(self._words)
         return world

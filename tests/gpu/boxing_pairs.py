@@ -21,6 +21,8 @@ from tests.gpu.world import World, start
 from tests.reference import gather, in_grid_order, scatter, shard_at, whole_numbers
 
 ENTRIES = (B, P, S(0), S(1))
+# Cuts of dim 0; given sizes are added, which depend on the number of ranks.
+CUTS = (B, P, S(0), S(0, cut="zigzag"), S(0, blocks=2), S(1, blocks=1))
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)
 EVEN, UNEVEN, EMPTY_PIECES, LARGE = (8, 4), (7, 5), (1, 3), (1031, 517)
 # More than a rank gives at once of the memory that GPUs share.
@@ -54,6 +56,17 @@ def pairs(ranks: Any, shape: tuple[int, ...], dtype: torch.dtype, device: str) -
     yield from (Pair(a, b) for a, b in itertools.permutations(specs, 2))
 
 
+def cuts(n: int, dtype: torch.dtype, device: str) -> Iterator[Pair]:
+    """All pairs of cuts on one axis: dims that ranks do not share evenly, and given sizes of which
+    one is empty."""
+    placement = Placement(device, range(n))
+    for rows in (4 * n + 3, 3):
+        given = [*(range(n - 1)), rows - sum(range(n - 1))]
+        entries = (*CUTS, S(0, sizes=given), S(0, sizes=given[::-1]))
+        specs = [TensorSpec.of(placement, (sbp,), (rows, 5), dtype) for sbp in entries]
+        yield from (Pair(a, b) for a, b in itertools.permutations(specs, 2))
+
+
 def between(near: Any, far: Any, dtype: torch.dtype, device: str) -> Iterator[Pair]:
     """All pairs of SBPs between two placements."""
     ends = []
@@ -78,6 +91,8 @@ def groups(n: int, device: str) -> Iterator[tuple[str, list[Pair]]]:
         made = list(pairs(halves.tolist(), EVEN, dtype, device))
         made += pairs(mixed.tolist(), UNEVEN, dtype, device)
         yield f"two axes, {dtype}", made
+    for dtype in DTYPES:
+        yield f"cuts, {dtype}", list(cuts(n, dtype, device))
     if device == "cuda":
         specs = partial(TensorSpec.of, Placement(device, line), shape=BEYOND, dtype=torch.float32)
         yield "large", [Pair(specs(sbp=(a,)), specs(sbp=(b,))) for a, b in BEYOND_PAIRS]

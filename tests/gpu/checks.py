@@ -72,6 +72,8 @@ CHECKS = [
     *_on_ranks("ring", "ring", 2, 90),
     *_on_ranks("training", "training", 2, 120),
     *_on_ranks("codecs", "codecs", 2, 90),
+    *_on_ranks("plans", "plans", 2, 120),
+    Check("elastic", "-m tests.gpu.elastic --device DEVICE", 240, spawns=True, alone=True),
     Check("compiled_1", "-m tests.gpu.compiled_steps --device DEVICE", 300),
     *_on_ranks("compiled", "compiled_steps", 2, 300),
     _speed("kernels_bf16", "kernels.py --device DEVICE --compile --dtypes bfloat16", 240),

@@ -130,6 +130,9 @@ class SymmetricMemory(Wrapper):
     def _make(self, meeting: Any, device: torch.device, ranks: Ranks) -> DeviceMoves | None:
         if len(ranks) > MOST_RANKS:
             return None
+        if self.inner.inner.gpus_may_lose_ranks:
+            self.why_not[ranks] = "the job goes on without ranks that are lost"
+            return None
         at, timeout_s = ranks.index(self.rank), self.inner.inner.timeout_s()
         name = self.gather_objects(f"mirrored/{uuid.uuid4()}", ranks)[0]
         make = partial(self._make_memory, 2 * self.slot_bytes, device, ranks, at, name)

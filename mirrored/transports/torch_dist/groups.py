@@ -36,6 +36,7 @@ from ..faults.turns import begin, check
 from ..faults.watch import Call, Watch, reason_of
 from . import children
 from .launcher import init_from_environment, let_workers_finish
+from .overdue import Overdue
 from .sockets import Sockets
 
 T = TypeVar("T")
@@ -49,6 +50,7 @@ class World:
     size: int = 1
     nccl: bool = False
     measures: bool = True  # which way is faster, where that is not known
+    overdue: Overdue | None = None  # if it may lose ranks, and has GPUs
     is_childs: bool = False  # this process is not the rank but a child of it
     watch: Watch | None = None  # None in a world of one rank, and in a child
     sockets: Sockets | None = None  # as `watch`
@@ -81,7 +83,10 @@ class World:
                 children.refuse(self.rank, ranks)
             return messages()
         check()
-        return self.watch.carry_out(Call(name, x.dtype, tuple(x.shape), ranks), messages)
+        found = self.watch.carry_out(Call(name, x.dtype, tuple(x.shape), ranks), messages)
+        if self.overdue is not None and x.is_cuda:
+            self.overdue.passed()
+        return found
 
     def agreed(self, name: str, make: Callable[[], str]) -> str:
         """What `make` returned on the first rank that asked for `name`: the same on every rank of
@@ -133,6 +138,17 @@ class World:
             group = self.carry_out("finding each other", torch.empty(0), members, make)
             self.groups[members] = group
         return group
+
+    def may_lose_ranks(self) -> None:
+        """This process goes on in another world when a rank of this one is lost."""
+        if self.nccl and self.watch is not None:
+            limit_s = timeout("cuda").total_seconds()
+            self.overdue = Overdue(self.rank, self.watch, self._groups_of_nccl, limit_s)
+            self.endings.insert(0, self.overdue.close)
+
+    def _groups_of_nccl(self) -> list[Any]:
+        whole: Any = dist.group.WORLD
+        return [whole._get_backend(torch.device("cuda")), *self.groups.values()]
 
 
 # Called where a new default process group is first used: what ranks decided together belongs to the
@@ -232,11 +248,10 @@ def end_world() -> None:
     dist.destroy_process_group()
 
 
-def watch_now() -> Watch | None:
-    """The watch of the world that this process has made, if it has; any thread may ask."""
+def world_now() -> World | None:
+    """The world that this process has made, if it has; any thread may ask."""
     found = c10d.GroupMember.WORLD
-    made = None if found is None else _worlds.get(found)
-    return None if made is None else made.watch
+    return None if found is None else _worlds.get(found)
 
 
 def forget_names() -> None:

@@ -26,7 +26,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from torch.distributed.rendezvous import rendezvous
 
 from . import rejoin
-from .launcher import end_with_process, init_from_environment, take_gpu
+from .launcher import end_with_process, init_from_environment
 
 
 @dataclass(frozen=True)
@@ -139,9 +139,8 @@ def enter(count: int, timeout_s: float) -> Between:
         return Between(0, 1)
     store, rank, size = next(rendezvous("env://"))
     number, place, ranks = rank * count // size, rank % (size // count), size // count
-    take_gpu()
     inside = c10d.PrefixStore(f"islands/{count}/{number}", store)
-    rejoin.enter(inside, place, ranks, timeout_s, is_first=True)
+    rejoin.enter(inside, place, ranks, timeout_s, may_lose_ranks=False)
     atexit.register(end_with_process, os.getpid())
     between = c10d.PrefixStore(f"islands/{count}/between", store)
     return Between(number, count, place, between if count > 1 else None, timeout_s)

@@ -2,14 +2,17 @@
 the next one, without a restart.
 
 ```
-enter(store, 2, 4, 30.0, True)    a process group of four, over a part of the store that is its own
+enter(store, 2, 4, 30.0)    a process group of four, over a part of the store that is its own
 broken()                    why nothing can be sent any more; None while all is well
 leave()                     the process is in no group
-enter(store, 1, 3, 30.0, False)   the next one
+enter(store, 1, 3, 30.0, is_first=False)    the next one
 ```
 
 Gloo connects its ranks only when one of its own collectives is called, which the library does not:
 a rank that dies while others enter leaves none of them waiting.
+
+GPUs that may lose ranks send messages, of which they are let out (``overdue.py``). They do not read
+each other's memory, since nothing lets one out of a barrier but the end of its process.
 """
 
 from __future__ import annotations
@@ -22,16 +25,34 @@ import torch
 import torch.distributed as dist
 
 from . import children
-from .groups import end_world, forget_names, watch_now, world
+from .groups import end_world, forget_names, world, world_now
+from .launcher import take_gpu
+from .overdue import tame_watchdog
 
 _LAZY = "TORCH_GLOO_LAZY_INIT"
 
 
-def enter(store: Any, rank: int, size: int, timeout_s: float, is_first: bool) -> None:
+def enter(
+    store: Any,
+    rank: int,
+    size: int,
+    timeout_s: float,
+    *,
+    is_first: bool = True,
+    may_lose_ranks: bool = True,
+) -> None:
     """Join the process group of ``size`` ranks that find each other in ``store``. No rank waits for
-    another. If it is not the first one of the program, which stands still meanwhile, the ranks do
-    not measure which way messages go faster (``tuning/``)."""
+    another.
+
+    Args:
+        is_first: whether it is the first one of the program. In later ones, which stand still
+            meanwhile, the ranks do not measure which way messages go faster (``tuning/``).
+        may_lose_ranks: whether this process goes on in another one when ranks are lost.
+    """
     forget_names()
+    take_gpu()
+    if may_lose_ranks:
+        tame_watchdog()
     lazy = os.environ.get(_LAZY)
     os.environ[_LAZY] = "1"
     try:
@@ -49,7 +70,10 @@ def enter(store: Any, rank: int, size: int, timeout_s: float, is_first: bool) ->
         else:
             os.environ[_LAZY] = lazy
     children.mark(rank, size)
-    world().measures = is_first
+    made = world()
+    made.measures = is_first
+    if may_lose_ranks:
+        made.may_lose_ranks()
 
 
 def leave() -> None:
@@ -58,16 +82,26 @@ def leave() -> None:
     children.unmark()
 
 
+def finish_on_gpu() -> None:
+    """Wait until this rank's GPU, if it has one, has done all that it was given. Raises
+    RuntimeError if a message was broken off, so that tensors have undefined values."""
+    overdue = world().overdue
+    if overdue is not None:
+        overdue.finish()
+
+
 def broken() -> str | None:
     """What every call that communicates raises from now on, because a rank is gone or has given up;
     None while all is well."""
-    watch = watch_now()
-    return None if watch is None else watch.alarm.words
+    found = world_now()
+    return None if found is None or found.watch is None else found.watch.alarm.words
 
 
 def stop(words: str) -> None:
     """Make this rank raise ``words`` where it waits for others, and in every later call that
     communicates, until it leaves the process group. Any thread may call it."""
-    watch = watch_now()
-    if watch is not None:
-        watch.stop(words)
+    found = world_now()
+    if found is not None and found.watch is not None:
+        found.watch.stop(words)
+        if found.overdue is not None:
+            found.overdue.break_off()

@@ -85,6 +85,11 @@ class TorchDist(Described):
         """Whether ranks measure which way is faster where it is not known."""
         return world().measures
 
+    @property
+    def gpus_may_lose_ranks(self) -> bool:
+        """Whether GPUs go on in another world when ranks of this one are lost."""
+        return world().overdue is not None
+
     def timeout_s(self) -> float:
         """How many seconds a rank waits for others."""
         return timeout("cpu").total_seconds()

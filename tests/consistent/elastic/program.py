@@ -60,7 +60,7 @@ def train(job: consistent.elastic.Job) -> list[float]:
         {"dp": "data", "fsdp": "zero3"} if given.shards > 1 else "zero3" if given.alone else "data"
     )
     axes = {"dp": -1, "fsdp": given.shards} if given.shards > 1 else ("dp",)
-    placement = job.placement(axes)
+    placement = job.placement(axes, type=given.device)
     model = Model().double()
     consistent.parallelize(model, placement, plan)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
@@ -118,6 +118,7 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.03)
     parser.add_argument("--slow", type=int, default=-1, metavar="RANK", help="at the start")
     parser.add_argument("--timeout", type=float, default=30.0)
+    parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
     torch.set_num_threads(1)
     places.begin(given.folder)

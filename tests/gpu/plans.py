@@ -1,0 +1,105 @@
+"""Training under plans by name has the losses of training on one rank: a GPT, a mixture of experts
+whose tokens are sent, and matrices that their owners step.
+
+The GPT is in float64; experts in float32, as torch's grouped product has no float64; Muon's
+products in bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+import consistent
+from benchmarks.gpt import GPT, batch, stepper
+from consistent.spec import B, Placement, S, Sbp
+from tests.gpu.world import World, start
+
+STEPS, LAYERS = 4, 2
+CLOSE, CLOSE_OF_FLOAT, CLOSE_OF_MUON = 1e-10, 1e-5, 2e-2
+PLANS = ("data", "zero1", "zero2", "zero3", "tensor")
+DIM, EXPERTS, TOKENS = 16, 4, 96
+
+Optimizer = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+def gpt(placement: Placement, plan: str, split: Sbp) -> list[float]:
+    torch.manual_seed(0)
+    model = consistent.parallelize(GPT(), placement, plan)
+    step = stepper(model, *(consistent.distribute(x, placement, split) for x in batch()))
+    return [step() for _ in range(STEPS)]
+
+
+def mixture() -> nn.Module:
+    """The mixture of a Mixtral; each token goes to two experts."""
+    import transformers
+
+    config = transformers.MixtralConfig(
+        hidden_size=DIM, intermediate_size=2 * DIM, num_hidden_layers=1, vocab_size=8,
+        num_local_experts=EXPERTS, num_experts_per_tok=2, num_attention_heads=1,
+        num_key_value_heads=1,
+    )  # fmt: skip
+    return transformers.MixtralForCausalLM(config).model.layers[0].mlp
+
+
+def matrices() -> nn.Module:
+    return nn.Sequential(*(nn.Linear(DIM, DIM, bias=False) for _ in range(3)))
+
+
+def trained(
+    make: Callable[[], nn.Module], optimizer: Optimizer, placement: Placement, plan: str, split: Sbp
+) -> list[float]:
+    """Losses of a model [., TOKENS, DIM] -> [., TOKENS, DIM]."""
+    torch.manual_seed(0)
+    model = consistent.parallelize(make().to(torch.get_default_dtype()), placement, plan)
+    steps, losses = optimizer(model), []
+    x, y = (torch.randn(4, TOKENS, DIM) for _ in range(2))
+    x, y = (consistent.distribute(each, placement, split) for each in (x, y))
+    for _ in range(STEPS):
+        steps.zero_grad()
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        steps.step()
+        losses.append(loss.item())
+    return losses
+
+
+def compare(world: World, name: str, losses: list[float], alone: list[float], room: float) -> None:
+    world.say(f"{name}: losses {', '.join(f'{each:.4f}' for each in losses)}")
+    world.expect(alone[-1] < alone[0], f"{name}: nothing is learnt alone, {alone}")
+    world.close(torch.tensor(losses).double(), torch.tensor(alone).double(), room, name)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def muon(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Muon(model.parameters(), lr=1e-2)
+
+
+def main() -> None:
+    world = start(__doc__)
+    torch.set_default_dtype(torch.float64)
+    GPT.layers = LAYERS
+    everywhere, first = (Placement(world.device, range(n)) for n in (world.size, 1))
+    alone = gpt(first, "data", B)
+    for plan in PLANS:
+        split = B if plan == "tensor" else S(0)
+        compare(world, f"GPT, {plan}", gpt(everywhere, plan, split), alone, CLOSE)
+    torch.set_default_dtype(torch.float32)
+    alone = trained(mixture, adamw, first, "data", B)
+    for plan in ("data", "zero3", "expert"):
+        losses = trained(mixture, adamw, everywhere, plan, S(0))
+        compare(world, f"experts, {plan}", losses, alone, CLOSE_OF_FLOAT)
+    alone = trained(matrices, muon, first, "data", B)
+    for plan in ("data", "zero2", "zero3"):
+        losses = trained(matrices, muon, everywhere, plan, S(0))
+        compare(world, f"Muon, {plan}", losses, alone, CLOSE_OF_MUON)
+    world.end()
+
+
+if __name__ == "__main__":
+    main()
