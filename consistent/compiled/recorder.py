@@ -152,6 +152,7 @@ class Recorder(TorchDispatchMode):
         if self.why is None:
             self.why = str(error)
             self._paused += 1
+            _tell_compiling(False)
 
     def found(self, x: torch.Tensor) -> Node | None:
         """``node_of``; None, and no program, where it is not known."""
@@ -193,6 +194,8 @@ class Recorder(TorchDispatchMode):
                 yield
         finally:
             self._paused -= 1
+            if self.why is not None:  # since it was paused: it goes on as it is written
+                _tell_compiling(False)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
@@ -520,11 +523,15 @@ def compiling(value: bool) -> Iterator[None]:
     """Inside, what programs are told that ask ``torch.compiler.is_compiling()``: many then leave
     out checks of values."""
     before = torch.compiler._is_compiling_flag  # type: ignore[attr-defined]
-    torch.compiler._is_compiling_flag = value  # type: ignore[attr-defined]
+    _tell_compiling(value)
     try:
         yield
     finally:
-        torch.compiler._is_compiling_flag = before  # type: ignore[attr-defined]
+        _tell_compiling(before)
+
+
+def _tell_compiling(value: bool) -> None:
+    torch.compiler._is_compiling_flag = value  # type: ignore[attr-defined]
 
 
 _PRINTED = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout)

@@ -125,7 +125,7 @@ class _Recording:
     def run(self, around: Around) -> Any:
         """Call the step, and note what it does. Gives its result."""
         recorder, reached, rates, places = self._recorder, self._reached, self._rates, self._places
-        tell_compiling = self._how.options.tell_compiling
+        tell_compiling = self._how.options.tell_compiling and recorder.why is None
         try:
             with (
                 listening(recorder, reached, rates, places.changes, places.know, self._how.varying),

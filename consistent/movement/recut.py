@@ -41,6 +41,12 @@ def _order(entry: Split, n: int, parts: int) -> tuple[Tensor, Tensor] | None:
     return by_ranks, torch.argsort(by_ranks)
 
 
+def _constant(x: Tensor) -> Tensor:
+    """``x``, which was made earlier. A program that is recorded learns that it is always the same,
+    as of the tensors that `torch.tensor` makes."""
+    return torch.ops.aten.lift_fresh.default(x)
+
+
 def places(runs: Sequence[tuple[int, int]]) -> Tensor:
     """The items of ``runs``, one by one, as indices on the CPU."""
     found = [torch.arange(start, start + size) for start, size in runs]
@@ -50,13 +56,13 @@ def places(runs: Sequence[tuple[int, int]]) -> Tensor:
 def by_ranks(x: Tensor, entry: Split, parts: int) -> Tensor:
     """``x``, whole along the dim of ``entry``, with the items of each rank together."""
     order = _order(entry, x.shape[entry.dim], parts)
-    return x if order is None else x.index_select(entry.dim, order[0].to(x.device))
+    return x if order is None else x.index_select(entry.dim, _constant(order[0]).to(x.device))
 
 
 def in_logical_order(x: Tensor, entry: Split, parts: int) -> Tensor:
     """``x``, with the items of each rank together along the dim of ``entry``, in order again."""
     order = _order(entry, x.shape[entry.dim], parts)
-    return x if order is None else x.index_select(entry.dim, order[1].to(x.device))
+    return x if order is None else x.index_select(entry.dim, _constant(order[1]).to(x.device))
 
 
 def taken(x: Tensor, dim: int, runs: Runs) -> Tensor:

@@ -7,6 +7,7 @@ Each case is given ``c``, which compiles a step or leaves it as it is, and gives
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import random
 import types
@@ -709,6 +710,55 @@ def as_a_method(c: Any) -> list[Any]:
 
 
 # -- several ranks ---------------------------------------------------------------------------------
+
+
+OPTIMIZERS = [
+    kind
+    for kind in vars(torch.optim).values()
+    if isinstance(kind, type)
+    and issubclass(kind, torch.optim.Optimizer)
+    and kind not in (torch.optim.Optimizer, torch.optim.LBFGS, torch.optim.SparseAdam)
+]
+
+
+@functools.lru_cache
+def kept_elsewhere() -> torch.Tensor:
+    return torch.tensor([1.0, 2.0, 0.5, 1.5], dtype=torch.float64)
+
+
+def optimizers_after_what_has_no_program(c: Any, hidden: Callable[[], torch.Tensor]) -> list[Any]:
+    """They ask torch.compiler.is_compiling(), and compute in float32 from the count of steps if it
+    is true."""
+    found = []
+    for kind in OPTIMIZERS:
+        model = nn.Linear(4, 4, bias=False).double()  # Muon takes matrices
+        optimizer = kind(model.parameters(), lr=0.01)
+
+        def step(x: Any, scale: bool, model=model, optimizer=optimizer) -> Any:
+            optimizer.zero_grad()
+            y = model(x)
+            loss = (y * hidden() if scale else y).square().sum()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        s = c(step)
+        x = torch.randn(3, 4, dtype=torch.float64)
+        losses = [s(x, scale) for scale in (False, False, True, True, False, True)]
+        found.append([*losses, next(model.parameters())])
+    return found
+
+
+@alone
+def optimizers_after_an_op_of_which_there_is_no_program(c: Any) -> list[Any]:
+    kept_elsewhere()
+    return optimizers_after_what_has_no_program(c, kept_elsewhere)
+
+
+@alone
+def optimizers_of_a_step_that_is_refused_at_its_begin(c: Any) -> list[Any]:
+    hidden = itertools.repeat(kept_elsewhere())
+    return optimizers_after_what_has_no_program(c, lambda: next(hidden))
 
 
 @several
