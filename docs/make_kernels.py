@@ -6,6 +6,7 @@ kept in build/sass/), and needs nvcc, nvdisasm and c++filt.
 
 from __future__ import annotations
 
+import csv
 import re
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,9 @@ from tests.csrc.sass import Code, Resources, code_of, kept, readable  # noqa: E4
 from tests.csrc.steps import COPIED, GPUS, LATENCY_S, Gpu, turn_of  # noqa: E402
 
 PAGE = Path(__file__).with_name("kernels.md")
+# The same figures of the sources as they were on 2026-11-24, before their loops were changed, by
+# the same compiler: kernel, architecture, registers, bytes in flight, percent of a copy.
+BEFORE = Path(__file__).with_name("kernels_before.csv")
 
 
 @dataclass(frozen=True)
@@ -30,14 +34,16 @@ class Row:
     through: str = ""  # the turn goes through an exponential, which was once a polynomial
     stores: bool = True
     loop: bool = True  # or it has none of a fixed length
+    was: str = ""  # its name before, if that was another
 
 
+ROWS = "reduce_rows<BFloat16, BFloat16, 8, true>"
 EXPONENTIAL = r"MUFU\.EX2|FFMA"
 SHOWN = (
     Row("reduce_flat<BFloat16, BFloat16, 8>"),
     Row("reduce_flat<float, float, 4>"),
-    Row("reduce_rows<BFloat16, BFloat16, 8, InRegisters<float, 8, 2> >", loop=False),
-    Row("reduce_rows<BFloat16, BFloat16, 8, InShared<float, 8> >", loop=False),
+    Row("reduce_rows<BFloat16, BFloat16, 8, InRegisters<float, 8, 2> >", loop=False, was=ROWS),
+    Row("reduce_rows<BFloat16, BFloat16, 8, InShared<float, 8> >", loop=False, was=ROWS),
     Row("reduce_kernel<BFloat16, 8, sum>"),
     Row("reduce_kernel<BFloat16, 8, max>"),
     Row("reduce_kernel<float, 4, sum>"),
@@ -47,8 +53,8 @@ SHOWN = (
     Row("backward_rows<BFloat16>", EXPONENTIAL),
     Row("backward_lanes<BFloat16>", loop=False),
     Row("copy_rows<uint4>", loop=False),
-    Row("scale_rows<BFloat16, 8>", loop=False),
-    Row("add_rows<BFloat16, 8>", loop=False),
+    Row("scale_rows<BFloat16, 8>", loop=False, was="scale_rows<BFloat16>"),
+    Row("add_rows<BFloat16, 8>", loop=False, was="add_rows<BFloat16>"),
     Row("bernoulli_kernel<float>", loop=False),
     Row("dropout_kernel<float>"),
     Row("dropout_kernel<BFloat16>"),
@@ -91,6 +97,17 @@ def figures(kernels: Made, row: Row, gpu: Gpu) -> tuple[str, str, str]:
     return str(resources.registers), str(code.in_flight() or "–"), shown
 
 
+def before() -> dict[tuple[str, int], list[str]]:
+    """(kernel, architecture) -> its figures before."""
+    with BEFORE.open(newline="") as file:
+        return {(name, int(arch)): cells for name, arch, *cells in csv.reader(file)}
+
+
+def arrow(was: str, now: str) -> str:
+    """A cell; one figure alone where it is as it was, or there was none."""
+    return f"{was} → {now}" if was and now and was != now else now
+
+
 def table(first: str, columns: list[str], rows: dict[str, list[str]]) -> Iterator[str]:
     yield f"| {first} | {' | '.join(columns)} |"
     yield "| --- " + "| --: " * len(columns) + "|"
@@ -116,10 +133,14 @@ def built(by_arch: dict[int, dict[str, Made]]) -> Iterator[str]:
 def page() -> str:
     """The page's text."""
     by_arch = {arch: made(arch) for arch in GPUS}
-    found: dict[str, list[tuple[str, str, str]]] = {}
+    found: dict[str, list[list[str]]] = {}
+    was = before()
     for row in SHOWN:
-        each = [figures(flat(by_arch[arch]), row, gpu) for arch, gpu in GPUS.items()]
-        found[f"`{row.name}`"] = each
+        found[f"`{row.name}`"] = [
+            list(map(arrow, was.get((row.was or row.name, arch), [""] * 3), now))
+            for arch, gpu in GPUS.items()
+            for now in [figures(flat(by_arch[arch]), row, gpu)]
+        ]
     columns = [f"sm_{arch}" for arch in GPUS]
     lines = [head(), *built(by_arch)]
     for at, title in enumerate(TITLES):
@@ -159,8 +180,9 @@ def head() -> str:
     return f"""# What nvcc makes of the kernels
 
 Written by `python docs/make_kernels.py`, with nvcc {version()}.
-[Checks on a GPU](gpu.md#what-the-machine-code-says) says what was changed, with the figures before
-and after it for sm_90, and what tests hold.
+[Checks on a GPU](gpu.md#what-the-machine-code-says) says what was changed, and what tests hold.
+`a → b`: the sources of 2026-11-24, before their loops were changed, by the same compiler, and those
+of now; one figure is both, or that of a kernel which did not exist.
 
 Registers and spills are those that ptxas prints; loads and stores are read out of the machine code.
 **The last table is arithmetic, not a measurement**: the share of a copy's bandwidth that the

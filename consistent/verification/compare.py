@@ -18,6 +18,7 @@ from .watch import Key, Seen, is_rounded
 # How far rounding goes is seen from one run in the step's own dtype: another order of sums is off
 # by some times as much, or by some units in the last place where that run happened to be exact.
 TIMES, UNITS = 10, 64
+NOTHING = 1e-8  # of the largest tensor of its kind: what is left where all cancels out, as some
 
 
 @dataclass
@@ -71,17 +72,30 @@ class Compared:
         wrong: the tensors that differ, in the order of the program.
         compared: how many tensors were compared.
         error: what ended the run, if it did not end well.
+        choice: the first op that chose otherwise among values that rounding makes equal, such as a
+            router's topk; what came after it was not compared. "" if there was none.
+        left: how many tensors those are.
     """
 
     name: str
     wrong: list[Wrong] = field(default_factory=list)
     compared: int = 0
     error: str = ""
+    choice: str = ""
+    left: int = 0
 
     @property
     def ok(self) -> bool:
         """Whether all that was compared is right."""
         return not self.wrong and not self.error
+
+    @property
+    def rest(self) -> str:
+        """What was not compared, and why."""
+        return (
+            f"{self.left} tensors were not compared: they follow {in_a_line(self.choice)}, which "
+            "chose otherwise between values that rounding makes equal"
+        )
 
     def __str__(self) -> str:
         name = in_a_line(self.name)
@@ -91,6 +105,8 @@ class Compared:
                 f"{name}: {len(self.wrong)} of {self.compared} tensors differ from one "
                 f"process, the first is\n{_indented(str(self.wrong[0]))}"
             )
+        if self.choice:
+            said += f"\n  {self.rest}"
         if self.error:
             said += f"\n  and it raised:\n{_indented(_indented(readable(self.error.strip())))}"
         return said
@@ -132,7 +148,22 @@ class Right:
         if exact.shape == wide(single).shape:
             meant = self._meant(single, exact)
             own, sizes = (wide(single) - exact).abs()[meant], sizes[meant]
-        return TIMES * _largest(own) + UNITS * eps * _largest(sizes)
+        size = _largest(sizes)
+        if key in self.double and size < NOTHING * self._largest_by_kind[key.what]:
+            # What cancels out, such as the gradients of a bias of keys, leaves what rounding made
+            # of its addends, and nothing is known of these but how large others are.
+            size = self._largest_by_kind[key.what]
+        return TIMES * _largest(own) + UNITS * eps * size
+
+    @cached_property
+    def _largest_by_kind(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for key in self.double.keys() & self.single.keys():
+            single, exact = self.single[key].values[0], wide(self.double[key].values[0])
+            if exact.shape == wide(single).shape:
+                size = _largest(exact.abs()[self._meant(single, exact)])
+                found[key.what] = max(size, found.get(key.what, 0.0))
+        return found
 
     @cached_property
     def _coarsest(self) -> float:
@@ -156,15 +187,40 @@ def _largest(x: Tensor) -> float:
     return float(x.max()) if x.numel() else 0.0
 
 
+def up_to_a_choice(
+    right: Right, other: dict[Key, Held]
+) -> tuple[dict[Key, Held], tuple[str, int] | None]:
+    """What of ``other`` can be compared; and the first op that chose other places than one process
+    did, and how many tensors follow it: those are of another step."""
+    keys = [key for key in right.single if key in other]
+    for i, key in enumerate(keys):
+        if key.what == "chosen" and _chose_otherwise(right.single[key].values[0], other[key]):
+            rest = [k for k in keys[i:] if k.what != "chosen"]
+            choice = f"{key.name.removesuffix(' in ')} ({other[key].where})"
+            return {k: other[k] for k in keys[:i]}, (choice, len(rest))
+    return {k: other[k] for k in keys if k.what != "chosen"}, None
+
+
+def _chose_otherwise(places: Tensor, held: Held) -> bool:
+    if held.spec is not None:
+        return not torch.equal(held.whole(), places)
+    whole = joined(held.values, places.shape)
+    return not any(torch.equal(x, places) for x in (*held.values, whole) if x is not None)
+
+
 def differences(right: Right, other: dict[Key, Held]) -> list[Wrong]:
     """All tensors of ``other`` that are wrong, in the order of one process."""
-    found = (_difference(right, other[key]) for key in right.single if key in other)
+    found = (
+        _difference(right, other[key])
+        for key in right.single
+        if key in other and key.what != "chosen"
+    )
     return [wrong for wrong in found if wrong is not None]
 
 
 def in_modules(seen: dict[Key, Held]) -> dict[Key, Held]:
     """Without ops outside modules: another program calls others there."""
-    between = ("given", "result", "gradient")
+    between = ("given", "result", "chosen", "gradient")
     return {k: held for k, held in seen.items() if k.what not in between or " in " in k.name}
 
 

@@ -26,8 +26,9 @@ def _section(result: Compared) -> str:
     title = f"<h2>{escaped(result.name)}</h2>"
     if result.error:
         title += f"<p>It raised.</p><pre>{escaped(result.error)}</pre>"
+    rest = f" {escaped(result.rest)}." if result.choice else ""
     if not result.wrong:
-        return f"{title}<p>{result.compared} tensors are those of one process.</p>"
+        return f"{title}<p>{result.compared} tensors are those of one process.{rest}</p>"
     heads = [("tensor", False), ("what is wrong", False), ("off by", True), ("rounding", True)]
     heads += [("layout", False), ("where", False)]
     rows = [
@@ -43,4 +44,4 @@ def _section(result: Compared) -> str:
     ]
     said = f"{len(result.wrong)} of {result.compared} tensors differ, in the order of the program"
     left = f"; the first {MOST} are shown" if len(result.wrong) > MOST else ""
-    return f"{title}<p>{said}{left}.</p>" + table("tensors", heads, rows)
+    return f"{title}<p>{said}{left}.{rest}</p>" + table("tensors", heads, rows)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from ..drawing.files import write
 from ..spec import SbpLike
-from .compare import Compared, Right, differences, gathered, in_modules
+from .compare import Compared, Right, differences, gathered, in_modules, up_to_a_choice
 from .worlds import Ran, Step, World, run
 
 # Seconds that one process may take: without its numbers nothing can be said.
@@ -77,8 +77,10 @@ def verify(
 
     Every result of an op, every gradient, and parameters before and after an optimizer's step are
     compared. How far rounding goes is measured: the step runs in float64 too, and what one process
-    is off by in its own dtype says how much another order of sums may be off by. Nothing runs in
-    the calling process; ranks are forked, and no GPU is needed.
+    is off by in its own dtype says how much another order of sums may be off by. Where rounding
+    changes a choice, such as the experts of a router, what follows is another step, and is not
+    compared, which is said. Nothing runs in the calling process; ranks are forked, and no GPU is
+    needed.
 
     Args:
         step: ``step(place)`` builds its model, wraps it in ``place(model)``, and trains it a step
@@ -146,8 +148,11 @@ def _compared(name: str, right: Right, ran: Ran, by_another: bool = False) -> Co
     other = gathered(ran.seen)
     if ran.error:  # what only some of the ranks came to cannot be put together
         other = {key: held for key, held in other.items() if len(held.parts) == len(ran.seen)}
-    compared = len(right.single.keys() & other.keys())
-    return Compared(name, differences(right, other), compared, ran.error)
+    other, choice = up_to_a_choice(right, other)
+    found = Compared(name, differences(right, other), len(other), ran.error)
+    if choice is not None:
+        found.choice, found.left = choice
+    return found
 
 
 def _plan_name(plan: Any) -> str:

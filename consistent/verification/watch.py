@@ -30,6 +30,7 @@ from mirrored.transports.faults.place import user_line
 from ..spec import TensorSpec
 from ..spec.nested import each_in, tensors_in
 from ..tensor.global_tensor import GlobalTensor
+from . import in_float64
 
 # Results of these say nothing that the ops around them do not.
 _UNSEEN = frozenset({"detach", "requires_grad_", "register_hook", "retain_grad", "to_global"})
@@ -41,6 +42,9 @@ _DRAWING = frozenset(
 )
 # These change a dtype, or nothing where it is that already: not the same ones in each dtype.
 _CASTS = frozenset("to float double half bfloat16 type type_as".split())
+# What these give beside values says where they were: of two that are nearly equal rounding decides.
+# By name, where their ``dim`` stands among the arguments.
+_CHOOSING = {"topk": 2, "kthvalue": 2, "sort": 1, "max": 1, "min": 1, "median": 1}
 _SORTS = (torch.sort, torch.argsort, Tensor.sort, Tensor.argsort)
 _WRAPPED = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")
 
@@ -48,9 +52,9 @@ _WRAPPED = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")
 class Key(NamedTuple):
     """Which tensor of a step this is, the same in every world.
 
-    ``what`` is what an op is "given", its "result", the "gradient" of that result, a "parameter
-    gradient", a "parameter" after a step, or what the program "returned". ``number`` counts those
-    of one name.
+    ``what`` is what an op is "given", its "result", which places it has "chosen", the "gradient" of
+    its result, a "parameter gradient", a "parameter" after a step, or what the program "returned".
+    ``number`` counts those of one name.
     """
 
     what: str
@@ -75,8 +79,9 @@ class Seen(NamedTuple):
 class Watch:
     """Keeps what it is shown, in order."""
 
-    def __init__(self, prepare: Callable[[nn.Module], nn.Module]) -> None:
+    def __init__(self, prepare: Callable[[nn.Module], nn.Module], double: bool = False) -> None:
         self.seen: list[Seen] = []
+        self.double = double  # the step runs in float64
         self.draws = False
         self.used: dict[str, str] = {}  # parameter -> the line that used it first
         self._prepare = prepare
@@ -108,11 +113,11 @@ class Watch:
         if is_known:
             self.seen.append(Seen(Key(what, name, number), found, spec, where, laid))
 
-    def op(self, func: Any, given: tuple, out: Any) -> None:
+    def op(self, func: Any, given: tuple, kwargs: dict[str, Any], out: Any) -> None:
         """An op of the user's program: what it was given, what it made, and later the gradients of
         that."""
         name = getattr(func, "__name__", "")
-        if not self._models or name.startswith(("__", "empty")) or name in _UNSEEN:
+        if not self._models or name.startswith(("__", "empty", "new_empty")) or name in _UNSEEN:
             return  # what comes before the model is placed makes it, and data
         if self._notes or self._steps or _is_library():
             return  # parameters are compared after a step; inside it they lie in any layout
@@ -134,6 +139,12 @@ class Watch:
             self.keep("result", called, x, where)
             if x.requires_grad and x.grad_fn is not None:
                 x.register_hook(partial(self._gradient, called, where))
+        if name in _CHOOSING and isinstance(out, tuple) and out[1].ndim:
+            self._notes = True
+            at = _at_places(given[0], out[1], (*given[_CHOOSING[name] :], kwargs.get("dim", -1))[0])
+            self._notes = False
+            self.keep("result", f"{called}, at its places", at, where)
+            self.keep("chosen", called, out[1], where)
 
     def _cast(self, given: tuple, out: Any) -> None:
         """Let a parameter's copy in another dtype stand for it from now on."""
@@ -224,9 +235,15 @@ class _Ops(TorchFunctionMode):
             # Torch leaves the order of equal numbers open, and it differs from process to process.
             kwargs |= zip(("dim", "descending"), args[1:], strict=False)
             args, kwargs = args[:1], kwargs | {"stable": True}
-        out = func(*args, **kwargs)
-        self._watch.op(func, args, out)
+        out = in_float64.call(func, args, kwargs) if self._watch.double else func(*args, **kwargs)
+        self._watch.op(func, args, kwargs, out)
         return out
+
+
+def _at_places(x: Tensor, places: Tensor, dim: int) -> Tensor:
+    with torch.no_grad():
+        whole = places if places.ndim == x.ndim else places.unsqueeze(dim)
+        return torch.take_along_dim(x, whole, dim)
 
 
 def _operands(name: str, given: tuple) -> tuple[list[Tensor], bool]:

@@ -140,7 +140,7 @@ def _rank(step: Step, world: World, rank: int, folder: str) -> None:
             _join(rank, world.ranks, Path(folder))
         if world.double:
             _no_autocast()
-        watch = Watch(world.prepare)
+        watch = Watch(world.prepare, world.double)
         try:
             with watch.watching():
                 watch.finish(step(watch.place))

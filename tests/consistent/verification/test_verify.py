@@ -11,14 +11,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import consistent
-from consistent.verification.compare import Compared, Right, differences, gathered
+from consistent.verification.compare import (
+    Compared,
+    Right,
+    differences,
+    gathered,
+    up_to_a_choice,
+)
 from consistent.verification.held import Held
 from consistent.verification.verify import REFERENCE, _compared
-from consistent.verification.watch import Key
+from consistent.verification.watch import Key, Watch
 from consistent.verification.worlds import World, run
 from tests.ranks import ALL
 
@@ -102,6 +108,73 @@ def test_where_the_dtype_ends_float64_does_not_decide(end: str) -> None:
     assert not differences(right, held(torch.float32))
     (wrong,) = differences(right, held(torch.float32, 1.1))
     assert wrong.error == pytest.approx(0.1) and wrong.allowed < 1e-4
+
+
+def test_of_what_cancels_out_other_tensors_say_how_far_rounding_goes() -> None:
+    keys = {name: Key("parameter gradient", name, 0) for name in ("bias", "weight")}
+
+    def held(dtype: torch.dtype, **values: float) -> dict[Key, Held]:
+        made = {name: torch.tensor([values.get(name, 0.1)], dtype=dtype) for name in keys}
+        return {key: Held(key, "", None, "", {0: made[name]}) for name, key in keys.items()}
+
+    right = Right(held(torch.float32, bias=1e-13), held(torch.float64, bias=1e-19))
+    assert not differences(right, held(torch.float32, bias=2e-11))
+    (wrong,) = differences(right, held(torch.float32, bias=1e-5))
+    assert wrong.key == keys["bias"] and wrong.allowed < 2e-6
+    small = Right(held(torch.float32, bias=1e-6), held(torch.float64, bias=1e-6))
+    (wrong,) = differences(small, held(torch.float32, bias=2e-6))  # which does not cancel out
+    assert wrong.allowed < 1e-10
+
+
+class Routed(nn.Module):
+    """Tokens go to the better of two experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(2, 2) for _ in range(2))
+
+    def forward(self, scores: Tensor) -> Tensor:
+        best, expert = scores.topk(1)
+        outputs = torch.stack([each(scores) for each in self.experts], 1)
+        return (best[..., None] * torch.take_along_dim(outputs, expert[..., None], 1)).sum()
+
+
+def routed(place: Place, scores: Tensor) -> Tensor:
+    torch.manual_seed(0)
+    return place(Routed())(scores)
+
+
+SCORES = torch.tensor([[1.0, 1.0 + 2e-7], [0.5, 0.25]])
+
+
+def by_rounding(place: Place) -> Tensor:
+    return routed(place, SCORES + torch.tensor([[4e-7, 0.0], [0.0, 0.0]]))
+
+
+def by_a_fault(place: Place) -> Tensor:
+    return routed(place, SCORES.flip(1))
+
+
+def test_what_follows_a_choice_that_rounding_made_is_not_compared() -> None:
+    others = {"rounding": by_rounding, "fault": by_a_fault}
+    made = consistent.verify(lambda place: routed(place, SCORES), programs=others)
+    rounding, fault = made.results
+    assert rounding.ok and rounding.left > 2 and "topk (" in rounding.choice, made
+    assert "chose otherwise between values that rounding makes equal" in str(made)
+    assert fault.wrong and "topk" in str(fault)
+
+
+def test_places_that_do_not_have_the_values_are_wrong() -> None:
+    x = torch.tensor([3.0, 1.0, 2.0])
+    found = []
+    for places in (torch.tensor([0, 2]), torch.tensor([0, 1])):  # the second: those of a shard
+        watch = Watch(lambda model: model)
+        watch.place(nn.Identity())
+        watch.op(torch.topk, (x, 2), {}, torch.return_types.topk((x.topk(2)[0], places)))
+        found.append(gathered([watch.seen]))
+    right, other = Right(found[0], {}), found[1]
+    (wrong,) = differences(right, up_to_a_choice(right, other)[0])
+    assert wrong.key.name == "topk, at its places"
 
 
 def dropping(place: Place) -> torch.Tensor:

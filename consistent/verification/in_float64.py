@@ -1,0 +1,44 @@
+"""Ops of which torch has none in float64, for the run that says what a step computes exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_WIDEST = torch.finfo(torch.float32).max
+
+
+def call(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+    """``func(*args, **kwargs)``, in float64 too where torch would refuse that."""
+    if func in _GROUPED and all(x.dtype is torch.float64 for x in args[:2]):
+        return _grouped(*args, **kwargs)
+    if func is torch.full and kwargs.get("dtype") is None and abs(args[1]) > _WIDEST:
+        kwargs = kwargs | {"dtype": torch.float64}  # as finfo(x.dtype).min, of an x in float64
+    return func(*args, **kwargs)
+
+
+_GROUPED = {f for f in (getattr(F, "grouped_mm", None), getattr(torch, "_grouped_mm", None)) if f}
+
+
+def _grouped(
+    a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:  # fmt: skip
+    """``torch.nn.functional.grouped_mm``: one product of each group, which ends at ``offs`` in the
+    dim that has no dim of groups beside it."""
+    if offs is None:
+        out = a @ b
+    else:
+        ends = offs.tolist()
+        groups = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        if a.ndim == b.ndim == 2:
+            out = torch.stack([a[:, group] @ b[group] for group in groups])
+        elif a.ndim == 2:
+            out = torch.cat([a[group] @ b[k] for k, group in enumerate(groups)])
+        else:
+            out = torch.cat([a[k] @ b[:, group] for k, group in enumerate(groups)], 1)
+    return out if bias is None else out + bias
