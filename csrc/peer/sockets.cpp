@@ -117,24 +117,26 @@ bool Sockets::reaches(int rank) const {
 }
 
 void Sockets::send(const std::shared_ptr<Message>& message) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   Peer& peer = *peers_.at(message->rank);
   peer.going.push_back(message);
   ++open_;
   pump_out(peer);
   go_on();
+  let_go(lock);
 }
 
 void Sockets::receive(const std::shared_ptr<Message>& message) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   Peer& peer = *peers_.at(message->rank);
   ++open_;
   if (const auto kept = take(peer.kept, message->tag)) {
     give(peer, *message, *kept);
-    return;
+  } else {
+    peer.asked[message->tag].push_back(message);
+    go_on();
   }
-  peer.asked[message->tag].push_back(message);
-  go_on();
+  let_go(lock);
 }
 
 // Gives a message that was kept to who asks for it.
@@ -148,10 +150,19 @@ void Sockets::give(Peer& peer, Message& asked, const Message& kept) {
 }
 
 void Sockets::finish(Message& message) {
-  message.owner.reset();
+  finished_.push_back(std::move(message.owner));
   --open_;
   // Release: who sees it reads what has arrived, without the lock.
   message.done.store(true, std::memory_order_release);
+}
+
+// Unlocks, and lets go what finished messages owned. With the lock, a thread that has to take
+// Python's own to do so (the memory is a bytearray's, say) would wait for one that has that and
+// waits for the lock.
+void Sockets::let_go(std::unique_lock<std::mutex>& lock) {
+  Owners owners;
+  owners.swap(finished_);
+  lock.unlock();
 }
 
 // Whether something could be sent.
@@ -279,7 +290,7 @@ void Sockets::wait(const Messages& messages) {
   for (int k = 0;; ++k) {
     bool moved = false;
     {
-      const std::lock_guard<std::mutex> lock(mutex_);
+      std::unique_lock<std::mutex> lock(mutex_);
       std::fill(waited_for.begin(), waited_for.end(), false);
       for (const auto& message : messages) {
         if (!here(message)) waited_for[message->rank] = true;
@@ -295,6 +306,7 @@ void Sockets::wait(const Messages& messages) {
         if (peer.failures > message->failures)
           throw std::runtime_error(other_step(rank, "this rank"));
       }
+      let_go(lock);
     }
     if (std::all_of(messages.begin(), messages.end(), here)) return;
     if (moved) continue;
@@ -363,7 +375,7 @@ void Sockets::go_on() {
         sleeps_ = false;
         idle = 0;
       }
-      lock.unlock();
+      let_go(lock);
       std::this_thread::sleep_for(idle == 0 ? kPause : kIdlePause);
       const bool looks = open_.load() != 0 && waiting_.load() == 0;
       lock.lock();
@@ -396,13 +408,14 @@ void Sockets::close() {
     woken_.notify_one();
   }
   if (thread_.joinable()) thread_.join();
-  const std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   for (const auto& peer : peers_) {
     if (peer->out >= 0) ::close(peer->out);
     if (peer->in >= 0) ::close(peer->in);
     peer->out = peer->in = -1;
     peer->lost = "this process has closed it";
   }
+  let_go(lock);
 }
 
 }  // namespace consistent::peer

@@ -37,7 +37,7 @@ struct Message {
   int64_t failures = 0;  // of this process, as it was made
   char* data = nullptr;
   size_t bytes = 0;
-  std::shared_ptr<void> owner;  // of `data`, until the message has gone or come
+  std::shared_ptr<void> owner;  // of `data`, until the message has gone or come, and a bit longer
   std::atomic<bool> done{false};
 };
 
@@ -67,6 +67,7 @@ class Sockets {
 
  private:
   struct Peer;
+  using Owners = std::vector<std::shared_ptr<void>>;
 
   bool look(Peer& peer, bool keeps);
   bool pump_out(Peer& peer);
@@ -75,6 +76,7 @@ class Sockets {
   bool got(Peer& peer, long count);
   void give(Peer& peer, Message& asked, const Message& kept);
   void finish(Message& message);
+  void let_go(std::unique_lock<std::mutex>& lock);
   void sleep(const Messages& messages, double waited_s);
   void note_end(Peer& peer);
   void go_on();
@@ -84,6 +86,7 @@ class Sockets {
   const int bell_;            // rung when a socket is there that a sleeper does not know
   mutable std::mutex mutex_;  // guards the peers
   std::vector<std::unique_ptr<Peer>> peers_;
+  Owners finished_;  // of messages that have gone or come: let go where the lock is not held
   std::atomic<int> open_{0};     // messages that have neither gone nor come
   std::atomic<int> waiting_{0};  // threads in wait()
 

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mirrored.comm import Done, Handle, Link, Ranks, Shape, Transport, check_op, resized
+from mirrored.comm import Done, Handle, Later, Link, Ranks, Shape, Transport, check_op, resized
 from mirrored.transports.counting import call_of
+from mirrored.transports.torch_dist.transport import in_one_round
 
 from ...spec import Placement
 
@@ -91,12 +92,19 @@ class Simulated(Transport):
         call = call_of(me := self._me(ranks), {"x": x, "ranks": ranks}, "all_reduce_async")
         self._begun += 1
         self._note(me, call.name, call.bytes, call.ranks, start=self._begun)
-        return _UnderWay(x, lambda n=self._begun: self._note(me, call.name, 0, call.ranks, wait=n))
+        arriving = self._arriving(x, ranks)
+        total = x if self._shared(ranks) else self._like(x, x.shape)
+        return _UnderWay(
+            total, lambda n=self._begun: self._note(me, call.name, 0, call.ranks, wait=n), arriving
+        )
 
     def all_reduce(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
         check_op(op, x.dtype)
         self._sent("all_reduce", x=x, ranks=ranks)
-        return self._like(x, x.shape)
+        arriving = self._arriving(x, ranks)
+        total = self._like(x, x.shape)
+        del arriving  # it was there until the total was
+        return total
 
     def all_gather(
         self, x: Tensor, shapes: Sequence[Shape], ranks: Ranks, out: Sequence[Tensor] | None = None
@@ -181,7 +189,7 @@ class Simulated(Transport):
         self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks, op: str = "sum"
     ) -> Tensor:
         self._sent("reduce_scatter", x=x, dim=dim, sizes=sizes, ranks=ranks)
-        return self._like(x, resized(x.shape, dim, self._own(sizes, ranks)))
+        return self._scattered([x], [dim], [sizes], ranks)[0]
 
     def join_several(
         self,
@@ -206,8 +214,22 @@ class Simulated(Transport):
         op: str = "sum",
     ) -> list[Tensor]:
         self._sent("reduce_scatter_several", xs=xs, dims=dims, sizes=sizes, ranks=ranks)
-        each = zip(xs, dims, sizes, strict=True)
-        return [self._like(x, resized(x.shape, dim, self._own(own, ranks))) for x, dim, own in each]
+        return self._scattered(xs, dims, sizes, ranks)
+
+    def start_reduce_scatter_several(
+        self,
+        xs: Sequence[Tensor],
+        dims: Sequence[int],
+        sizes: Sequence[Sequence[int]],
+        ranks: Ranks,
+    ) -> Later:
+        made, sent = self.reduce_scatter_several(xs, dims, sizes, ranks), list(xs)
+
+        def results() -> list[Tensor]:
+            sent.clear()  # until then messages may take them from where they are
+            return made
+
+        return Later(Done(made[0]), results)
 
     def turn(
         self,
@@ -240,6 +262,33 @@ class Simulated(Transport):
     def _own(self, sizes: Sequence[int], ranks: Ranks) -> int:
         return sizes[ranks.index(self._me(ranks))]
 
+    def _scattered(
+        self,
+        xs: Sequence[Tensor],
+        dims: Sequence[int],
+        sizes: Sequence[Sequence[int]],
+        ranks: Ranks,
+    ) -> list[Tensor]:
+        each = zip(xs, dims, sizes, strict=True)
+        shapes = [resized(x.shape, dim, self._own(own, ranks)) for x, dim, own in each]
+        others = 0 if self._shared(ranks) else len(ranks) - 1
+        arriving = [
+            self._like(x, shape) for x, shape in zip(xs, shapes, strict=True) for _ in range(others)
+        ]
+        made = [self._like(x, shape) for x, shape in zip(xs, shapes, strict=True)]
+        del arriving  # it was there until the sums were
+        return made
+
+    def _arriving(self, x: Tensor, ranks: Ranks) -> list[Tensor]:
+        """What comes from other ranks, that share no memory, before a total is made of it: a part
+        of it of each of them, or all of it."""
+        n = len(ranks)
+        if self._shared(ranks):
+            return []
+        if in_one_round(self._links(x.device.type), x.nbytes, n):  # the total is made in one
+            return [self._like(x, x.shape) for _ in range(n - 2)]
+        return [self._like(x, (-(-x.numel() // n),)) for _ in range(n - 1)]
+
     def _like(self, x: Tensor, shape: Sequence[int]) -> Tensor:
         return self._empty(shape, x.dtype, True)
 
@@ -250,11 +299,12 @@ class Simulated(Transport):
 
 
 class _UnderWay:
-    """A reduction whose end is noted."""
+    """A reduction whose end is noted; until then it holds what arrives."""
 
-    def __init__(self, x: Tensor, end: Callable[[], None]) -> None:
-        self._x, self._end = x, end
+    def __init__(self, x: Tensor, end: Callable[[], None], arriving: list[Tensor]) -> None:
+        self._x, self._end, self._arriving = x, end, arriving
 
     def wait(self) -> Tensor:
         self._end()
+        self._arriving.clear()
         return self._x

@@ -49,11 +49,20 @@ bool signals_raise() {
   return false;
 }
 
-std::unique_ptr<Sockets> make_sockets(int ranks, double timeout_s, const pybind11::object& alarm) {
+// Its end waits for its thread, which may wait for the GIL.
+struct EndWithoutGil {
+  void operator()(Sockets* sockets) const {
+    const pybind11::gil_scoped_release free;
+    delete sockets;
+  }
+};
+using OwnedSockets = std::unique_ptr<Sockets, EndWithoutGil>;
+
+OwnedSockets make_sockets(int ranks, double timeout_s, const pybind11::object& alarm) {
   Callbacks callbacks;
   callbacks.interrupted = signals_raise;
   callbacks.alarm = alarm_of(alarm.ptr());
-  return std::make_unique<Sockets>(ranks, timeout_s, std::move(callbacks));
+  return OwnedSockets(new Sockets(ranks, timeout_s, std::move(callbacks)));
 }
 
 }  // namespace
@@ -62,7 +71,7 @@ void add_sockets(PyObject* module) {
   const auto inside = pybind11::reinterpret_borrow<pybind11::module_>(module);
   using Free = pybind11::call_guard<pybind11::gil_scoped_release>;
   pybind11::class_<Message, std::shared_ptr<Message>>(inside, "Message");
-  pybind11::class_<Sockets>(inside, "Sockets")
+  pybind11::class_<Sockets, OwnedSockets>(inside, "Sockets")
       .def(pybind11::init(&make_sockets))
       .def("leave_by", &Sockets::leave_by, Free())
       .def("arrive_by", &Sockets::arrive_by, Free())

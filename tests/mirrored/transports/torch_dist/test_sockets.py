@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import random
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -177,3 +179,34 @@ def test_what_is_sent_may_be_a_view_of_any_kind(pair: tuple[Any, Any], x: torch.
     pair[0].wait([sent])
     pair[1].wait([received])
     assert torch.equal(out, x)
+
+
+_OWNED_BY_PYTHON = """
+import socket, sys, time, torch
+from mirrored.transports import _C
+a, b = (_C.Sockets(2, 10.0, _C.Alarm()) for _ in range(2))
+for source, to, at in ((a, b, 1), (b, a, 0)):
+    leaves, arrives = socket.socketpair()
+    source.leave_by(at, leaves.detach())
+    to.arrive_by(1 - at, arrives.detach())
+sys.setswitchinterval(1.0)  # Python's lock is kept for as long as it can be
+short, tag = torch.zeros(8, dtype=torch.uint8), 0
+for k in range(10):
+    out = torch.empty(2_000_000, dtype=torch.uint8)
+    message = b.receive(0, 2 * k, out)
+    a.send(1, 2 * k, torch.frombuffer(bytearray(2_000_000), dtype=torch.uint8))  # nobody waits
+    end = time.monotonic() + 0.05
+    while time.monotonic() < end:
+        tag += 1
+        a.receive(1, tag, short)
+    b.wait([message])
+print("done", flush=True)
+"""
+
+
+def test_memory_that_python_owns_is_let_go_while_others_send_and_receive() -> None:
+    # A thread that held the lock while it waited for Python's own stopped all others.
+    done = subprocess.run(
+        [sys.executable, "-c", _OWNED_BY_PYTHON], capture_output=True, text=True, timeout=30
+    )
+    assert done.stdout == "done\n", done.stderr
