@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mirrored.comm import Done, Handle, Later, Link, Ranks, Shape, Transport, check_op, resized
+from mirrored.comm import Done, Handle, Link, Ranks, Shape, Transport, check_op, resized
 from mirrored.transports.counting import call_of
 from mirrored.transports.torch_dist.transport import in_one_round
 
@@ -215,21 +215,6 @@ class Simulated(Transport):
     ) -> list[Tensor]:
         self._sent("reduce_scatter_several", xs=xs, dims=dims, sizes=sizes, ranks=ranks)
         return self._scattered(xs, dims, sizes, ranks)
-
-    def start_reduce_scatter_several(
-        self,
-        xs: Sequence[Tensor],
-        dims: Sequence[int],
-        sizes: Sequence[Sequence[int]],
-        ranks: Ranks,
-    ) -> Later:
-        made, sent = self.reduce_scatter_several(xs, dims, sizes, ranks), list(xs)
-
-        def results() -> list[Tensor]:
-            sent.clear()  # until then messages may take them from where they are
-            return made
-
-        return Later(Done(made[0]), results)
 
     def turn(
         self,
