@@ -55,6 +55,20 @@ def test_bytes_are_exact_and_memory_is_within_a_tenth(name: str) -> None:
     assert made.peak_bytes == pytest.approx(held, rel=0.1)
 
 
+@pytest.mark.parametrize(("ranks", "more"), [(2, 0.0), (4, 0.75)])
+def test_a_sum_by_messages_holds_what_arrives(ranks: int, more: float) -> None:
+    # Of two ranks the total is made in what arrives; of four, three send a quarter each.
+    peaks, numbers = [], 1 << 22
+    for ranks_per_host in (ranks, 1):
+        machine = replace(KNOWN["h100-8"], device_type="cpu", ranks_per_host=ranks_per_host)
+        with consistent.simulate(ranks=ranks, machine=machine) as sim:
+            placement = consistent.placement("cpu", range(ranks))
+            x = consistent.zeros(numbers, placement=placement, sbp=P)
+            x.to_global(sbp=B)
+        peaks.append(sim.report().peak_bytes)
+    assert peaks[1] - peaks[0] == pytest.approx(more * 4 * numbers, abs=64)
+
+
 def test_whole_numbers_have_the_values_that_recorders_follow() -> None:
     ids = (torch.arange(1 << 15) % 7 + 1).reshape(64, 512)
     with consistent.simulate(ranks=2, machine="h100-8") as sim:
