@@ -68,6 +68,8 @@ class Overdue:
 
     def passed(self) -> None:
         """From here on the current stream waits for a message."""
+        if torch.cuda.is_current_stream_capturing():  # nobody may ask for an event of a graph
+            return
         event = torch.cuda.Event()
         event.record()
         self._newest[threading.get_ident()] = time.monotonic(), event

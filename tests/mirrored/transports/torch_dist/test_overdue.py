@@ -73,6 +73,7 @@ class Event:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(Event, "passed", True)
     yield
 
@@ -107,6 +108,15 @@ def test_a_message_counts_from_when_the_gpu_was_given_it(monkeypatch):
     overdue.passed()
     assert not watch.gave_up.wait(LIMIT_S / 2)
     assert watch.gave_up.wait(10.0)
+
+
+def test_messages_of_a_graph_that_is_captured_are_not_asked_for(monkeypatch):
+    overdue, watch = started(Group())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(Event, "passed", False)
+    overdue.passed()
+    assert not watch.gave_up.wait(1.5 * LIMIT_S)
+    overdue.close()
 
 
 def test_the_newest_message_of_each_thread_is_looked_at(monkeypatch):
