@@ -241,9 +241,13 @@ class _Ops(TorchFunctionMode):
 
 
 def _at_places(x: Tensor, places: Tensor, dim: int) -> Tensor:
-    with torch.no_grad():
-        whole = places if places.ndim == x.ndim else places.unsqueeze(dim)
-        return torch.take_along_dim(x, whole, dim)
+    with torch.no_grad():  # of a DTensor, which has no rule for it, of all of it
+        x, places = (
+            each.full_tensor() if hasattr(each, "full_tensor") else each for each in (x, places)
+        )
+        return torch.take_along_dim(
+            x, places if places.ndim == x.ndim else places.unsqueeze(dim), dim
+        )
 
 
 def _operands(name: str, given: tuple) -> tuple[list[Tensor], bool]:

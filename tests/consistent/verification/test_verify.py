@@ -164,6 +164,25 @@ def test_what_follows_a_choice_that_rounding_made_is_not_compared() -> None:
     assert fault.wrong and "topk" in str(fault)
 
 
+class Best(nn.Module):
+    def forward(self, scores: Tensor) -> Tensor:
+        return scores.topk(1)[0].sum()
+
+
+def best_over_dtensor(place: Place) -> Tensor:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    return place(Best())(distribute_tensor(SCORES, mesh, [Shard(0)])).full_tensor()
+
+
+def test_places_in_a_dtensor_are_those_of_all_of_it() -> None:
+    others = {"DTensor": best_over_dtensor}
+    made = consistent.verify(lambda place: place(Best())(SCORES), programs=others)
+    assert made.ok and made.results[0].compared > 2, made
+
+
 def test_places_that_do_not_have_the_values_are_wrong() -> None:
     x = torch.tensor([3.0, 1.0, 2.0])
     found = []
