@@ -24,7 +24,6 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import ErrorType
 
 from ..faults.watch import Watch
 
@@ -81,7 +80,7 @@ class Overdue:
         self._watch.check()
         for group in self._groups():
             error = group.get_error()
-            if error != ErrorType.SUCCESS:
+            if error.name != "SUCCESS":
                 why = f"rank {self._rank}: NCCL broke off a message ({error.name})"
                 raise RuntimeError(self._watch.give_up(why))
 
