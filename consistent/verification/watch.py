@@ -240,14 +240,12 @@ class _Ops(TorchFunctionMode):
         return out
 
 
-def _at_places(x: Tensor, places: Tensor, dim: int) -> Tensor:
-    with torch.no_grad():  # of a DTensor, which has no rule for it, of all of it
-        x, places = (
-            each.full_tensor() if hasattr(each, "full_tensor") else each for each in (x, places)
-        )
-        return torch.take_along_dim(
-            x, places if places.ndim == x.ndim else places.unsqueeze(dim), dim
-        )
+def _at_places(x: Any, places: Any, dim: int) -> Tensor:
+    with torch.no_grad():
+        if hasattr(x, "full_tensor"):  # a DTensor, which has no rule for it
+            x, places = x.full_tensor(), places.full_tensor()
+        whole = places if places.ndim == x.ndim else places.unsqueeze(dim)
+        return torch.take_along_dim(x, whole, dim)
 
 
 def _operands(name: str, given: tuple) -> tuple[list[Tensor], bool]:
