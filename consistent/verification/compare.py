@@ -18,7 +18,9 @@ from .watch import Key, Seen, is_rounded
 # How far rounding goes is seen from one run in the step's own dtype: another order of sums is off
 # by some times as much, or by some units in the last place where that run happened to be exact.
 TIMES, UNITS = 10, 64
-NOTHING = 1e-8  # of the largest tensor of its kind: what is left where all cancels out, as some
+# A tensor that is smaller than so much of the largest of its kind is what is left where all cancels
+# out; not less, for steps compute some of it in float32 where the rest is in float64.
+NOTHING = 1e-8
 
 
 @dataclass
@@ -195,10 +197,14 @@ def up_to_a_choice(
     keys = [key for key in right.single if key in other]
     for i, key in enumerate(keys):
         if key.what == "chosen" and _chose_otherwise(right.single[key].values[0], other[key]):
-            rest = [k for k in keys[i:] if k.what != "chosen"]
-            choice = f"{key.name.removesuffix(' in ')} ({other[key].where})"
-            return {k: other[k] for k in keys[:i]}, (choice, len(rest))
-    return {k: other[k] for k in keys if k.what != "chosen"}, None
+            place = f"{key.name.removesuffix(' in ')} ({other[key].where})"
+            return _without_places(other, keys[:i]), (place, len(_without_places(other, keys[i:])))
+    return _without_places(other, keys), None
+
+
+def _without_places(other: dict[Key, Held], keys: Sequence[Key]) -> dict[Key, Held]:
+    """Without places, which are equal or not, and not nearly so."""
+    return {key: other[key] for key in keys if key.what != "chosen"}
 
 
 def _chose_otherwise(places: Tensor, held: Held) -> bool:
@@ -210,11 +216,7 @@ def _chose_otherwise(places: Tensor, held: Held) -> bool:
 
 def differences(right: Right, other: dict[Key, Held]) -> list[Wrong]:
     """All tensors of ``other`` that are wrong, in the order of one process."""
-    found = (
-        _difference(right, other[key])
-        for key in right.single
-        if key in other and key.what != "chosen"
-    )
+    found = (_difference(right, other[key]) for key in right.single if key in other)
     return [wrong for wrong in found if wrong is not None]
 
 

@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 import consistent
-from benchmarks.gpt import GPT, batch, stepper
+from benchmarks.gpt import GPT
 from consistent.spec import B, Placement, S, Sbp
-from tests.gpu.world import World, start
+from tests.gpu.training import compare, gpt
+from tests.gpu.world import start
 
 STEPS, LAYERS = 4, 2
 CLOSE, CLOSE_OF_FLOAT, CLOSE_OF_MUON = 1e-10, 1e-5, 2e-2
@@ -23,13 +24,6 @@ PLANS = ("data", "zero1", "zero2", "zero3", "tensor")
 DIM, EXPERTS, TOKENS = 16, 4, 96
 
 Optimizer = Callable[[nn.Module], torch.optim.Optimizer]
-
-
-def gpt(placement: Placement, plan: str, split: Sbp) -> list[float]:
-    torch.manual_seed(0)
-    model = consistent.parallelize(GPT(), placement, plan)
-    step = stepper(model, *(consistent.distribute(x, placement, split) for x in batch()))
-    return [step() for _ in range(STEPS)]
 
 
 def mixture() -> nn.Module:
@@ -66,12 +60,6 @@ def trained(
     return losses
 
 
-def compare(world: World, name: str, losses: list[float], alone: list[float], room: float) -> None:
-    world.say(f"{name}: losses {', '.join(f'{each:.4f}' for each in losses)}")
-    world.expect(alone[-1] < alone[0], f"{name}: nothing is learnt alone, {alone}")
-    world.close(torch.tensor(losses).double(), torch.tensor(alone).double(), room, name)
-
-
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-2)
 
@@ -85,10 +73,10 @@ def main() -> None:
     torch.set_default_dtype(torch.float64)
     GPT.layers = LAYERS
     everywhere, first = (Placement(world.device, range(n)) for n in (world.size, 1))
-    alone = gpt(first, "data", B)
+    alone = gpt(first, "data", B, STEPS)
     for plan in PLANS:
         split = B if plan == "tensor" else S(0)
-        compare(world, f"GPT, {plan}", gpt(everywhere, plan, split), alone, CLOSE)
+        compare(world, f"GPT, {plan}", gpt(everywhere, plan, split, STEPS), alone, CLOSE)
     torch.set_default_dtype(torch.float32)
     alone = trained(mixture, adamw, first, "data", B)
     for plan in ("data", "zero3", "expert"):

@@ -28,10 +28,10 @@ PLANS: dict[str, tuple[dict[str, int], Sbp]] = {
 }
 
 
-def compare(world: World, name: str, losses: list[float], alone: list[float]) -> None:
+def compare(world: World, name: str, losses: list[float], alone: list[float], room: float) -> None:
     world.say(f"{name}: losses {', '.join(f'{each:.4f}' for each in losses)}")
     world.expect(alone[-1] < alone[0], f"{name}: nothing is learnt alone, {alone}")
-    world.close(torch.tensor(losses).double(), torch.tensor(alone).double(), CLOSE, name)
+    world.close(torch.tensor(losses).double(), torch.tensor(alone).double(), room, name)
 
 
 def lenet(world: World, everywhere: Placement, first: Placement) -> None:
@@ -40,17 +40,16 @@ def lenet(world: World, everywhere: Placement, first: Placement) -> None:
     few = Digits(digits[0][:IMAGES], digits[1][:IMAGES], digits[2][:IMAGES], digits[3][:IMAGES])
     asked = argparse.Namespace(seed=0, epochs=1, batch=32, lr=1e-3)
     runs = [job.train(few, placement, asked, "LeNet") for placement in (everywhere, first)]
-    compare(world, "LeNet", runs[0].losses, runs[1].losses)
+    compare(world, "LeNet", runs[0].losses, runs[1].losses, CLOSE)
     share = [torch.tensor(run.accuracy) for run in runs]
     world.close(share[0], share[1], 0, "LeNet, share of digits named rightly")
 
 
-def gpt(placement: Placement, plan: dict[str, int], split: Sbp) -> list[float]:
+def gpt(placement: Placement, plan: dict[str, Sbp] | str, split: Sbp, steps: int) -> list[float]:
     torch.manual_seed(0)
-    sbps = {name: S(dim) for name, dim in plan.items()}
-    model = consistent.parallelize(GPT(), placement, sbps)
+    model = consistent.parallelize(GPT(), placement, plan)
     step = stepper(model, *(consistent.distribute(x, placement, split) for x in batch()))
-    return [step() for _ in range(STEPS)]
+    return [step() for _ in range(steps)]
 
 
 def main() -> None:
@@ -59,9 +58,10 @@ def main() -> None:
     GPT.layers = LAYERS
     everywhere, first = (Placement(world.device, range(n)) for n in (world.size, 1))
     lenet(world, everywhere, first)
-    alone = gpt(first, {}, B)
+    alone = gpt(first, {}, B, STEPS)
     for name, (plan, split) in PLANS.items():
-        compare(world, f"GPT, {name}", gpt(everywhere, plan, split), alone)
+        sbps = {name: S(dim) for name, dim in plan.items()}
+        compare(world, f"GPT, {name}", gpt(everywhere, sbps, split, STEPS), alone, CLOSE)
     world.end()
 
 

@@ -709,9 +709,6 @@ def as_a_method(c: Any) -> list[Any]:
     return [trainer.step(randn(3, seed=i)) for i in range(4)]
 
 
-# -- several ranks ---------------------------------------------------------------------------------
-
-
 OPTIMIZERS = [
     kind
     for kind in vars(torch.optim).values()
@@ -759,6 +756,9 @@ def optimizers_after_an_op_of_which_there_is_no_program(c: Any) -> list[Any]:
 def optimizers_of_a_step_that_is_refused_at_its_begin(c: Any) -> list[Any]:
     hidden = itertools.repeat(kept_elsewhere())
     return optimizers_after_what_has_no_program(c, lambda: next(hidden))
+
+
+# -- several ranks ---------------------------------------------------------------------------------
 
 
 @several
