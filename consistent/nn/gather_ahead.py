@@ -38,7 +38,8 @@ from ..spec import Placement, TensorSpec
 Key = Any
 # A shard, its spec, the wanted spec, and by what it is sent in fewer bytes, if it is.
 Wanted = tuple[Tensor, TensorSpec, TensorSpec, Coder | None]
-_off = False
+# Whether nothing is gathered ahead in threads, and by messages.
+_off = (False, False)
 
 # Parameters are sent for at least for so many times as long at a time as one more communication
 # keeps a rank busy, where as many follow.
@@ -46,10 +47,11 @@ _WORTH = 4
 
 
 @contextmanager
-def switched_off() -> Iterator[None]:
-    """Inside, nothing is gathered in the background: who notes what is sent would not see it."""
+def switched_off(messages: bool = True) -> Iterator[None]:
+    """Inside, nothing is gathered in threads, where a mode of this thread would not see it, nor, if
+    ``messages``, by messages that are waited for later."""
     global _off
-    before, _off = _off, True
+    before, _off = _off, (True, messages)
     try:
         yield
     finally:
@@ -132,7 +134,7 @@ class Ahead:
 
     def go_on(self, key: Key, wanted_for: Callable[[Key], list[Wanted]]) -> None:
         """Send for what came after ``key`` the last time, while one group at most is on its way."""
-        if check_mode.enabled or _off:
+        if check_mode.enabled or _off[self._sending.group_bytes > 0]:
             return
         groups = {id(coming.group) for coming in self._coming}
         if len(groups) > (1 if self._sending.group_bytes else 0):

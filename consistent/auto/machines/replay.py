@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -156,7 +157,17 @@ def repeated(call: OpSignature, cold: bool = False, device: str = "cpu") -> Call
 
 @lru_cache
 def cache_bytes() -> int:
-    """Bytes that the largest cache of this host holds."""
+    """Bytes that the largest caches of this host hold together. In a virtual machine sysconf(3)
+    tells those of the whole processor, of which the guest has some cores."""
+    largest: dict[int, dict[str, int]] = {}  # level -> the cores that share a cache -> its bytes
+    for cache in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cache/index*"):
+        with contextlib.suppress(OSError, ValueError):
+            level, size, cores = (
+                (cache / name).read_text().strip() for name in ("level", "size", "shared_cpu_list")
+            )
+            largest.setdefault(int(level), {})[cores] = int(size.removesuffix("K")) << 10
+    if largest:
+        return sum(largest[max(largest)].values())
     with contextlib.suppress(OSError, ValueError):
         return os.sysconf("SC_LEVEL3_CACHE_SIZE") or CACHE_BYTES
     return CACHE_BYTES

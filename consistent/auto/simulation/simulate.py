@@ -131,7 +131,7 @@ def simulate(
         inside.enter_context(looked_up_in(_C.PlanTable()))  # of the simulated world
         inside.enter_context(_own_numbers())
         inside.enter_context(replace_current(transport))
-        inside.enter_context(gather_ahead.switched_off())
+        inside.enter_context(gather_ahead.switched_off(messages=False))
         inside.enter_context(plain_values.plain_may_differ())
         inside.enter_context(_marks(log, made._kinds, imagined, transport.rank_in))
         inside.enter_context(stages.played(log, transport, imagined, lambda: made.stage_kinds))

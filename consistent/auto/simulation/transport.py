@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mirrored.comm import Done, Handle, Link, Ranks, Shape, Transport, check_op, resized
+from mirrored.comm import Done, Handle, Later, Link, Ranks, Shape, Transport, check_op, resized
 from mirrored.transports.counting import call_of
 from mirrored.transports.torch_dist.transport import in_one_round
 
@@ -82,6 +83,14 @@ class Simulated(Transport):
             call = call_of(me, given, name)
             self._note(me, call.name, call.bytes, call.ranks)
 
+    def _begin(self, name: str, made: Any, arriving: list[Tensor], **given: Any) -> _UnderWay:
+        """Note that what is ``given`` to a method of that name begins to be sent."""
+        call = call_of(me := self._me(given["ranks"]), given, name)
+        self._begun += 1
+        self._note(me, call.name, call.bytes, call.ranks, start=self._begun)
+        end = partial(self._note, me, call.name, 0, call.ranks, wait=self._begun)
+        return _UnderWay(made, end, arriving)
+
     # -- messages ----------------------------------------------------------------------------------
 
     def all_reduce_async(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Handle:
@@ -89,14 +98,9 @@ class Simulated(Transport):
         x = x.detach()
         if len(ranks) == 1 or x.numel() == 0:
             return Done(x)
-        call = call_of(me := self._me(ranks), {"x": x, "ranks": ranks}, "all_reduce_async")
-        self._begun += 1
-        self._note(me, call.name, call.bytes, call.ranks, start=self._begun)
         arriving = self._arriving(x, ranks)
         total = x if self._shared(ranks) else self._like(x, x.shape)
-        return _UnderWay(
-            total, lambda n=self._begun: self._note(me, call.name, 0, call.ranks, wait=n), arriving
-        )
+        return self._begin("all_reduce_async", total, arriving, x=x, ranks=ranks)
 
     def all_reduce(self, x: Tensor, ranks: Ranks, op: str = "sum") -> Tensor:
         check_op(op, x.dtype)
@@ -121,6 +125,15 @@ class Simulated(Transport):
     ) -> list[Tensor]:
         self._sent("all_to_all", pieces=pieces, shapes=shapes, ranks=ranks)
         return self._made(pieces[0], shapes, out)
+
+    def start_all_to_all(
+        self, pieces: Sequence[Tensor], shapes: Sequence[Shape], ranks: Ranks
+    ) -> Later:
+        if len(ranks) == 1:
+            return super().start_all_to_all(pieces, shapes, ranks)
+        made = self._made(pieces[0], shapes, None)
+        given = {"pieces": pieces, "shapes": shapes, "ranks": ranks}
+        return Later(self._begin("start_all_to_all", made, [], **given), lambda: made)
 
     def broadcast(
         self,
@@ -179,6 +192,9 @@ class Simulated(Transport):
     def shares(self, ranks: Ranks, kind: str, nbytes: int = 0) -> bool:
         return kind == "cpu" and self._shared(ranks)
 
+    def overlaps(self, ranks: Ranks, kind: str) -> bool:
+        return kind == "cpu" and not self._shared(ranks)
+
     # -- built on those, each one message ----------------------------------------------------------
 
     def join(self, x: Tensor, dim: int, sizes: Sequence[int], ranks: Ranks) -> Tensor:
@@ -200,10 +216,20 @@ class Simulated(Transport):
         out: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
         self._sent("join_several", xs=xs, dims=dims, sizes=sizes, ranks=ranks)
-        if out is not None:
-            return list(out)
-        each = zip(xs, dims, sizes, strict=True)
-        return [self._like(x, resized(x.shape, dim, sum(own))) for x, dim, own in each]
+        return self._joined(xs, dims, sizes) if out is None else list(out)
+
+    def start_join_several(
+        self,
+        xs: Sequence[Tensor],
+        dims: Sequence[int],
+        sizes: Sequence[Sequence[int]],
+        ranks: Ranks,
+    ) -> Later:
+        if len(ranks) == 1:
+            return super().start_join_several(xs, dims, sizes, ranks)
+        made = self._joined(xs, dims, sizes)
+        given = {"xs": xs, "dims": dims, "sizes": sizes, "ranks": ranks}
+        return Later(self._begin("start_join_several", made, [], **given), lambda: made)
 
     def reduce_scatter_several(
         self,
@@ -215,6 +241,21 @@ class Simulated(Transport):
     ) -> list[Tensor]:
         self._sent("reduce_scatter_several", xs=xs, dims=dims, sizes=sizes, ranks=ranks)
         return self._scattered(xs, dims, sizes, ranks)
+
+    def start_reduce_scatter_several(
+        self,
+        xs: Sequence[Tensor],
+        dims: Sequence[int],
+        sizes: Sequence[Sequence[int]],
+        ranks: Ranks,
+    ) -> Later:
+        if len(ranks) == 1:
+            return super().start_reduce_scatter_several(xs, dims, sizes, ranks)
+        shapes, arriving = self._shares_of(xs, dims, sizes, ranks)
+        given = {"xs": xs, "dims": dims, "sizes": sizes, "ranks": ranks}
+        under_way = self._begin("start_reduce_scatter_several", None, arriving, **given)
+        of_sums = [(shape, x.dtype, True) for shape, x in zip(shapes, xs, strict=True)]
+        return Later(under_way, lambda: [self._empty(*each) for each in of_sums])
 
     def turn(
         self,
@@ -254,15 +295,31 @@ class Simulated(Transport):
         sizes: Sequence[Sequence[int]],
         ranks: Ranks,
     ) -> list[Tensor]:
-        each = zip(xs, dims, sizes, strict=True)
-        shapes = [resized(x.shape, dim, self._own(own, ranks)) for x, dim, own in each]
-        others = 0 if self._shared(ranks) else len(ranks) - 1
-        arriving = [
-            self._like(x, shape) for x, shape in zip(xs, shapes, strict=True) for _ in range(others)
-        ]
+        shapes, arriving = self._shares_of(xs, dims, sizes, ranks)
         made = [self._like(x, shape) for x, shape in zip(xs, shapes, strict=True)]
         del arriving  # it was there until the sums were
         return made
+
+    def _shares_of(
+        self,
+        xs: Sequence[Tensor],
+        dims: Sequence[int],
+        sizes: Sequence[Sequence[int]],
+        ranks: Ranks,
+    ) -> tuple[list[list[int]], list[Tensor]]:
+        """The shapes of this rank's shares of the sums, and what comes for them from ranks that
+        share no memory."""
+        each = zip(xs, dims, sizes, strict=True)
+        shapes = [resized(x.shape, dim, self._own(own, ranks)) for x, dim, own in each]
+        others = 0 if self._shared(ranks) else len(ranks) - 1
+        pairs = zip(xs, shapes, strict=True)
+        return shapes, [self._like(x, shape) for x, shape in pairs for _ in range(others)]
+
+    def _joined(
+        self, xs: Sequence[Tensor], dims: Sequence[int], sizes: Sequence[Sequence[int]]
+    ) -> list[Tensor]:
+        each = zip(xs, dims, sizes, strict=True)
+        return [self._like(x, resized(x.shape, dim, sum(own))) for x, dim, own in each]
 
     def _arriving(self, x: Tensor, ranks: Ranks) -> list[Tensor]:
         """What comes from other ranks, that share no memory, before a total is made of it: a part

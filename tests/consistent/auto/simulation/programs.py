@@ -12,7 +12,7 @@ import consistent
 from consistent import B, S
 from consistent.auto.simulation.real_memory import Holding
 from mirrored.comm import Link
-from mirrored.transports.counting import counting
+from mirrored.transports.counting import Call, counting
 from mirrored.transports.default import current
 
 WIDTH, ROWS = 64, 48
@@ -100,9 +100,9 @@ def begin_stages(schedule: str) -> Any:
     return step
 
 
-def measured(rank: int, make: Any, *args: Any) -> tuple[int, int, Link | None]:
-    """(bytes that this rank sends in a step, the most memory that it holds) of the third step, and
-    what messages cost here."""
+def measured(rank: int, make: Any, *args: Any) -> tuple[list[Call], int, Link | None]:
+    """(what this rank sends, the most memory that it holds) in the third step, and what messages
+    cost here."""
     with Holding() as held:
         step = make(*args)
         step()
@@ -110,4 +110,4 @@ def measured(rank: int, make: Any, *args: Any) -> tuple[int, int, Link | None]:
         held.forget()
         with counting() as log:
             step()
-    return log.bytes, held.peak, current().link("cpu")
+    return log.calls, held.peak, current().link("cpu")

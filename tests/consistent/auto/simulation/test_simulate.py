@@ -22,6 +22,7 @@ from consistent.boxing.cost import DEVICES
 from mirrored.comm import Link
 from mirrored.transports.default import current
 from tests.consistent.auto.simulation import programs
+from tests.mirrored.kinds import over_gloo
 from tests.ranks import pool
 
 PLANS = {
@@ -33,26 +34,45 @@ PLANS = {
 }
 
 
-def _simulated(ranks: int, link: Link | None, make: Any, *args: Any) -> Any:
-    """On CPU ranks that share memory, with links that cost what they cost the real ranks: choices
-    of layouts depend on it. Nothing is timed."""
+def _simulated(ranks: int, link: Link | None, hosts: int, make: Any, *args: Any) -> Any:
+    """On so many hosts, in each of which ranks share memory, with links that cost what they cost
+    the real ranks: sizes of buckets depend on it. Nothing is timed."""
     cost = DEVICES["cpu"] if link is None else None
     wire = Wire(cost.latency, cost.bandwidth) if cost else Wire(link.latency_s, link.bytes_per_s)
-    machine = replace(KNOWN["h100-8"], device_type="cpu", inside=wire, message_start_s=0.0)
+    machine = replace(
+        KNOWN["h100-8"],
+        device_type="cpu",
+        ranks_per_host=-(-ranks // hosts),
+        inside=wire,
+        message_start_s=0.0,
+    )
     with consistent.simulate(ranks=ranks, machine=machine) as sim:
         step = make(*args)
         for _ in range(3):
             step()
-    return sim.report()
+    return sim
 
 
+def _sent_in_last_step(sim: Any) -> list[tuple[str, int, bool]]:
+    """(name, bytes, whether it is waited for at once) of all tensors that the first rank sent."""
+    steps = [i for i, e in enumerate(sim.events) if isinstance(e, Mark) and e.what == "step"]
+    sent = [e for e in sim.events[steps[-2] : steps[-1]] if isinstance(e, Message) and not e.wait]
+    return [(e.name, e.bytes, not e.start) for e in sent if e.name != "gather_objects"]
+
+
+@pytest.mark.parametrize("where", ["one host", "hosts"])
 @pytest.mark.parametrize("name", PLANS)
-def test_bytes_are_exact_and_memory_is_within_a_tenth(name: str) -> None:
+def test_messages_are_exact_and_memory_is_within_a_tenth(name: str, where: str) -> None:
     ranks, plan, shape = PLANS[name]
-    sent, held, link = pool(ranks).run(programs.measured, programs.begin, ranks, plan, shape)[0]
-    made = _simulated(ranks, link, programs.begin, ranks, plan, shape)
-    assert made.bytes == {"inside": sent, "between": 0}
+    given = (programs.measured, programs.begin, ranks, plan, shape)
+    apart = where == "hosts"
+    calls, held, link = pool(ranks).run(*((over_gloo,) if apart else ()), *given)[0]
+    sim = _simulated(ranks, link, ranks if apart else 1, programs.begin, ranks, plan, shape)
+    made, sent = sim.report(), sum(call.bytes for call in calls)
+    assert sum(made.bytes.values()) == made.bytes["between" if apart else "inside"] == sent
     assert made.peak_bytes == pytest.approx(held, rel=0.1)
+    found = [call for call in calls if call.name != "gather_objects"]
+    assert _sent_in_last_step(sim) == [(call.name, call.bytes, call.waits) for call in found]
 
 
 @pytest.mark.parametrize(("ranks", "more"), [(2, 0.0), (4, 0.75)])
@@ -83,9 +103,9 @@ def test_whole_numbers_have_the_values_that_recorders_follow() -> None:
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_stages_send_what_they_send_and_hold_what_they_hold(schedule: str) -> None:
     real = pool(2).run(programs.measured, programs.begin_stages, schedule)
-    made = _simulated(2, real[0][2], programs.begin_stages, schedule)
-    for rank, (sent, held, _) in enumerate(real):
-        assert made.bytes_of[rank] == sent
+    made = _simulated(2, real[0][2], 1, programs.begin_stages, schedule).report()
+    for rank, (calls, held, _) in enumerate(real):
+        assert made.bytes_of[rank] == sum(call.bytes for call in calls)
         assert made.peaks[rank].bytes == pytest.approx(held, rel=0.1)
 
 
