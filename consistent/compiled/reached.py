@@ -33,7 +33,9 @@ from .sources import Asked, Attributes, Source
 MOST = 200_000  # values that are looked at
 MOST_BYTES = 1 << 16  # of an array of numpy, which are compared before each run
 _LIBRARIES = ("consistent", "mirrored", "torch")
-_LOOKED_INTO = "consistent.step."  # a graph, its config and its optimizers
+# Objects of these folders keep tensors that programs use: a graph, its config and its optimizers;
+# masks of flex_attention; distributions.
+_LOOKED_INTO = ("consistent.step.", "torch.nn.attention.", "torch.distributions.")
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _OF_TORCH = frozenset(vars(torch.nn.Module())) - {"training"}
 _Item = tuple[str, Any, Any, Any]  # path, store, key, value

@@ -298,6 +298,9 @@ def test_partial_and_moved_tensors_are_refused_by_torchs_own_functions(rank: int
     moved = x.to_global(sbp=S(1)).view(12)
     with pytest.raises(BaseException, match="the base would not|its base would not"):
         dcp.load({"x": moved}, checkpoint_id=tmp_path)
+    for sbp in (S(0, cut="zigzag"), S(0, blocks=1), S(0, sizes=(3, 1))):
+        with pytest.raises(BaseException, match="consistent.checkpoint"):
+            dcp.save({"x": x.to_global(sbp=sbp)}, checkpoint_id=tmp_path)
 
 
 def test_a_header_says_what_safetensors_say() -> None:
