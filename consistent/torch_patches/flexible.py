@@ -1,18 +1,20 @@
-"""``flex_attention`` asks for no hook, and compiles a function of its own, which would see shards.
+"""``flex_attention`` asks for no hook, and compiles a function of its own, which would see shards;
+and what a ``mask_mod`` reads under ``vmap``, where ``create_mask`` calls it, is no global tensor.
 
-The function stays the object that it is; what is called where its query is a global tensor is told
-in its code. Its module is changed when it is imported, since it brings torch's compiler.
+The functions stay the objects that they are; what is called for global tensors is told in their
+code. Their module is changed when it is imported, since it brings torch's compiler.
 """
 
 from __future__ import annotations
 
 import types
+from functools import cache
 from typing import Any
 
 import torch
 
 from ..dispatch.plans.shards import common_placement, is_global, plain
-from ..dispatch.running.mods import Mods
+from ..dispatch.running.mods import Mods, Wholes
 from ..tensor.global_tensor import GlobalTensor
 from .on_import import change_module
 
@@ -39,20 +41,53 @@ def _told(  # its code becomes that of torch's function, and reads that module's
     )  # fmt: skip
 
 
+def _told_mask(  # likewise, of torch's create_mask
+    mod_fn,  # noqa: ANN001
+    B,  # noqa: ANN001, N803
+    H,  # noqa: ANN001, N803
+    Q_LEN,  # noqa: ANN001, N803
+    KV_LEN,  # noqa: ANN001, N803
+    device=None,  # noqa: ANN001
+):  # noqa: ANN202
+    call = _create_mask  # noqa: F821  # pyright: ignore
+    # A frame that meets a global tensor is not compiled: it runs, and comes here again.
+    if not torch.compiler.is_dynamo_compiling():
+        call = _create_mask_of_wholes  # noqa: F821  # pyright: ignore
+    return call(mod_fn, B, H, Q_LEN, KV_LEN, device)
+
+
 def _change(module: Any) -> None:
-    function = module.flex_attention
+    names = vars(module)
+    names["_of_plain_tensors"] = _told_in_code(module.flex_attention, _told)
+    names["_create_mask"] = _told_in_code(module.create_mask, _told_mask)
+    names["_GlobalTensor"] = GlobalTensor
+
+    def of_global_tensors(*args: Any, **kwargs: Any) -> Any:
+        return _undisturbed(_of_global)(module, *args, **kwargs)
+
+    def create_mask_of_wholes(*args: Any) -> Any:
+        with Wholes():
+            return _undisturbed(names["_create_mask"])(*args)
+
+    names["_of_global_tensors"] = of_global_tensors
+    names["_create_mask_of_wholes"] = create_mask_of_wholes
+
+
+def _told_in_code(function: Any, told: Any) -> Any:
+    """Let ``function`` run the code of ``told``; gives a function that does what it did."""
     original = types.FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__
     )
     original.__kwdefaults__ = function.__kwdefaults__
-    names = function.__globals__
-    names["_of_plain_tensors"], names["_GlobalTensor"] = original, GlobalTensor
+    function.__code__ = told.__code__
+    return original
 
-    def of_global_tensors(*args: Any, **kwargs: Any) -> Any:
-        return _of_global(module, *args, **kwargs)
 
-    names["_of_global_tensors"] = of_global_tensors
-    function.__code__ = _told.__code__
+@cache
+def _undisturbed(function: Any) -> Any:
+    """``function``, of which dynamo compiles no frame: programs compile ``flex_attention``, and
+    where it runs as it is written, what it calls would be compiled piece by piece."""
+    return torch.compiler.disable(function)
 
 
 def _of_global(

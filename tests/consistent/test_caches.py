@@ -67,6 +67,7 @@ BOUNDED = {
     "consistent.spec.tensor_spec._layouts": OBJECTS,
     "consistent.spec.tracer.op_tracers": OPEN,
     "consistent.tensor.inspection.answers.PARTS": CODE,
+    "consistent.torch_patches.flexible._undisturbed": "two functions of torch",
     "consistent.torch_patches.on_import._changes": CODE,
     "consistent.torch_patches.views_of_modules.views": CODE,
     "mirrored.background._answers": OBJECTS,

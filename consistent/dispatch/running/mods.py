@@ -3,6 +3,7 @@
 They read tensors of their own, by closures, attributes or globals. A first call on numbers finds
 these, on all ranks alike: of a global tensor each rank then has the whole, and a plain one counts
 as B. So a gradient that they have is summed over the ranks, each of which has its places alone.
+Where a mask is made of a ``mask_mod``, each rank makes the whole of it.
 """
 
 from __future__ import annotations
@@ -107,15 +108,12 @@ def _over_places(function: Callable, first: tuple[int, ...]) -> Callable:
     return function
 
 
-class _Reads(TorchFunctionMode):
+class Wholes(TorchFunctionMode):
     """Inside, global tensors are the whole of them on this rank."""
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._placement = placement
-        self.finds = True
         self.known: dict[int, tuple[Tensor, Tensor]] = {}  # by id: (the tensor, what stands for it)
-        self.made: list[Tensor] = []  # by the functions themselves, in the first call
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -125,12 +123,8 @@ class _Reads(TorchFunctionMode):
         if func is _getitem and _by_tensors(args[1]):
             # Under vmap Tensor.__getitem__ would ask for the number.
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
-            out = torch.ops.aten.index(args[0], index)
-        else:
-            out = func(*args, **kwargs)
-        if self.finds:
-            self.made += [x for x in _each(out) if isinstance(x, Tensor)]
-        return out
+            return torch.ops.aten.index(args[0], index)
+        return func(*args, **kwargs)
 
     def _taken(self, x: Any) -> Any:
         if isinstance(x, tuple | list):
@@ -140,9 +134,36 @@ class _Reads(TorchFunctionMode):
         known = self.known.get(id(x))
         if known is not None:
             return known[1]
-        if is_global(x) or self.finds and not any(x is y for y in self.made):
-            return self._enter(x)
-        return x
+        return self._enter(x) if self._is_read(x) else x
+
+    def _is_read(self, x: Tensor) -> bool:
+        return is_global(x)
+
+    def _enter(self, x: Any) -> Tensor:
+        self.known[id(x)] = x, plain(_whole(x))
+        return self.known[id(x)][1]
+
+
+class _Reads(Wholes):
+    """Wholes that the functions of a call on ``placement`` read. While it ``finds``, it notes plain
+    tensors that they read, too."""
+
+    def __init__(self, placement: Placement) -> None:
+        super().__init__()
+        self._placement = placement
+        self.finds = True
+        self.made: list[Tensor] = []  # by the functions themselves, in the first call
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        out = super().__torch_function__(func, types, args, kwargs)
+        if self.finds:
+            self.made += [x for x in _each(out) if isinstance(x, Tensor)]
+        return out
+
+    def _is_read(self, x: Tensor) -> bool:
+        return is_global(x) or self.finds and not any(x is y for y in self.made)
 
     def _enter(self, x: Any) -> Tensor:
         if not self.finds:
@@ -152,7 +173,6 @@ class _Reads(TorchFunctionMode):
             )
         if _is_wrapped(x):
             return x
-        whole = (B,) * self._placement.ndim
         if not is_global(x):
             compare(x, self._placement, _NAME)
             x_global = adopt(x, self._placement, _NAME) if x.requires_grad else None
@@ -162,11 +182,16 @@ class _Reads(TorchFunctionMode):
                 f"{self._placement}. Move it first: x.to_global(placement=q.placement)."
             )
         else:
-            x_global = x if x._spec.sbp == whole else rebox(x, x._spec.with_sbp(whole), _NAME)
+            x_global = _whole(x)
         local = x if x_global is None else plain(x_global)
         self.known[id(x)] = x, local
         self.made.append(local)
         return local
+
+
+def _whole(x: Any) -> Any:
+    whole = (B,) * x._spec.placement.ndim
+    return x if x._spec.sbp == whole else rebox(x, x._spec.with_sbp(whole), _NAME)
 
 
 def _by_tensors(index: Any) -> bool:

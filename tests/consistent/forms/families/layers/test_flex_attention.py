@@ -13,11 +13,13 @@ from torch.nn.attention.flex_attention import (
     AuxRequest,
     and_masks,
     create_block_mask,
+    create_mask,
     flex_attention,
 )
 
 import consistent
 from consistent import B, S
+from consistent.torch_patches import compiling
 from mirrored.transports.counting import counting
 from tests.ranks import ALL, on_ranks, pool
 
@@ -128,6 +130,21 @@ def _laid(table: Any, kind: str, placement: Any) -> Any:
     return consistent.distribute(table, placement, S(0) if kind == "S" else B).requires_grad_()
 
 
+@pytest.mark.parametrize("sbp", [B, S(0)])
+@on_ranks(2)
+def test_a_mask_is_made_of_what_global_tensors_hold(rank: int, sbp: Any) -> None:
+    ids = torch.arange(ROWS) // 8
+    laid = consistent.distribute(ids, consistent.Placement.all("cpu"), sbp)
+    for mask_mod in (document, lambda x: lambda b, h, q, k: x[q] == x[k]):
+        found, want = block_mask(mask_mod(laid)), block_mask(mask_mod(ids))
+        assert found.kv_num_blocks.equal(want.kv_num_blocks)
+        assert found.to_dense().equal(want.to_dense())
+    assert create_mask(document(laid), 1, 1, ROWS, ROWS, "cpu").equal(
+        create_mask(document(ids), 1, 1, ROWS, ROWS, "cpu")
+    )
+    compare(laid.placement, S(2), None, document(laid))
+
+
 @on_ranks(2, 3, 4)
 def test_masks(rank: int) -> None:
     line = consistent.placement("cpu", range(torch.distributed.get_world_size()))
@@ -201,6 +218,8 @@ def test_what_is_wrong_is_said_on_all_ranks(rank: int) -> None:
 def test_a_compiled_call_is_the_same(rank: int) -> None:
     line = consistent.placement("cpu", range(2))
     laid = [consistent.distribute(x, line, S(2)) for x in operands(1)]
+    torch._dynamo.reset()  # which keeps what it skips
+    compiling._warned = False  # it is said once
     with pytest.warns(UserWarning, match="code that meets global tensors runs as it is written"):
         found = torch.compile(attention)(*laid, soft_cap)
     torch.testing.assert_close(found.full(), plain(operands(1), soft_cap, None)[0])
