@@ -17,6 +17,7 @@ from mirrored.transports.base.unseen import unseen
 
 from ...movement.grad_mode import is_recording, records
 from ...movement.world import my_coordinate
+from ...spec import B
 from ..plans.arguments import collect, with_tensors
 from ..plans.shards import HookOff, attach, plain
 from . import writes
@@ -162,7 +163,14 @@ class MovedView:
             view = self._taken_from(blank)
             (places,) = torch.autograd.grad(view, blank, torch.ones_like(view), retain_graph=True)
             value = value.clone() if writes.is_inference(value) else value
-            (put,) = torch.autograd.grad(view, blank, value.to(dtype), create_graph=tracked)
+            (put,) = torch.autograd.grad(
+                view, blank, value.to(dtype), create_graph=tracked, retain_graph=True
+            )
+            if not tracked and has_gradients and not dtype.is_complex and B in value._spec.sbp:
+                # Where it lies whole on several ranks, the zeros of others are added: 0 + -0 is 0.
+                signs = torch.signbit(value).to(dtype)
+                (minus,) = torch.autograd.grad(view, blank, signs, retain_graph=True)
+                put = put.masked_fill((put == 0) & (minus != 0), -0.0)
         source.copy_(torch.where(places != 0, put.to(source.dtype), source))
 
     def _taken_from(self, source: Any) -> Any:

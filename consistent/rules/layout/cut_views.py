@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 
 from ...spec import Runs, Split
-from ...spec.cut import cut_of, joined
+from ...spec.cut import Cut, cut_of, joined
 
 Shape = Sequence[int]
 
@@ -48,9 +48,9 @@ def _candidates(
     entry: Split, n: int, after: int, span: int, before: int, repeats: int, m: int
 ) -> list[Split]:
     """Cuts of a dim of ``m`` items that may be right; one that is, is found by comparing runs."""
-    cut = entry.cut
-    if cut is None or m == 0:
+    if m == 0:
         return []
+    cut = entry.cut or Cut(None, False, None, None)
     blocks, sizes, of = (_times(x, after, span) for x in (cut.blocks, cut.sizes, cut.of))
     length = _times(n, after, span)
     ways: list[object] = [None, of]  # the shortest way to say it comes first

@@ -114,18 +114,27 @@ def reshaped(call: Call, parts: int) -> list[Signature]:
         raise DoesNotFit("a view of another dtype")
     kept, moved = _kept(call)
     made = [call.whole(), call.make({0: P}, P), *(call.make({0: s}, t) for s, t in kept)]
-    made += _of_cut(call, parts)
+    made += _of_present(call, parts, [s.dim for s, _ in kept] + moved)
     return made + with_halo(call, parts, moved)
 
 
-def _of_cut(call: Call, parts: int) -> list[Signature]:
-    """What becomes of the operand's present split, if it is no plain one."""
-    x, out, found = call.operands[0], call.outs[0], call.cut_split()
-    if found is None:
+def _of_present(call: Call, parts: int, firsts: Sequence[int]) -> list[Signature]:
+    """What becomes of the operand's present split where pieces are not balanced, or not of one of
+    the ``firsts``, the first dims of groups: then a rank has runs of the result, with gaps."""
+    x, out = call.operands[0], call.outs[0]
+    entry, found = x.spec.sbp[call.axis], call.cut_split()
+    if found is None and (not isinstance(entry, Split) or entry.cut or entry.dim in firsts):
         return []
-    entry = found[0]
+    assert isinstance(entry, Split)
+    others = {e.dim for a, e in enumerate(x.spec.sbp) if a != call.axis and isinstance(e, Split)}
+    if found is None and others.intersection(_group_of(entry.dim, x.shape, out.shape)):
+        return []
     made = viewed(entry, groups(x.shape, out.shape), x.shape, out.shape, parts)
     return [] if made is None else [call.make({0: entry}, made, by_size=True)]
+
+
+def _group_of(dim: int, source: Shape, target: Shape) -> range:
+    return next((ins for ins, _ in groups(source, target) if dim in ins), range(0))
 
 
 def reshaped_as(call: Call, parts: int) -> list[Signature]:
