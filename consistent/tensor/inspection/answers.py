@@ -22,6 +22,7 @@ from ...dispatch.running.whole_call import call_whole
 from ...movement.world import my_coordinate
 from ..global_tensor import GlobalTensor
 from .printing import formatted, is_whole_here, text_of
+from .sparse_rows import sparse_mask
 
 _Base: Any = torch.Tensor
 
@@ -308,6 +309,7 @@ def _enter() -> None:
                 if answer is not None:
                     handlers[f"{name}.__{method}__"] = answer
     handlers["_nested_tensor_from_mask_left_aligned"] = _not_aligned
+    handlers["sparse_mask"] = sparse_mask
     handlers[handler_name("__repr__")] = _text
     handlers[handler_name("__format__")] = formatted
     for name in _UNHOOKED:

@@ -26,12 +26,12 @@ def embedding_bag(
     padding_idx: int | None = None,
 ) -> Any:
     """``F.embedding_bag`` for these calls, and ``NotImplemented`` for all others."""
-    plain = max_norm is None and not scale_grad_by_freq and not sparse and offsets is None
+    plain = max_norm is None and not scale_grad_by_freq and offsets is None
     averages = mode == "mean" and per_sample_weights is None
     if not plain or not (mode == "sum" or averages) or not _alike(input, weight):
         return NotImplemented
     try:
-        rows = F.embedding(input, weight, padding_idx)
+        rows = F.embedding(input, weight, padding_idx, sparse=sparse)
     except IndexError as error:  # of a row, on every rank; torch raises another one for bags
         raise RuntimeError(f"embedding_bag, by rows: {error}") from error
     if per_sample_weights is not None:

@@ -7,14 +7,15 @@ rank 1: rows 3 4 5, looks up 0 5 1       asks 0: 0 1      gets rows 0, 1
 ```
 
 Three messages: how many rows are asked for, which, and the rows. In backward the gradients of a
-rank's lookups are added up row by row, and go to the owners with the numbers of the rows. A step
+rank's lookups are added up row by row, and go to the owners with the numbers of the rows. There
+they are written into zeros, or with ``sparse=True`` become the entries of a sparse gradient. A step
 that is recorded has each way in one message, since its sizes depend on values.
 """
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -37,9 +38,10 @@ def rows_of_owners(shard: Shards) -> Tensor:
     if shard.coordinate is None:
         return shard.run(*shard.args, **shard.kwargs)
     need_in_range(index, shard.specs[0].shape[0], shard.call.name)
-    padding = shard.get("padding_idx", -1)
     edges = tuple(itertools.accumulate((sizes[0] for _, sizes in shard.regions()), initial=0))
-    return _LookUp.apply(table, index, Owners(edges, slot(shard)[0], shard.ranks), padding)
+    owners = Owners(edges, slot(shard)[0], shard.ranks)
+    add_up = _AddUp(owners, shard.get("padding_idx", -1), shard.get("sparse", False))
+    return _LookUp.apply(table, index, add_up)
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,17 @@ class Owners:
         of them each rank has)."""
         if has_values(index):
             rows, places = index.unique(return_inverse=True)
-            cuts = torch.searchsorted(rows, torch.tensor(self.edges, device=index.device)).tolist()
-            return rows, places, [b - a for a, b in itertools.pairwise(cuts)]
+            return rows, places, self.counts(rows)
         # In a simulation all are others, and each rank has as many.
         count = min(index.numel(), self.edges[-1])
         places = torch.zeros_like(index)
         return index.new_empty(count), places, [piece(count, len(self.ranks), k)[1] for k in
                                                 range(len(self.ranks))]  # fmt: skip
+
+    def counts(self, rows: Tensor) -> list[int]:
+        """How many of ``rows``, which are in order, each rank has."""
+        cuts = torch.searchsorted(rows, torch.tensor(self.edges, device=rows.device)).tolist()
+        return [b - a for a, b in itertools.pairwise(cuts)]
 
     def ask(self, rows: Tensor, going: list[int]) -> tuple[Tensor, list[int]]:
         """(the rows that others ask this rank for, as places in its shard, how many each does)."""
@@ -100,22 +106,37 @@ class _Fetch:
 
 @dataclass(frozen=True)
 class _AddUp:
-    """(gradients of rows, their indices) -> the gradient of this rank's shard of the table."""
+    """(gradients of rows, their indices) -> the gradient of this rank's shard of the table, of
+    which no entry is one of ``padding``."""
 
     owners: Owners
     padding: int
+    sparse: bool
 
     def __call__(self, xs: list[Tensor]) -> list[Tensor]:
         grad, index = xs
         rows, places, going = self.owners.unique(index)
         flat = grad.reshape(-1, grad.shape[-1])
         each = flat.new_zeros(len(rows), grad.shape[-1]).index_add_(0, places.reshape(-1), flat)
+        if self.sparse and self.padding >= 0:
+            kept = rows != self.padding
+            rows, each = rows[kept], each[kept]
+            going = self.owners.counts(rows)
         each = each.masked_fill_((rows == self.padding).unsqueeze(1), 0)
         asked, coming = self.owners.ask(rows, going)
         first, last = self.owners.edges[self.owners.me : self.owners.me + 2]
-        made = grad.new_zeros(last - first, grad.shape[-1])
+        shape = (last - first, grad.shape[-1])
         came = self.owners.swap(each, going, coming)
-        return [made.index_add_(0, asked, came)]
+        if self.sparse:
+            return [torch.sparse_coo_tensor(asked.unsqueeze(0), came, shape)]
+        return [grad.new_zeros(shape).index_add_(0, asked, came)]
+
+    def run(self, grad: Tensor, index: Tensor) -> Tensor:
+        """The gradient, by messages."""
+        xs = [grad, index]
+        if self.sparse:  # entries are as many as values say, and no message of a program
+            return self(xs)[0]
+        return current().as_one(self, xs, self.owners.ranks)[0]
 
 
 class _LookUp(torch.autograd.Function):
@@ -127,33 +148,34 @@ class _LookUp(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, table: Tensor, index: Tensor, owners: Owners, padding: int) -> Tensor:
+    def forward(ctx: Any, table: Tensor, index: Tensor, add_up: _AddUp) -> Tensor:
         ctx.save_for_backward(index)
-        ctx.where = owners, padding
+        ctx.add_up = add_up
+        owners = add_up.owners
         return current().as_one(_Fetch(owners), [table.detach(), index], owners.ranks)[0]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (index,) = ctx.saved_tensors
-        return _Sum.apply(grad, index, *ctx.where), None, None, None
+        return _Sum.apply(grad, index, ctx.add_up), None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
         (index,) = ctx.saved_tensors
-        return _LookUp.apply(tangent, index, *ctx.where)
+        return _LookUp.apply(tangent, index, ctx.add_up)
 
 
 class _Sum(torch.autograd.Function):
     """The backward of `_LookUp`. Its own backward looks up again, and gives zeros for padding."""
 
     @staticmethod
-    def forward(ctx: Any, grad: Tensor, index: Tensor, owners: Owners, padding: int) -> Tensor:
+    def forward(ctx: Any, grad: Tensor, index: Tensor, add_up: _AddUp) -> Tensor:
         ctx.save_for_backward(index)
-        ctx.where = owners, padding
-        return current().as_one(_AddUp(owners, padding), [grad.detach(), index], owners.ranks)[0]
+        ctx.add_up = add_up
+        return add_up.run(grad.detach(), index)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        (index,), (owners, padding) = ctx.saved_tensors, ctx.where
-        made = _LookUp.apply(grad, index, owners, -1)
-        return made.masked_fill((index == padding).unsqueeze(-1), 0), None, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (index,), add_up = ctx.saved_tensors, ctx.add_up
+        made = _LookUp.apply(grad, index, replace(add_up, padding=-1))
+        return made.masked_fill((index == add_up.padding).unsqueeze(-1), 0), None, None

@@ -35,17 +35,17 @@ def gathered_along(call: Call, parts: int) -> list[Signature]:
 
 # Scaling gradients by frequency counts every index of the batch.
 _BY_COUNT = "ve, f([...]) -> [...]e; v by masked_embedding; unless sparse"
-_LOOKED_UP = "ve, f(...) -> ...e; v by masked_embedding; unless sparse"
+_LOOKED_UP = "ve, f(...) -> ...e; v by masked_embedding"
+_SPARSE = "[v]e, f(...) -> ...e"  # a mask would give entries for rows that are not looked up
 
 
 def looked_up(call: Call, parts: int) -> list[Signature]:
     """`ve, f(...) -> ...e`, and where indices and rows are split alike, rows that are fetched from
     the ranks that have them, each once."""
     by_count = call.get("scale_grad_by_freq", False)
-    made = notation.signatures_of(
-        [notation.parse(_BY_COUNT if by_count else _LOOKED_UP)], call, parts
-    )
-    if by_count or call.get("sparse", False):
+    line = _BY_COUNT if by_count else _SPARSE if call.get("sparse", False) else _LOOKED_UP
+    made = notation.signatures_of([notation.parse(line)], call, parts)
+    if by_count:
         return made
     table, index = call.operands
     rows = min(-(-math.prod(index.shape) // parts), table.shape[0])

@@ -15,8 +15,8 @@ from mirrored.transports.counting import counting
 from tests.ranks import on_ranks, pool
 from tests.twins import Laid, assert_same
 
-# [4, 6] split by columns, and on an axis of one rank by rows, so that no dim of the result of a view
-# that joins them is split: none of these is a view of the shards.
+# [4, 6] split by columns, and by rows on an axis of one rank, so that no dim of the result of a
+# view that joins them is split: none of these is a view of the shards.
 VIEWS: dict[str, Any] = {
     "view": lambda x: x.view(-1),
     "select": lambda x: x[:, 4],

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch.autograd import forward_ad
 
 from consistent.movement.plain_values import plain_may_differ
-from consistent.rules import DoesNotFit
-from consistent.spec import P, Placement
+from consistent.spec import P, Placement, S
 from consistent.tensor.making.create import distribute
 from mirrored.transports.counting import counting
 from tests.brute_force import Expected, check
@@ -82,7 +81,7 @@ def test_frequencies_are_counted_on_any_grid(grid: Any) -> None:
     check(torch.embedding, real(7, 4), whole(9, low=0, high=7), 3, True, ranks=grid)
 
 
-def test_sparse_tables_are_not_split_by_rows() -> None:
+def test_rows_of_sparse_tables_are_fetched_and_never_masked() -> None:
     op = Expected(torch.embedding, (real(7, 4), whole(3, low=0, high=7), -1, False, True), {})
-    with pytest.raises(DoesNotFit):
-        op.signatures(0)
+    by_rows = [s.form for s in op.signatures(0) if s.ins[0] == S(0)]
+    assert by_rows == ["rows_of_owners"]
