@@ -24,7 +24,7 @@ from ..drawing.words import short_site, source_line, times
 from ..spec.bytes_text import bytes_text
 from .advice import Advice
 from .lines import Line
-from .text import EMPTY, summary
+from .text import EMPTY
 from .timeline import Timeline
 
 _LANES = {
@@ -40,14 +40,14 @@ def page(
     lines: Sequence[Line],
     advice: Sequence[Advice],
     timeline: Timeline | None,
-    by_messages: int = 0,
+    summary: str,
 ) -> str:
-    """The page."""
+    """The page, with a ``summary`` at its head."""
     if lines:
         parts = [_numbers(lines), _advice(advice), _bars(lines), _program(lines), _times(timeline)]
     else:
         parts = [f"<p>{_marked(EMPTY)}</p>"]
-    return frame("What ran", summary(lines, timeline, by_messages), "\n".join(parts))
+    return frame("What ran", summary, "\n".join(parts))
 
 
 def _numbers(lines: Sequence[Line]) -> str:

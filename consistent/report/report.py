@@ -34,8 +34,9 @@ class Report:
     """Lines by (op name, call site), in the order first met. Bytes are those that the busiest
     rank sends; of a compiled step, those that this rank sends. ``between`` are those that all ranks
     together send from host to host, by the plans of boxings: without compiled steps, and without
-    GPUs. ``by_messages`` are those that this rank sent, in whatever it did, to ranks with which it
-    shares no memory, such as those on other hosts.
+    GPUs. ``rows_of_experts`` are the rows that each rank got for its experts, where the tokens of a
+    mixture are sent to the ranks of theirs. ``by_messages`` are the bytes that this rank sent, in
+    whatever it did, to ranks with which it shares no memory, such as those on other hosts.
 
     ``print(r)`` shows a table, ``r.save("report.html")`` writes a page. ``r.timeline`` has the
     times of ``report(timeline=True)``, and is None without.
@@ -44,6 +45,7 @@ class Report:
     def __init__(self, timeline: Timeline | None = None) -> None:
         self.timeline = timeline
         self.by_messages = 0
+        self.rows_of_experts: Counter[int] = Counter()
         self._lines: dict[tuple[str, str], Line] = {}
         self._advice: dict[tuple[str, str, str], Advice | None] = {}
         self._thread = threading.local()
@@ -147,6 +149,9 @@ class Report:
             between = round(between * plan_bytes(moves) / plan_bytes(plan(src, dst)))
         line.between += between
 
+    def _routed(self, ranks: Sequence[int], rows: Sequence[int]) -> None:
+        self.rows_of_experts.update(dict(zip(ranks, rows, strict=True)))
+
     def _program(self, what: watching.Happening, begins: bool) -> None:
         """A compiled step has a line where it is called, and one for each line of its own that
         sends."""
@@ -165,14 +170,14 @@ class Report:
 
     def summary(self) -> str:
         """What ran and what it sent, in a sentence or two."""
-        return summary(self.lines, self.timeline, self.by_messages)
+        return summary(self.lines, self.timeline, self.by_messages, self.rows_of_experts)
 
     def __str__(self) -> str:
-        return table(self.lines, self.advice, self.by_messages)
+        return table(self.lines, self.advice, self.by_messages, self.rows_of_experts)
 
     def html(self) -> str:
         """The report as one page that needs nothing beside it."""
-        return page(self.lines, self.advice, self.timeline, self.by_messages)
+        return page(self.lines, self.advice, self.timeline, self.summary())
 
     def save(self, path: str | Path) -> Path:
         """Write the page to ``path``; folders are made."""
@@ -224,6 +229,7 @@ def report(timeline: bool = False) -> Iterator[Report]:
                 on_op_end=made._op,
                 on_boxing_begin=made._boxing,
                 on_compiled=made._program,
+                on_routed=made._routed,
             ).tracing()
         )
         if made.timeline is not None:  # last, so that no time goes into the report itself

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from mirrored.readable import in_a_line
 
@@ -12,6 +13,7 @@ from .advice import Advice
 from .lines import Line, most_common
 from .timeline import Timeline
 
+NONE: Mapping[int, int] = MappingProxyType({})
 _HEAD = ("op", "count", "layout", "boxings", "bytes", "between hosts", "whole", "where")
 _BETWEEN = _HEAD.index("between hosts")
 _NOTHING = "No op on a global tensor ran."
@@ -23,7 +25,12 @@ _NO_MEMORY = "to ranks with which it shares no memory"
 _LIMITS = (32, 6, 44, 60, 14, 14, 5)
 
 
-def summary(lines: Sequence[Line], timeline: Timeline | None = None, by_messages: int = 0) -> str:
+def summary(
+    lines: Sequence[Line],
+    timeline: Timeline | None = None,
+    by_messages: int = 0,
+    of_experts: Mapping[int, int] = NONE,
+) -> str:
     """What ran and what it sent, in a sentence or two."""
     ops = sum(line.count for line in lines if not line.compiled)
     steps = sum(line.count for line in lines if line.compiled)
@@ -46,6 +53,8 @@ def summary(lines: Sequence[Line], timeline: Timeline | None = None, by_messages
         text += f". All ranks together sent {bytes_text(between)} from host to host"
     if by_messages:
         text += f". This rank sent {bytes_text(by_messages)} {_NO_MEMORY}"
+    if any(of_experts.values()):
+        text += f". {_busiest(of_experts)}"
     whole = sorted({line.op for line in lines if line.whole})
     text += (
         f". Every rank computed all of {in_a_line(', '.join(whole))}."
@@ -61,7 +70,12 @@ def summary(lines: Sequence[Line], timeline: Timeline | None = None, by_messages
     return text
 
 
-def table(lines: Sequence[Line], advice: Sequence[Advice] = (), by_messages: int = 0) -> str:
+def table(
+    lines: Sequence[Line],
+    advice: Sequence[Advice] = (),
+    by_messages: int = 0,
+    of_experts: Mapping[int, int] = NONE,
+) -> str:
     """The lines as a table, those that send most first; then the sums, and the advice."""
     if not lines:
         return f"{_NOTHING}\n{EMPTY}"
@@ -76,12 +90,23 @@ def table(lines: Sequence[Line], advice: Sequence[Advice] = (), by_messages: int
     ]
     text.insert(1, "  ".join("-" * w for w in widths))
     text += [f"advice: {in_a_line(str(each))}" for each in advice]
+    text += [_busiest(of_experts)] if any(of_experts.values()) else []
     whole = in_a_line(", ".join(sorted({line.op for line in lines if line.whole}))) or "none"
     total = sum(line.nbytes for line in lines)
     sent = f", {between:,} of all ranks from host to host" if between else ""
     sent += f", {by_messages:,} by this rank {_NO_MEMORY}" if by_messages else ""
     text.append(f"{total:,} bytes boxed{sent}; ran whole on every rank: {whole}")
     return "\n".join(text)
+
+
+def _busiest(rows: Mapping[int, int]) -> str:
+    """Who got how many of the ``rows`` of experts, by rank."""
+    rank = max(rows, key=lambda each: rows[each])
+    share = rows[rank] / sum(rows.values())
+    return (
+        f"Rank {rank} got most rows for its experts, {rows[rank]:,}, which is {share:.0%} of all "
+        f"({1 / len(rows):.0%} if all ranks had as many)"
+    )
 
 
 def _cells(line: Line) -> tuple[str, ...]:

@@ -48,6 +48,8 @@ class Tracer:
         on_data: (alias), each tensor that ``x.data`` makes: writes into it are not counted in x.
         on_optimizer_step: (optimizer), before each step of an optimizer, and before its parameters
             are laid as they step.
+        on_routed: (ranks, how many rows each of them gets), before the tokens of a mixture are sent
+            to the ranks of their experts.
         on_move: (), when ``move`` has laid the tensors of a job on other ranks.
         choose: (call, specs, signatures by axis, pin) -> the signatures of an op, or None to leave
             the choice to the library. No plan is kept meanwhile.
@@ -75,6 +77,7 @@ class Tracer:
     on_compiled: Callable[[Any, bool], None] | None = None
     on_data: Callable[[Any], None] | None = None
     on_optimizer_step: Callable[[Any], None] | None = None
+    on_routed: Callable[[Any, Any], None] | None = None
     on_move: Callable[[], None] | None = None
     choose: Callable[[Any, Any, Any, Any], Any] | None = None
     watch_writes: Callable[[Any], Callable[[], bool]] | None = None

@@ -8,8 +8,9 @@ there                         c a e   of experts 0 1 0        b f d   of experts
 and back                      c a | b                         e | f d
 ```
 
-The ranks first tell each other how many rows of each expert come, in one small message; then the
-rows are one all-to-all, and so is the way back. The gradient of each is the other.
+The ranks first tell each other how many rows of each expert come, and how many they send to each
+rank, in one small message; then the rows are one all-to-all, and so is the way back. The gradient
+of each is the other.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from ...dispatch.running.agreed import tell
 from ...forms.whole_numbers import whole_numbers
 from ...movement.differentiable import swap
 from ...spec import piece
+from ...spec.tracer import callbacks
+
+_ON_ROUTED = callbacks("on_routed")
 
 
 @dataclass(frozen=True)
@@ -66,31 +70,34 @@ class Routes:
         self.rows = flat.shape[0]
         known = flat.clamp(0, n)
         counts = known.new_zeros(n + 1).scatter_add_(0, known, torch.ones_like(known))[:n]
-        going, coming = self._told(counts, (flat != known).sum())
-        _check([each[-1] for each in coming], owners, n)
-        self.coming = [each[:-1] for each in coming]
-        sent = [sum(part) for part in _cut(going, sizes)]
-        self.counts = _square(sent, [sum(each) for each in self.coming], owners.me)
+        told = self._told(counts, (flat != known).sum())
+        here = sizes[owners.me]
+        _check([each[here] for each in told], owners, n)
+        self.coming = [each[:here] for each in told]
+        # From each rank to each.
+        self.counts = torch.tensor([each[here + 1 :] for each in told])
         # Rows in the order of their experts; those that are dropped come last, and are left out.
-        self.order = known.argsort(stable=True)[: sum(sent)]
+        self.order = known.argsort(stable=True)[: int(self.counts[owners.me].sum())]
+        for notify in _ON_ROUTED:
+            notify(owners.ranks, self.counts.sum(0).tolist())
 
-    def _told(self, counts: Tensor, wrong: Tensor) -> tuple[list[int], list[list[int]]]:
-        """(how many rows of this rank go to each expert; how many come from each rank to each
-        expert that is here, and how many indices of that rank are wrong)."""
-        sizes, me = self.owners.sizes, self.owners.me
-        told = [torch.cat([part, wrong.reshape(1)]) for part in counts.split(list(sizes))]
-        shapes = [(sizes[me] + 1,)] * len(sizes)
-        come = current().all_to_all(told, shapes, self.owners.ranks)
-        numbers = whole_numbers(torch.cat([counts, *come]), self._balanced)
-        going, *coming = _cut(numbers, [sum(sizes), *(sizes[me] + 1 for _ in sizes)])
-        return going, coming
+    def _told(self, counts: Tensor, wrong: Tensor) -> list[list[int]]:
+        """What each rank tells this one: how many rows come from it to each expert that is here,
+        how many of its indices are wrong, and how many rows it sends to each rank."""
+        sizes, me = list(self.owners.sizes), self.owners.me
+        parts = counts.split(sizes)
+        of_all = torch.stack([wrong, *(part.sum() for part in parts)])
+        told = [torch.cat([part, of_all]) for part in parts]
+        length = sizes[me] + 1 + len(sizes)
+        come = current().all_to_all(told, [(length,)] * len(sizes), self.owners.ranks)
+        numbers = whole_numbers(torch.cat(come), self._balanced)
+        return _cut(numbers, [length] * len(sizes))
 
     def _balanced(self) -> list[int]:
         """In a simulation each expert gets as many rows of each rank."""
         n, me, sizes = sum(self.owners.sizes), self.owners.me, list(self.owners.sizes)
-        each = [piece(self.rows, n, k)[1] for k in range(n)]
-        here = [*_cut(each, sizes)[me], 0]
-        return each + here * len(sizes)
+        by_rank = _cut([piece(self.rows, n, k)[1] for k in range(n)], sizes)
+        return [*by_rank[me], 0, *map(sum, by_rank)] * len(sizes)
 
     def send(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(the rows that come of all ranks' ``x`` [tokens, ...], the place of each one's expert
@@ -114,13 +121,6 @@ class Routes:
 def _cut(numbers: list[int], sizes: list[int]) -> list[list[int]]:
     left = iter(numbers)
     return [list(itertools.islice(left, size)) for size in sizes]
-
-
-def _square(going: list[int], coming: list[int], me: int) -> Tensor:
-    """Rows from each rank to each, as far as they concern this one."""
-    counts = torch.zeros(len(going), len(going), dtype=torch.int64)
-    counts[me], counts[:, me] = torch.tensor(going), torch.tensor(coming)
-    return counts
 
 
 def _check(wrong: list[int], owners: Owners, n: int) -> None:

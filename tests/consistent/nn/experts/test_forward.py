@@ -4,6 +4,7 @@ it sends each token to the ranks of its experts and back, and no more."""
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -142,11 +143,28 @@ def test_bytes_are_those_of_tokens_on_other_ranks(rank: int) -> None:
     with counting() as back:
         out.sum().backward()
     rows = each * k * (size - 1) // size * D * 8
-    counts = (size - 1) * (2 + 1) * 8
+    counts = (size - 1) * (2 + 1 + size) * 8  # of its experts, wrong ones, and by rank
     assert [(c.name, c.bytes) for c in there.calls] == [
         ("all_to_all", counts), ("all_to_all", rows), ("all_to_all", rows)
     ]  # fmt: skip
     assert [(c.name, c.bytes) for c in back.calls] == [("all_to_all", rows)] * 2
+
+
+@on_ranks(*SIZES)
+def test_a_report_names_the_rank_with_most_rows(rank: int) -> None:
+    line = Placement.all("cpu")
+    model: Any = consistent.parallelize(Mixture(2 * line.size), line, "expert")
+    tokens = 4 * line.size
+    x = consistent.distribute(torch.randn(tokens, D).double(), line, S(0))
+    chosen = torch.full((tokens, 2), 2 * line.size - 1)  # all are the last rank's
+    chosen[:1, 0] = 0
+    index = consistent.distribute(chosen, line, S(0))
+    with consistent.report() as found:
+        model.experts(x, index, torch.ones_like(index, dtype=x.dtype))
+    last, all_rows = line.size - 1, 2 * tokens
+    assert found.rows_of_experts == Counter({last: all_rows - 1, 0: 1})
+    said = f"Rank {last} got most rows for its experts, {all_rows - 1}, which is "
+    assert said in found.summary() and said in str(found)
 
 
 @on_ranks(3)
