@@ -56,3 +56,11 @@ def test_experts_on_one_of_the_axes_of_the_batch(name: str) -> None:
     for sbp in ((S(0), S(0)), (S(0), B)) if ALL else ((S(0), S(0)),):
         for where, error in pool(4).run(_compared, name, grid, plan, sbp):
             assert error < allowed(name), (where, error)
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_experts_that_tensor_splits_inside(name: str) -> None:
+    grid = Placement("cpu", GRID, axes=("ep", "tp"))
+    plan = {"ep": "zero3+expert", "tp": "tensor"}
+    for where, error in pool(4).run(_compared, name, grid, plan, (S(0), B)):
+        assert error < allowed(name), (where, error)

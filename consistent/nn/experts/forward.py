@@ -13,6 +13,10 @@ rows in between are no global tensors: the experts' own code runs on plain ones,
 experts were all. It is told that each row has one expert, of weight one. The weights of a token are
 multiplied where it came from, so that they are not sent, and neither are their gradients.
 
+Where another axis splits the weights inside each expert, ranks that differ along it have the same
+tokens, and send and get the same rows. There the module's own forward runs on these rows as global
+tensors of such ranks alone, and its weights are split as they lie.
+
 A call in which tokens are whole along an axis of the experts runs op by op: each rank has all of
 the rows then, and multiplies those of its experts.
 """
@@ -46,18 +50,25 @@ def install_experts(module: nn.Module, plan: Plan) -> None:
     """Let the modules inside ``module`` whose experts ``plan`` divides send tokens to them."""
     for name, part in module.named_modules():
         if not isinstance(part.__dict__.get("forward"), ExpertsForward) and takes_routed(part):
-            axes = _axes([plan.layouts(f"{name}.{key}") for key in part._parameters])
+            axes, inside = _axes([plan.layouts(f"{name}.{key}") for key in part._parameters])
             if axes:
-                part.__dict__["forward"] = ExpertsForward(part, axes)
+                part.__dict__["forward"] = ExpertsForward(part, axes, inside)
 
 
-def _axes(found: list[Any]) -> tuple[int, ...]:
-    """The axes along which experts are divided, where all tensors of a module are, and whole
-    along all others."""
-    (use, *others) = {None if layouts is None else layouts.use for layouts in found}
-    if use is None or others or any(entry not in (B, Split(0)) for entry in use):
-        return ()
-    return tuple(axis for axis, entry in enumerate(use) if entry is not B)
+def _axes(found: list[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The axes along which experts are divided, where all tensors of a module are; and those along
+    which some are split inside each expert. None where an axis is neither and not whole."""
+    if None in found:
+        return (), ()
+    axes, inside = list[int](), list[int]()
+    for axis, entries in enumerate(zip(*(layouts.use for layouts in found), strict=True)):
+        if all(entry == Split(0) for entry in entries):
+            axes.append(axis)
+        elif any(entry == Split(0) or not (entry is B or entry.is_split) for entry in entries):
+            return (), ()
+        elif any(entry is not B for entry in entries):
+            inside.append(axis)
+    return tuple(axes), tuple(inside)
 
 
 def take_off_experts(module: nn.Module) -> None:
@@ -77,10 +88,14 @@ class ExpertsForward:
     Args:
         module: whose forward it is.
         axes: of its tensors' placement, along which its experts are divided.
+        inside: those along which some of its tensors are split inside each expert.
     """
 
-    def __init__(self, module: nn.Module, axes: tuple[int, ...]) -> None:
-        self.module, self.axes, self.number = module, axes, next(_numbers)
+    def __init__(
+        self, module: nn.Module, axes: tuple[int, ...], inside: tuple[int, ...] = ()
+    ) -> None:
+        self.module, self.axes, self.inside = module, axes, inside
+        self.number = next(_numbers)
         self.inner = module.__dict__.get("forward")
         self.names = tuple(inspect.signature(module.forward).parameters)
 
@@ -96,10 +111,21 @@ class ExpertsForward:
         assert at is not None
         laid = [each.to_global(sbp=spec.sbp) for each in three]  # type: ignore[union-attr]
         local = [each.to_local() for each in (*laid, *stacks.values())]
-        run = Routed(self, tuple(stacks), owners(spec.placement, self.axes, count, at))
+        specs = tuple(self._inside(each._spec, at) for each in stacks.values())
+        run = Routed(self, tuple(stacks), owners(spec.placement, self.axes, count, at), specs)
         out = in_one_message(run, local) if current().records else run(*local)
         shape = (*spec.shape[:-1], out.shape[-1])
         return attach(out, TensorSpec.of(spec.placement, spec.sbp, shape, out.dtype))
+
+    def _inside(self, spec: TensorSpec, at: tuple[int, ...]) -> TensorSpec | None:
+        """How the experts that are here lie on the ranks that differ from the one at ``at`` in
+        ``inside`` only; None where there is no such axis."""
+        if not self.inside:
+            return None
+        local = spec.local_shape(at)
+        placement = _along(spec.placement, self.inside, at)
+        entries = tuple(spec.sbp[axis] for axis in self.inside)
+        return TensorSpec.of(placement, entries, (local[0], *spec.shape[1:]), spec.dtype)
 
     def own(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward."""
@@ -130,7 +156,10 @@ class ExpertsForward:
             return None
         if spec.placement.size != current().size and not is_apart():
             return None  # ranks outside know the result from following the ops
+        if self.inside and current().records:
+            return None  # what is sent inside could not be told in one message
         split = [isinstance(entry, Split) and entry.dim < lead for entry in spec.sbp]
+        split = [each and axis not in self.inside for axis, each in enumerate(split)]
         wide = [axis for axis in self.axes if spec.placement.shape[axis] > 1]
         if not wide or not all(split[axis] for axis in wide):
             return None
@@ -140,6 +169,13 @@ class ExpertsForward:
         """The module's tensors, as forward sees them."""
         keys = self.module._parameters
         return {key: getattr(self.module, key) for key in keys if keys[key] is not None}
+
+
+@lru_cache(maxsize=1 << 10)
+def _along(placement: Placement, axes: tuple[int, ...], at: tuple[int, ...]) -> Placement:
+    """The ranks that differ from the one at ``at`` in ``axes`` only."""
+    places = tuple(slice(None) if axis in axes else at[axis] for axis in range(placement.ndim))
+    return Placement(placement.type, placement.ranks[places].tolist())
 
 
 @lru_cache(maxsize=1 << 10)

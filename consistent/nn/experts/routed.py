@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from reprlib import repr as short
@@ -16,6 +16,9 @@ from torch.nn.functional import pad
 from mirrored.transports.default import current
 
 from ...dispatch.planning.without_modes import without_modes
+from ...dispatch.plans.shards import attach
+from ...movement.world import apart
+from ...spec import B, TensorSpec
 from .exchange import Owners, Routes
 from .kinds import COUNTS
 
@@ -38,11 +41,13 @@ class Routed:
         forward: the module's.
         keys: the names of its stacks.
         owners: who has which of its experts.
+        specs: of its stacks, on the ranks among which each expert is split; None where it is not.
     """
 
     forward: Forward
     keys: tuple[str, ...]
     owners: Owners
+    specs: tuple[TensorSpec | None, ...]
 
     def __call__(self, x: Tensor, index: Tensor, weights: Tensor, *stacks: Tensor) -> Tensor:
         routes = Routes(index.reshape(-1, index.shape[-1]), self.owners)
@@ -51,11 +56,28 @@ class Routed:
         empty = rows.shape[0] == 0
         if empty:
             rows, expert = pad(rows, (0, 0, 0, 1)), pad(expert, (0, 1))
-        with _shown(self.forward.module, dict(zip(self.keys, stacks, strict=True))):
-            made = self.forward.own(rows, expert[:, None], torch.ones_like(rows[:, :1]))
+        made = self._of_rows(rows, expert[:, None], torch.ones_like(rows[:, :1]), stacks)
         self._check(made, rows)
         out = routes.give_back(made[:0] if empty else made, weights.reshape(-1, weights.shape[-1]))
         return out.reshape(*x.shape[:-1], out.shape[-1])
+
+    def _of_rows(
+        self, rows: Tensor, expert: Tensor, weights: Tensor, stacks: Sequence[Tensor]
+    ) -> Any:
+        """What the module's own forward makes of them, each of which has one expert."""
+        placement = next((spec.placement for spec in self.specs if spec is not None), None)
+        shown: Sequence[Any] = stacks
+        given: list[Any] = [rows, expert, weights]
+        if placement is not None:
+            whole = (B,) * placement.ndim
+            given = [attach(x, TensorSpec.of(placement, whole, x.shape, x.dtype)) for x in given]
+            pairs = zip(stacks, self.specs, strict=True)
+            shown = [x if spec is None else attach(x, spec) for x, spec in pairs]
+        with _shown(self.forward.module, dict(zip(self.keys, shown, strict=True))):
+            if placement is None:
+                return self.forward.own(*given)
+            with apart():
+                return self.forward.own(*given).to_global(sbp=whole).to_local()
 
     def _check(self, made: Any, rows: Tensor) -> None:
         if not isinstance(made, Tensor) or made.ndim != 2 or made.shape[0] != rows.shape[0]:

@@ -127,6 +127,46 @@ def test_experts_on_one_of_two_axes(rank: int) -> None:
     check(Mixture(5), batch(), grid, {"dp": "expert", "ep": "zero3+expert"}, (S(0), S(0)))
 
 
+class Gated(nn.Module):
+    """Experts with a gate, under the names that the plan "tensor" knows."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.num_experts = count
+        self.gate_up_proj = nn.Parameter(torch.randn(count, 2 * INNER, D))
+        self.down_proj = nn.Parameter(torch.randn(count, D, INNER))
+        self.down_proj_bias = nn.Parameter(torch.randn(count, D))
+
+    def forward(self, tokens: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        out = torch.zeros_like(tokens)
+        for e in range(self.num_experts):
+            at, slot = torch.where(index == e)
+            gate, up = (tokens[at] @ self.gate_up_proj[e].T).chunk(2, -1)
+            made = (gate.sigmoid() * up) @ self.down_proj[e].T + self.down_proj_bias[e]
+            out = out.index_add(0, at, made * weights[at, slot, None])
+        return out
+
+
+def gated(count: int, k: int = 2) -> Mixture:
+    model = Mixture(count, k)
+    model.experts = Gated(count).double()
+    return model
+
+
+@on_ranks(4)
+def test_experts_that_another_axis_splits_inside(rank: int) -> None:
+    grid = Placement("cpu", [[0, 1], [2, 3]], axes=("ep", "tp"))
+    plan = {"ep": "zero3+expert", "tp": "tensor"}
+    for model, size in ((gated(5), 7), (gated(6, 1), 1)):  # of one row, a rank has no tokens
+        with consistent.report() as found:
+            check(model, batch(size), grid, plan, (S(0), B))
+        assert sum(found.rows_of_experts.values()) == size * 3 * model.k
+    check(gated(5), batch(), grid, plan, (S(0), S(1)))  # tokens split along both
+    with consistent.report() as found:
+        check(gated(5), batch(), grid, plan, (B, B))
+    assert not found.rows_of_experts  # none are sent
+
+
 @on_ranks(*SIZES)
 def test_bytes_are_those_of_tokens_on_other_ranks(rank: int) -> None:
     k, size = 2, torch.distributed.get_world_size()
