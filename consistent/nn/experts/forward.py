@@ -57,7 +57,7 @@ def install_experts(module: nn.Module, plan: Plan) -> None:
 
 def _axes(found: list[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The axes along which experts are divided, where all tensors of a module are; and those along
-    which some are split inside each expert. None where an axis is neither and not whole."""
+    which some are split inside each expert. No axes where one is neither, and not whole."""
     if None in found:
         return (), ()
     axes, inside = list[int](), list[int]()
@@ -111,17 +111,15 @@ class ExpertsForward:
         assert at is not None
         laid = [each.to_global(sbp=spec.sbp) for each in three]  # type: ignore[union-attr]
         local = [each.to_local() for each in (*laid, *stacks.values())]
-        specs = tuple(self._inside(each._spec, at) for each in stacks.values())
+        specs = tuple(self._on_inside(each._spec, at) for each in stacks.values() if self.inside)
         run = Routed(self, tuple(stacks), owners(spec.placement, self.axes, count, at), specs)
         out = in_one_message(run, local) if current().records else run(*local)
         shape = (*spec.shape[:-1], out.shape[-1])
         return attach(out, TensorSpec.of(spec.placement, spec.sbp, shape, out.dtype))
 
-    def _inside(self, spec: TensorSpec, at: tuple[int, ...]) -> TensorSpec | None:
+    def _on_inside(self, spec: TensorSpec, at: tuple[int, ...]) -> TensorSpec:
         """How the experts that are here lie on the ranks that differ from the one at ``at`` in
-        ``inside`` only; None where there is no such axis."""
-        if not self.inside:
-            return None
+        ``inside`` only."""
         local = spec.local_shape(at)
         placement = _along(spec.placement, self.inside, at)
         entries = tuple(spec.sbp[axis] for axis in self.inside)

@@ -41,13 +41,13 @@ class Routed:
         forward: the module's.
         keys: the names of its stacks.
         owners: who has which of its experts.
-        specs: of its stacks, on the ranks among which each expert is split; None where it is not.
+        specs: of its stacks, on the ranks among which each expert is split; none where it is not.
     """
 
     forward: Forward
     keys: tuple[str, ...]
     owners: Owners
-    specs: tuple[TensorSpec | None, ...]
+    specs: tuple[TensorSpec, ...]
 
     def __call__(self, x: Tensor, index: Tensor, weights: Tensor, *stacks: Tensor) -> Tensor:
         routes = Routes(index.reshape(-1, index.shape[-1]), self.owners)
@@ -65,19 +65,16 @@ class Routed:
         self, rows: Tensor, expert: Tensor, weights: Tensor, stacks: Sequence[Tensor]
     ) -> Any:
         """What the module's own forward makes of them, each of which has one expert."""
-        placement = next((spec.placement for spec in self.specs if spec is not None), None)
-        shown: Sequence[Any] = stacks
-        given: list[Any] = [rows, expert, weights]
-        if placement is not None:
-            whole = (B,) * placement.ndim
-            given = [attach(x, TensorSpec.of(placement, whole, x.shape, x.dtype)) for x in given]
-            pairs = zip(stacks, self.specs, strict=True)
-            shown = [x if spec is None else attach(x, spec) for x, spec in pairs]
-        with _shown(self.forward.module, dict(zip(self.keys, shown, strict=True))):
-            if placement is None:
+        given = [rows, expert, weights]
+        if not self.specs:
+            with _shown(self.forward.module, dict(zip(self.keys, stacks, strict=True))):
                 return self.forward.own(*given)
-            with apart():
-                return self.forward.own(*given).to_global(sbp=whole).to_local()
+        placement = self.specs[0].placement
+        whole = (B,) * placement.ndim
+        laid = [attach(x, TensorSpec.of(placement, whole, x.shape, x.dtype)) for x in given]
+        shown = map(attach, stacks, self.specs)
+        with _shown(self.forward.module, dict(zip(self.keys, shown, strict=True))), apart():
+            return self.forward.own(*laid).to_global(sbp=whole).to_local()
 
     def _check(self, made: Any, rows: Tensor) -> None:
         if not isinstance(made, Tensor) or made.ndim != 2 or made.shape[0] != rows.shape[0]:
