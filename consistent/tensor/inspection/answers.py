@@ -119,6 +119,14 @@ def _nnz(self: Any) -> int:
     return _of_shard("_nnz")(self)
 
 
+def _is_coalesced(self: Any) -> bool:
+    """Whether each place of a sparse tensor has one entry. Of one that is not whole on its ranks it
+    is not known without the entries of all of them, and ranks must have one answer."""
+    if self.layout is not torch.strided and not all(e.is_broadcast for e in self._spec.sbp):
+        return False
+    return _of_shard("is_coalesced")(self)
+
+
 def _is_shared(self: Any) -> bool:
     """Whether the shard lies in shared memory."""
     return plain(self).is_shared()
@@ -142,13 +150,13 @@ def _pin_memory(self: Any, *args: Any, **kwargs: Any) -> Any:
 # Methods that answer alike for the shard and for the logical tensor, or are about the rank's own
 # memory and objects. Not every torch has all of them: dims had names before 2.13.
 _ASK_SHARD = """
-_dimI _dimV _fix_weakref _is_zerotensor _use_count dense_dim has_names is_coalesced is_conj
-is_inference is_neg is_pinned q_per_channel_axis q_scale q_zero_point qscheme record_stream
-sparse_dim
+_dimI _dimV _fix_weakref _is_zerotensor _use_count dense_dim has_names is_conj is_inference is_neg
+is_pinned q_per_channel_axis q_scale q_zero_point qscheme record_stream sparse_dim
 """.split()
 OF_SHARD: dict[str, Callable[..., Any]] = {
     **{name: _of_shard(name) for name in _ASK_SHARD if hasattr(_Base, name)},
     "_nnz": _nnz,
+    "is_coalesced": _is_coalesced,
     "is_set_to": _is_set_to,
     "is_shared": _is_shared,
     "pin_memory": _pin_memory,

@@ -144,3 +144,16 @@ def test_rows_of_one_rank_and_ranks_without_indices(rank: int) -> None:
         want, have = plain.grad.coalesce(), ours.grad.coalesce()
         assert have._indices().full().equal(want._indices())  # none of the row of padding
         assert have._values().full().equal(want._values())
+
+
+@on_ranks(2)
+def test_all_ranks_say_alike_whether_entries_are_coalesced(rank: int) -> None:
+    placement = Placement.all("cpu")
+    table = consistent.distribute(torch.ones(6, 2), placement, S(0)).requires_grad_()
+    # One entry on the first rank, which torch takes for coalesced, and three on the other.
+    indices = consistent.distribute(torch.tensor([0, 3, 4, 5]), placement, S(0))
+    F.embedding(indices, table, sparse=True).sum().backward()
+    grad: Any = table.grad
+    assert grad.sbp == (S(0),) and not grad.is_coalesced() and grad.coalesce().is_coalesced()
+    found = table.detach().sparse_mask(grad.coalesce())
+    assert found.to_dense().full().equal(grad.to_dense().full())
