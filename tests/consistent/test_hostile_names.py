@@ -125,7 +125,7 @@ def outputs(name: str, folder: Path) -> dict[str, str]:
     verified = Verified([Compared(name, [wrong], 1), Compared(name, error="of its own lines")])
     boxed = Drawing(9, 9, [Box(0, 0, 1, 1, title=name)])
     return {
-        "report/page html": report_page(before, advice(name), None),
+        "report/page html": report_page(before, advice(name), None, summary(before)),
         "report/text text": summary(before) + "\n" + table(before, advice(name)),
         "report/difference_page html": changed.html(),
         "report/difference text": str(changed),
