@@ -7,6 +7,7 @@ code. Their module is changed when it is imported, since it brings torch's compi
 
 from __future__ import annotations
 
+import inspect
 import types
 from functools import cache
 from typing import Any
@@ -65,9 +66,8 @@ def _change(module: Any) -> None:
     def of_global_tensors(*args: Any, **kwargs: Any) -> Any:
         return _undisturbed(_of_global)(module, *args, **kwargs)
 
-    def create_mask_of_wholes(*args: Any) -> Any:
-        with Wholes():
-            return _undisturbed(names["_create_mask"])(*args)
+    def create_mask_of_wholes(mod_fn: Any, *args: Any) -> Any:
+        return _undisturbed(names["_create_mask"])(_ReadingWholes(mod_fn), *args)
 
     names["_of_global_tensors"] = of_global_tensors
     names["_create_mask_of_wholes"] = create_mask_of_wholes
@@ -81,6 +81,19 @@ def _told_in_code(function: Any, told: Any) -> Any:
     original.__kwdefaults__ = function.__kwdefaults__
     function.__code__ = told.__code__
     return original
+
+
+class _ReadingWholes:
+    """A function of places, with its signature, by which torch tells a ``mask_mod`` from a
+    ``score_mod``. A global tensor that it reads is the whole of it."""
+
+    def __init__(self, function: Any) -> None:
+        self._function, self._wholes = function, Wholes()
+        self.__signature__ = inspect.signature(function)
+
+    def __call__(self, *at: Any) -> Any:
+        with self._wholes:  # inside torch's own mode, which calls an autograd function
+            return self._function(*at)
 
 
 @cache
