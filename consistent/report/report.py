@@ -25,7 +25,7 @@ from .advice import Advice, advise
 from .difference import Difference, difference
 from .lines import Line, sbps
 from .page import page
-from .text import summary, table
+from .text import busiest, summary, table
 from .timeline import Timeline
 from .trace import trace_text
 
@@ -170,10 +170,10 @@ class Report:
 
     def summary(self) -> str:
         """What ran and what it sent, in a sentence or two."""
-        return summary(self.lines, self.timeline, self.by_messages, self.rows_of_experts)
+        return summary(self.lines, self.timeline, self.by_messages, busiest(self.rows_of_experts))
 
     def __str__(self) -> str:
-        return table(self.lines, self.advice, self.by_messages, self.rows_of_experts)
+        return table(self.lines, self.advice, self.by_messages, busiest(self.rows_of_experts))
 
     def html(self) -> str:
         """The report as one page that needs nothing beside it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 from mirrored.readable import in_a_line
 
@@ -13,7 +12,6 @@ from .advice import Advice
 from .lines import Line, most_common
 from .timeline import Timeline
 
-NONE: Mapping[int, int] = MappingProxyType({})
 _HEAD = ("op", "count", "layout", "boxings", "bytes", "between hosts", "whole", "where")
 _BETWEEN = _HEAD.index("between hosts")
 _NOTHING = "No op on a global tensor ran."
@@ -29,9 +27,9 @@ def summary(
     lines: Sequence[Line],
     timeline: Timeline | None = None,
     by_messages: int = 0,
-    of_experts: Mapping[int, int] = NONE,
+    experts: str = "",
 ) -> str:
-    """What ran and what it sent, in a sentence or two."""
+    """What ran and what it sent, in a sentence or two; ``experts`` is what ``busiest`` says."""
     ops = sum(line.count for line in lines if not line.compiled)
     steps = sum(line.count for line in lines if line.compiled)
     boxings = sum(sum(line.boxings.values()) for line in lines)
@@ -53,8 +51,7 @@ def summary(
         text += f". All ranks together sent {bytes_text(between)} from host to host"
     if by_messages:
         text += f". This rank sent {bytes_text(by_messages)} {_NO_MEMORY}"
-    if any(of_experts.values()):
-        text += f". {_busiest(of_experts)}"
+    text += f". {experts}" if experts else ""
     whole = sorted({line.op for line in lines if line.whole})
     text += (
         f". Every rank computed all of {in_a_line(', '.join(whole))}."
@@ -74,7 +71,7 @@ def table(
     lines: Sequence[Line],
     advice: Sequence[Advice] = (),
     by_messages: int = 0,
-    of_experts: Mapping[int, int] = NONE,
+    experts: str = "",
 ) -> str:
     """The lines as a table, those that send most first; then the sums, and the advice."""
     if not lines:
@@ -90,7 +87,7 @@ def table(
     ]
     text.insert(1, "  ".join("-" * w for w in widths))
     text += [f"advice: {in_a_line(str(each))}" for each in advice]
-    text += [_busiest(of_experts)] if any(of_experts.values()) else []
+    text += [experts] if experts else []
     whole = in_a_line(", ".join(sorted({line.op for line in lines if line.whole}))) or "none"
     total = sum(line.nbytes for line in lines)
     sent = f", {between:,} of all ranks from host to host" if between else ""
@@ -99,8 +96,10 @@ def table(
     return "\n".join(text)
 
 
-def _busiest(rows: Mapping[int, int]) -> str:
-    """Who got how many of the ``rows`` of experts, by rank."""
+def busiest(rows: Mapping[int, int]) -> str:
+    """Who got most of the ``rows`` of experts, by rank; "" where there are none."""
+    if not any(rows.values()):
+        return ""
     rank = max(rows, key=lambda each: rows[each])
     share = rows[rank] / sum(rows.values())
     return (

@@ -118,11 +118,12 @@ class _AddUp:
         rows, places, going = self.owners.unique(index)
         flat = grad.reshape(-1, grad.shape[-1])
         each = flat.new_zeros(len(rows), grad.shape[-1]).index_add_(0, places.reshape(-1), flat)
-        if self.sparse and self.padding >= 0:
+        if not self.sparse:
+            each = each.masked_fill_((rows == self.padding).unsqueeze(1), 0)
+        elif self.padding >= 0:
             kept = rows != self.padding
             rows, each = rows[kept], each[kept]
             going = self.owners.counts(rows)
-        each = each.masked_fill_((rows == self.padding).unsqueeze(1), 0)
         asked, coming = self.owners.ask(rows, going)
         first, last = self.owners.edges[self.owners.me : self.owners.me + 2]
         shape = (last - first, grad.shape[-1])

@@ -20,23 +20,35 @@ from tests.ranks import SIZES, on_ranks
 D, INNER = 4, 6
 
 
-class Experts(nn.Module):
+class Loop(nn.Module):
     """One expert after the other, as many as it says that it has."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
         self.num_experts = count
-        self.up = nn.Parameter(torch.randn(count, INNER, D))
-        self.down = nn.Parameter(torch.randn(count, D, INNER))
-        self.bias = nn.Parameter(torch.randn(count, D))
+
+    def expert(self, e: int, rows: Tensor) -> Tensor:
+        raise NotImplementedError
 
     def forward(self, tokens: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         out = torch.zeros_like(tokens)
         for e in range(self.num_experts):
             at, slot = torch.where(index == e)
-            made = torch.tanh(tokens[at] @ self.up[e].T) @ self.down[e].T + self.bias[e]
-            out = out.index_add(0, at, made * weights[at, slot, None])
+            out = out.index_add(0, at, self.expert(e, tokens[at]) * weights[at, slot, None])
         return out
+
+
+class Experts(Loop):
+    """Two layers each."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.up = nn.Parameter(torch.randn(count, INNER, D))
+        self.down = nn.Parameter(torch.randn(count, D, INNER))
+        self.bias = nn.Parameter(torch.randn(count, D))
+
+    def expert(self, e: int, rows: Tensor) -> Tensor:
+        return torch.tanh(rows @ self.up[e].T) @ self.down[e].T + self.bias[e]
 
 
 class Mixture(nn.Module):
@@ -127,24 +139,18 @@ def test_experts_on_one_of_two_axes(rank: int) -> None:
     check(Mixture(5), batch(), grid, {"dp": "expert", "ep": "zero3+expert"}, (S(0), S(0)))
 
 
-class Gated(nn.Module):
+class Gated(Loop):
     """Experts with a gate, under the names that the plan "tensor" knows."""
 
     def __init__(self, count: int) -> None:
-        super().__init__()
-        self.num_experts = count
+        super().__init__(count)
         self.gate_up_proj = nn.Parameter(torch.randn(count, 2 * INNER, D))
         self.down_proj = nn.Parameter(torch.randn(count, D, INNER))
         self.down_proj_bias = nn.Parameter(torch.randn(count, D))
 
-    def forward(self, tokens: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-        out = torch.zeros_like(tokens)
-        for e in range(self.num_experts):
-            at, slot = torch.where(index == e)
-            gate, up = (tokens[at] @ self.gate_up_proj[e].T).chunk(2, -1)
-            made = (gate.sigmoid() * up) @ self.down_proj[e].T + self.down_proj_bias[e]
-            out = out.index_add(0, at, made * weights[at, slot, None])
-        return out
+    def expert(self, e: int, rows: Tensor) -> Tensor:
+        gate, up = (rows @ self.gate_up_proj[e].T).chunk(2, -1)
+        return (gate.sigmoid() * up) @ self.down_proj[e].T + self.down_proj_bias[e]
 
 
 def gated(count: int, k: int = 2) -> Mixture:
