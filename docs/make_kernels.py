@@ -42,8 +42,12 @@ EXPONENTIAL = r"MUFU\.EX2|FFMA"
 SHOWN = (
     Row("reduce_flat<BFloat16, BFloat16, 8>"),
     Row("reduce_flat<float, float, 4>"),
-    Row("reduce_rows<BFloat16, BFloat16, 8, InRegisters<float, 8, 2> >", loop=False, was=ROWS),
-    Row("reduce_rows<BFloat16, BFloat16, 8, InShared<float, 8> >", loop=False, was=ROWS),
+    Row(
+        "reduce_rows<BFloat16, BFloat16, 8, InRegisters<BFloat16, 8, 2, BFloat16> >",
+        loop=False,
+        was=ROWS,
+    ),
+    Row("reduce_rows<BFloat16, BFloat16, 8, InShared<BFloat16, 8> >", loop=False, was=ROWS),
     Row("reduce_kernel<BFloat16, 8, sum>"),
     Row("reduce_kernel<BFloat16, 8, max>"),
     Row("reduce_kernel<float, 4, sum>"),

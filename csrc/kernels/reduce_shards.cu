@@ -28,6 +28,7 @@ constexpr int kFlatBlocks = 5, kRowBlocks = 4;
 #endif
 constexpr int64_t kMostBlocks = most_blocks(1 << 16);  // beyond it, each takes several turns
 constexpr int kMostKept = 16;                          // numbers of a row in a thread's registers
+constexpr int kMostFetched = 2;                        // packs of a thread with their vectors
 constexpr int64_t kMostSharedBytes = 160 << 10;        // for a row, where the GPU has as much
 constexpr int64_t kOtherSharedBytes = 1 << 10;         // at least what else the block needs
 constexpr int64_t kUnaskedBytes = 48 << 10;            // a block has these in all without asking
@@ -46,6 +47,11 @@ __device__ __forceinline__ R activated(Activation kind, R x) {
     default:
       return x;
   }
+}
+
+template <class V>
+__device__ __forceinline__ auto widened(V x) {
+  return Storage<V>::load(x);
 }
 
 // Elements of a vector along the columns, from `column` on: 16 bytes at a time, if it is aligned
@@ -149,29 +155,67 @@ __global__ void __launch_bounds__(kThreads, kFlatBlocks)
 
 // Where the activated sums of a row are between the passes over it. Each of the three calls
 // make(column, values) for a pack of this thread and visit(column, values) after it in the first
-// pass, and visit(column, values) for the same packs in later ones.
+// pass, and visit(column, values) for the same packs in later ones. In the last pass it calls
+// visit(column, values, weight, bias) with those of the norm.
 
-// In registers: at most `kPacks` packs of a thread.
-template <class R, int kCount, int kPacks>
+// The last pass over a row that reads its weights and biases there.
+template <class T, int kCount, class Row, class Make, class Visit>
+__device__ __forceinline__ void last_of(Row& row, int64_t columns, const Make& make,
+                                        const Epilogue& epilogue, const Visit& visit) {
+  row.again(columns, make, [&](int64_t c, const Real<T>(&values)[kCount]) {
+    Pack<Real<T>, kCount> weight = {}, bias = {};
+    if (epilogue.weight != nullptr) weight = vector_at<T, kCount>(epilogue.weight, c, epilogue);
+    if (epilogue.norm_bias != nullptr) {
+      bias = vector_at<T, kCount>(epilogue.norm_bias, c, epilogue);
+    }
+    visit(c, values, weight, bias);
+  });
+}
+
+// In registers: at most `kPacks` packs of a thread. Weights and biases, of type V and aligned to
+// packs, are fetched all at once before the block's last sum is known: after it, pack by pack, a
+// thread would wait for memory several times in each row. More packs leave no registers for them.
+template <class T, int kCount, int kPacks, class V>
 struct InRegisters {
+  using R = Real<T>;
   R kept[kPacks][kCount];
+  static constexpr bool kFetches = kPacks <= kMostFetched;
+  Pack<V, kCount> weights[kPacks], biases[kPacks];
 
   template <class Visit>
   __device__ __forceinline__ void each(int64_t columns, const Visit& visit) {
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
       const int64_t c = int64_t(i * blockDim.x + threadIdx.x) * kCount;
-      if (c < columns) visit(c, kept[i]);
+      if (c < columns) visit(i, c);
     }
   }
   template <class Make, class Visit>
   __device__ __forceinline__ void first(int64_t columns, const Make& make, const Visit& visit) {
-    each(columns, make);
-    each(columns, visit);
+    each(columns, [&](int i, int64_t c) { make(c, kept[i]); });
+    again(columns, make, visit);
   }
   template <class Make, class Visit>
   __device__ __forceinline__ void again(int64_t columns, const Make&, const Visit& visit) {
-    each(columns, visit);
+    each(columns, [&](int i, int64_t c) { visit(c, kept[i]); });
+  }
+  __device__ __forceinline__ void fetch(int64_t columns, const Epilogue& epilogue) {
+    if (!kFetches) return;
+    const V* const weight = static_cast<const V*>(epilogue.weight);
+    const V* const bias = static_cast<const V*>(epilogue.norm_bias);
+    // Left undefined where there is no vector, they would stay in registers from row to row.
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) weights[i] = biases[i] = Pack<V, kCount>();
+    each(columns, [&](int i, int64_t c) {
+      if (weight != nullptr) weights[i] = load_pack<Pack<V, kCount>>(weight + c);
+      if (bias != nullptr) biases[i] = load_pack<Pack<V, kCount>>(bias + c);
+    });
+  }
+  template <class Make, class Visit>
+  __device__ __forceinline__ void last(int64_t columns, const Make& make, const Epilogue& epilogue,
+                                       const Visit& visit) {
+    if constexpr (!kFetches) return last_of<T, kCount>(*this, columns, make, epilogue, visit);
+    each(columns, [&](int i, int64_t c) { visit(c, kept[i], weights[i], biases[i]); });
   }
 };
 
@@ -183,8 +227,9 @@ __device__ __forceinline__ void each_pack(int64_t columns, const Visit& visit) {
 // In shared memory. A pack lies in pieces of 16 bytes with those of other packs between them: so
 // the lanes of a warp, which take packs side by side, reach different banks. It needs no
 // __syncthreads: a thread reads back only what it has written itself.
-template <class R, int kCount>
+template <class T, int kCount>
 struct InShared {
+  using R = Real<T>;
   static constexpr int kEach = kCount < kPackOf<R> ? kCount : kPackOf<R>, kPieces = kCount / kEach;
   using Piece = Pack<R, kEach>;
 
@@ -220,11 +265,18 @@ struct InShared {
       visit(c, values);
     });
   }
+  __device__ __forceinline__ void fetch(int64_t, const Epilogue&) {}
+  template <class Make, class Visit>
+  __device__ __forceinline__ void last(int64_t columns, const Make& make, const Epilogue& epilogue,
+                                       const Visit& visit) {
+    last_of<T, kCount>(*this, columns, make, epilogue, visit);
+  }
 };
 
 // Nowhere: they are made again, but for the total that is written.
-template <class R, int kCount>
+template <class T, int kCount>
 struct MadeAgain {
+  using R = Real<T>;
   template <class Make, class Visit>
   __device__ __forceinline__ void first(int64_t columns, const Make& make, const Visit& visit,
                                         bool writes = true) {
@@ -237,6 +289,12 @@ struct MadeAgain {
   template <class Make, class Visit>
   __device__ __forceinline__ void again(int64_t columns, const Make& make, const Visit& visit) {
     first(columns, make, visit, false);
+  }
+  __device__ __forceinline__ void fetch(int64_t, const Epilogue&) {}
+  template <class Make, class Visit>
+  __device__ __forceinline__ void last(int64_t columns, const Make& make, const Epilogue& epilogue,
+                                       const Visit& visit) {
+    last_of<T, kCount>(*this, columns, make, epilogue, visit);
   }
 };
 
@@ -273,22 +331,21 @@ __global__ void __launch_bounds__(kThreads, kRowBlocks)
         for (int j = 0; j < kCount; ++j) squares += (values[j] - mean) * (values[j] - mean);
       });
     }
+    row.fetch(columns, epilogue);
     squares = block_sum(squares, shared[turn ^= 1]);
     const R by = approximate_inverse_root(R(squares * share + R(epilogue.eps)));
     const bool weighted = epilogue.weight != nullptr, biased = epilogue.norm_bias != nullptr;
-    row.again(columns, make, [&](int64_t c, const R(&values)[kCount]) {
-      R made[kCount];
-      Pack<R, kCount> scale = {}, shift = {};
-      if (weighted) scale = vector_at<T, kCount>(epilogue.weight, c, epilogue);
-      if (biased) shift = vector_at<T, kCount>(epilogue.norm_bias, c, epilogue);
+    row.last(columns, make, epilogue,
+             [&](int64_t c, const R(&values)[kCount], const auto& weight, const auto& bias) {
+               R made[kCount];
 #pragma unroll
-      for (int j = 0; j < kCount; ++j) {
-        made[j] = (values[j] - mean) * by;
-        if (weighted) made[j] *= scale.value[j];
-        if (biased) made[j] += shift.value[j];
-      }
-      store_pack(out + first + c, rounded<Out>(made));
-    });
+               for (int j = 0; j < kCount; ++j) {
+                 made[j] = (values[j] - mean) * by;
+                 if (weighted) made[j] *= widened(weight.value[j]);
+                 if (biased) made[j] += widened(bias.value[j]);
+               }
+               store_pack(out + first + c, rounded<Out>(made));
+             });
   }
 }
 
@@ -321,6 +378,13 @@ struct Launch {
     return fits && multiple(epilogue.residual, in) && multiple(out, to) && multiple(total, to);
   }
 
+  // Whether every pack of the norm's weights and biases is.
+  bool vectors_packed(int64_t count) const {
+    const int64_t bytes = count * int64_t(epilogue.narrow ? sizeof(T) : sizeof(Real<T>));
+    const int64_t least = std::min<int64_t>(bytes, 16);
+    return multiple(epilogue.weight, least) && multiple(epilogue.norm_bias, least);
+  }
+
   template <int kCount>
   void flat() const {
     const int64_t packs = slice.rows * slice.columns / kCount;
@@ -332,20 +396,22 @@ struct Launch {
   template <int kCount>
   void rows() const {
     if constexpr (kCount > 1) {
-      const int64_t packs = slice.columns / kCount;
-      // Of a short row only if no thread is idle: otherwise more threads have one pack each.
-      const bool is_even = packs > 4 * kWarp || packs % (2 * kWarp) == 0;
-      if (!is_even) return rows_in_registers<kCount, 1>(packs);
-      if (packs <= 2 * kThreads) return rows_in_registers<kCount, 2>(packs);
-      if constexpr (4 * kCount <= kMostKept) {
-        if (packs <= 4 * kThreads) return rows_in_registers<kCount, 4>(packs);
+      if (vectors_packed(kCount)) {
+        const int64_t packs = slice.columns / kCount;
+        // Of a short row only if no thread is idle: otherwise more threads have one pack each.
+        const bool is_even = packs > 4 * kWarp || packs % (2 * kWarp) == 0;
+        if (!is_even) return rows_in_registers<kCount, 1>(packs);
+        if (packs <= 2 * kThreads) return rows_in_registers<kCount, 2>(packs);
+        if constexpr (4 * kCount <= kMostKept) {
+          if (packs <= 4 * kThreads) return rows_in_registers<kCount, 4>(packs);
+        }
       }
     }
     const int64_t bytes = slice.columns * int64_t(sizeof(Real<T>));
     if (bytes > shared_bytes()) {
-      return start(reduce_rows<T, Out, kCount, MadeAgain<Real<T>, kCount>>, kThreads, 0);
+      return start(reduce_rows<T, Out, kCount, MadeAgain<T, kCount>>, kThreads, 0);
     }
-    const auto kernel = reduce_rows<T, Out, kCount, InShared<Real<T>, kCount>>;
+    const auto kernel = reduce_rows<T, Out, kCount, InShared<T, kCount>>;
     if (bytes > kUnaskedBytes - kOtherSharedBytes) {
       CONSISTENT_CHECK_CUDA(
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)));
@@ -355,9 +421,17 @@ struct Launch {
 
   template <int kCount, int kPacks>
   void rows_in_registers(int64_t packs) const {
+    if constexpr (sizeof(T) < sizeof(Real<T>) && kPacks <= kMostFetched) {
+      if (epilogue.narrow) return rows_in_registers<kCount, kPacks, T>(packs);
+    }
+    rows_in_registers<kCount, kPacks, Real<T>>(packs);
+  }
+
+  template <int kCount, int kPacks, class V>
+  void rows_in_registers(int64_t packs) const {
     constexpr int kOfWarp = kPacks * kWarp;
     const int64_t warps = (packs + kOfWarp - 1) / kOfWarp;
-    start(reduce_rows<T, Out, kCount, InRegisters<Real<T>, kCount, kPacks>>, warps * kWarp, 0);
+    start(reduce_rows<T, Out, kCount, InRegisters<T, kCount, kPacks, V>>, warps * kWarp, 0);
   }
 
   template <class Kernel>

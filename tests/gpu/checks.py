@@ -73,6 +73,8 @@ CHECKS = [
     *_on_ranks("training", "training", 2, 120),
     *_on_ranks("codecs", "codecs", 2, 90),
     *_on_ranks("plans", "plans", 2, 120),
+    *_on_ranks("plans", "plans", 4, 180),
+    *_on_ranks("flexible", "flexible", 2, 240),
     Check("elastic", "-m tests.gpu.elastic --device DEVICE", 240, spawns=True, alone=True),
     Check("compiled_1", "-m tests.gpu.compiled_steps --device DEVICE", 300),
     *_on_ranks("compiled", "compiled_steps", 2, 300),

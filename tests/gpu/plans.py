@@ -1,5 +1,6 @@
 """Training under plans by name has the losses of training on one rank: a GPT, a mixture of experts
-whose tokens are sent, and matrices that their owners step.
+whose tokens are sent, also to experts that lie on several ranks, matrices that their owners step,
+and tables with sparse gradients whose rows are fetched from their owners.
 
 The GPT is in float64; experts in float32, as torch's grouped product has no float64; Muon's
 products in bfloat16.
@@ -8,6 +9,7 @@ products in bfloat16.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,6 +24,7 @@ STEPS, LAYERS = 4, 2
 CLOSE, CLOSE_OF_FLOAT, CLOSE_OF_MUON = 1e-10, 1e-5, 2e-2
 PLANS = ("data", "zero1", "zero2", "zero3", "tensor")
 DIM, EXPERTS, TOKENS = 16, 4, 96
+ROWS, BATCH, BAG = 1001, 16, 5
 
 Optimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -43,7 +46,7 @@ def matrices() -> nn.Module:
 
 
 def trained(
-    make: Callable[[], nn.Module], optimizer: Optimizer, placement: Placement, plan: str, split: Sbp
+    make: Callable[[], nn.Module], optimizer: Optimizer, placement: Placement, plan: Any, split: Any
 ) -> list[float]:
     """Losses of a model [., TOKENS, DIM] -> [., TOKENS, DIM]."""
     torch.manual_seed(0)
@@ -56,6 +59,25 @@ def trained(
         loss = (model(x) - y).square().mean()
         loss.backward()
         steps.step()
+        losses.append(loss.item())
+    return losses
+
+
+def tables(optimizer: Any, placement: Placement, rows: Sbp) -> list[float]:
+    """Losses of a table of which both the rows and the batch [BATCH, BAG] are split."""
+    torch.manual_seed(0)
+    table, head = nn.Embedding(ROWS, DIM, sparse=True), nn.Linear(DIM, 3)
+    model = consistent.parallelize(nn.Sequential(table, head), placement, {"0.weight": S(0)})
+    steps = [optimizer([table.weight], lr=0.1), torch.optim.SGD(head.parameters(), lr=0.1)]
+    indices, targets = torch.randint(0, ROWS, (BATCH, BAG)), torch.randint(0, 3, (BATCH, BAG))
+    x, y = (consistent.distribute(each, placement, rows) for each in (indices, targets))
+    losses = []
+    for _ in range(STEPS):
+        model.zero_grad()
+        loss = nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        loss.backward()
+        for each in steps:
+            each.step()
         losses.append(loss.item())
     return losses
 
@@ -82,6 +104,14 @@ def main() -> None:
     for plan in ("data", "zero3", "expert"):
         losses = trained(mixture, adamw, everywhere, plan, S(0))
         compare(world, f"experts, {plan}", losses, alone, CLOSE_OF_FLOAT)
+    if world.size == 4:
+        grid = Placement(world.device, [[0, 1], [2, 3]], axes=("ep", "tp"))
+        losses = trained(mixture, adamw, grid, {"ep": "zero3+expert", "tp": "tensor"}, (S(0), B))
+        compare(world, "experts that tensor splits", losses, alone, CLOSE_OF_FLOAT)
+    for optimizer in (torch.optim.SparseAdam, torch.optim.Adagrad):
+        alone = tables(optimizer, everywhere, B)
+        name = f"sparse tables, {optimizer.__name__}"
+        compare(world, name, tables(optimizer, everywhere, S(0)), alone, CLOSE_OF_FLOAT)
     alone = trained(matrices, muon, first, "data", B)
     for plan in ("data", "zero2", "zero3"):
         losses = trained(matrices, muon, everywhere, plan, S(0))

@@ -24,10 +24,13 @@ RUN = ROOT / "tests" / "gpu" / "run"
 ON_RANKS = [
     "native_ops", "random_bits", "boxing_2_messages", "products_2_messages", "training_2_messages",
     "ring_2_messages", "compiled_2_messages", "schedules_4_messages", "models_2_messages",
-    "operators_2_messages", "codecs_2_messages", "plans_2_messages",
+    "operators_2_messages", "codecs_2_messages", "plans_4_messages",
+    "flexible_2_messages",
 ]  # fmt: skip
 
-LONG = ("ring_2_messages", "models_2_messages", "operators_2_messages")
+LONG = (
+    "flexible_2_messages", "ring_2_messages", "models_2_messages", "operators_2_messages",
+)  # fmt: skip
 
 
 def row(name: str, program: str, seconds: int = 20) -> Check:
