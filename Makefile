@@ -20,7 +20,7 @@ FAST := test_floors.py consistent/spec $(addprefix consistent/boxing/test_,plan.
   consistent/dispatch/test_returned_operands.py consistent/dispatch/running/test_boxed.py \
   consistent/autograd/test_unsummed.py consistent/tensor/test_global_tensor.py \
   consistent/tensor/test_leaves.py consistent/tensor/making/test_factories.py \
-  consistent/programs/test_optimizer_programs.py consistent/nn/test_master_weights.py \
+  consistent/programs/test_optimizer_programs.py consistent/nn/sharded/test_master_weights.py \
   consistent/nn/test_plan.py consistent/checkpoint/test_values.py consistent/visualize \
   consistent/report/test_report.py consistent/pipeline/test_schedules.py \
   consistent/pipeline/test_balance.py mirrored/test_comm.py \

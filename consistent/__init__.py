@@ -16,7 +16,6 @@ from .compiled.layout_search import use_chooser
 from .doctor import owners as _owners
 from .movement.check_mode import check_mode
 from .movement.plain_values import plain_may_differ
-from .nn.master_weights import master_weights
 from .nn.moving import move
 from .nn.owned.matrix_step import matrix_step
 from .nn.parallelize import parallelize, plan_of
@@ -25,6 +24,7 @@ from .nn.planners.data import data_parallel
 from .nn.planners.searched import use_search
 from .nn.planners.zero import zero1, zero3
 from .nn.pretrained import from_pretrained
+from .nn.sharded.master_weights import master_weights
 from .overlap.split_matmul import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
 from .report import Explanation, Report, explain, report
 from .spec import B, P, Placement, S, TensorSpec, elsewhere, sbp

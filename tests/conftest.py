@@ -51,7 +51,7 @@ LONGEST = (
     "streams/test_orders.py", "examples/test_train_gpt.py", "csrc/test_builds.py",
     "consistent/torch_patches/test_plain_programs.py", "consistent/compiled/test_overlap.py",
     "csrc/test_sass.py", "consistent/compiled/test_bounded.py", "consistent/compiled/test_fuse.py",
-    "csrc/test_peer.py", "consistent/nn/test_gather_ahead.py",
+    "csrc/test_peer.py", "consistent/nn/sharded/test_prefetch.py",
     "consistent/compiled/test_steps.py", "consistent/dispatch/running/test_outside_modes.py",
     "consistent/programs/drawn/test_drawn.py", "consistent/dispatch/planning/lists/test_foreach.py",
     "consistent/dispatch/planning/test_without_modes.py", "consistent/nn/test_hosts.py",

@@ -247,9 +247,9 @@ FAULTS = (
     ),
     # -- nn
     Fault(
-        "a parameter that was written keeps its old master copy", "nn/master_weights.py",
+        "a parameter that was written keeps its old master copy", "nn/sharded/master_weights.py",
         "if self.copies[param][1] != param._version:", "if False:",
-        "tests/consistent/nn/test_master_weights.py",
+        "tests/consistent/nn/sharded/test_master_weights.py",
     ),
     Fault(
         "uneven parts of a batch overlap", "nn/uneven.py", "held[mine][0], stop - start)",
@@ -257,17 +257,17 @@ FAULTS = (
         "tests/consistent/nn/test_inputs.py tests/consistent/data",
     ),
     Fault(
-        "a step sees the gradient of another part", "nn/sharded_step.py",
+        "a step sees the gradient of another part", "nn/sharded/step.py",
         "local.narrow(dim, first - start, size)", "local.narrow(dim, 0, size)",
-        "tests/consistent/nn/test_sharded_step.py",
+        "tests/consistent/nn/sharded/test_step.py",
     ),
     Fault(
-        "what a step made is not gathered", "nn/sharded_step.py", "gather_into([coming", "([coming",
-        "tests/consistent/nn/test_sharded_step.py",
+        "what a step made is not gathered", "nn/sharded/step.py", "gather_into([coming", "([coming",
+        "tests/consistent/nn/sharded/test_step.py",
     ),
     Fault(
-        "state that was loaded stays as it lay", "nn/sharded_step.py",
-        "if value._spec is not laid:", "if False:", "tests/consistent/nn/test_sharded_step.py",
+        "state that was loaded stays as it lay", "nn/sharded/step.py",
+        "if value._spec is not laid:", "if False:", "tests/consistent/nn/sharded/test_step.py",
     ),
     # -- compiled
     Fault(

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from ..autograd.coded_sums import coder_of
-from ..nn.gathered import coders_of
+from ..nn.sharded.install import coders_of
 from .guards import SIMPLE, Guard, is_number
 from .sources import Asked, Attributes, Source
 

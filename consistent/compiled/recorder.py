@@ -26,7 +26,7 @@ from ..dispatch.planning.writes import written_tensors
 from ..dispatch.plans.shards import is_global
 from ..forms.random import draw, generator
 from ..forms.seeds import signed
-from ..nn import gather_ahead
+from ..nn.sharded import prefetch
 from ..spec import TensorSpec
 from ..spec.nested import map_tensors, tensors_in
 from ..spec.tracer import Tracer
@@ -180,7 +180,7 @@ class Recorder(TorchDispatchMode):
                 watch_writes=self._watch_writes,
             )
             stack.enter_context(tracer.tracing())
-            stack.enter_context(gather_ahead.switched_off())
+            stack.enter_context(prefetch.switched_off())
             stack.enter_context(_Reading(self))
             stack.enter_context(self)
             yield

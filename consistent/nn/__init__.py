@@ -3,12 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 from ..spec.elsewhere import OF_PARTS, unknown
-from .master_weights import master_weights
 from .moving import move
 from .owned.matrix_step import matrix_step
 from .parallelize import parallelize, plan_of
 from .plan import Border, Layouts, Plan
 from .pretrained import from_pretrained
+from .sharded.master_weights import master_weights
 
 # Of floors above; the top of the package sets them.
 Graph: Any

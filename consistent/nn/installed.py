@@ -28,7 +28,7 @@ def ask_for_install(placement: Placement, plan: Plan) -> None:
     nothing."""
     laid = plan.on(placement)
     if _gathers(laid) or _lies_split(laid, placement):
-        from .gather_ahead import is_possible_on
+        from .sharded.prefetch import is_possible_on
 
         is_possible_on(placement)
 
@@ -45,12 +45,12 @@ def install(
     install_borders(module, laid)
     install_experts(module, laid)
     if _gathers(laid):
-        from .gathered import install_use
+        from .sharded.install import install_use
 
         install_use(module, laid)
     if _lies_split(laid, placement):
-        from .gather_ahead import travel
-        from .operands_ahead import install_ahead
+        from .sharded.prefetch import travel
+        from .sharded.prefetch_operands import install_ahead
 
         if travel(placement):
             install_ahead(module, laid)
@@ -62,7 +62,7 @@ def install(
 
         install_sums(module, laid)
     if any(each.step != each.sbp or each.grad != each.sbp for each in layouts):
-        from .sharded_step import install_step
+        from .sharded.step import install_step
 
         install_step(module, laid)
     if inputs is not None:
@@ -95,8 +95,8 @@ def _lies_split(plan: Plan, placement: Placement) -> bool:
 
 def settle(module: torch.nn.Module) -> None:
     """Wait for what is gathered in advance for ``module``, and forget it."""
-    from .gather_ahead import Orders
-    from .operands_ahead import drop_ahead
+    from .sharded.prefetch import Orders
+    from .sharded.prefetch_operands import drop_ahead
 
     for hook in module._forward_pre_hooks.values():
         if isinstance(found := getattr(hook, "__self__", None), Orders):
@@ -106,11 +106,11 @@ def settle(module: torch.nn.Module) -> None:
 
 def take_off(module: torch.nn.Module) -> None:
     """Undo ``install``: the module's tensors are used, and stepped, as they lie."""
-    from .gather_ahead import Orders
-    from .gathered import GatheredParameters
     from .inputs import InputsHook
-    from .operands_ahead import forget_place
-    from .sharded_step import forget_step
+    from .sharded.gathered import GatheredParameters
+    from .sharded.prefetch import Orders
+    from .sharded.prefetch_operands import forget_place
+    from .sharded.step import forget_step
 
     def is_ours(hook: Any) -> bool:
         if isinstance(hook, BoxInputs | BoxOutputs | InputsHook):

@@ -22,7 +22,7 @@ from ..spec import Placement
 from ..tensor.making.create import distribute
 from ..tensor.storage.step_layout import OwnedState
 from .rank_values import send_values
-from .sharded_step import step_spec
+from .sharded.step import step_spec
 from .slots import Slot
 
 _REPLACED = "_replaced_in"  # name that an abandoned parameter had in its module

@@ -13,7 +13,7 @@ from ..nn.installed import installed_plan
 from ..nn.moving import move
 from ..nn.moving.job import params_of
 from ..nn.plan import Layouts, Plan
-from ..nn.sharded_step import install_step
+from ..nn.sharded.step import install_step
 from ..spec import B, NdSbp, S
 
 _DONE = "_consistent_zero"

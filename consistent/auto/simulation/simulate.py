@@ -18,8 +18,8 @@ from ...dispatch import _C
 from ...dispatch.plans.plan import looked_up_in
 from ...dispatch.plans.shards import is_global
 from ...movement import plain_values
-from ...nn import gather_ahead
-from ...nn.sharded_step import install_hooks
+from ...nn.sharded import prefetch
+from ...nn.sharded.step import install_hooks
 from ...spec.nested import tensors_in
 from ...spec.tracer import Tracer
 from ..machines import Machine
@@ -131,7 +131,7 @@ def simulate(
         inside.enter_context(looked_up_in(_C.PlanTable()))  # of the simulated world
         inside.enter_context(_own_numbers())
         inside.enter_context(replace_current(transport))
-        inside.enter_context(gather_ahead.switched_off(messages=False))
+        inside.enter_context(prefetch.switched_off(messages=False))
         inside.enter_context(plain_values.plain_may_differ())
         inside.enter_context(_marks(log, made._kinds, imagined, transport.rank_in))
         inside.enter_context(stages.played(log, transport, imagined, lambda: made.stage_kinds))

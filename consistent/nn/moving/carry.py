@@ -17,7 +17,7 @@ from ...movement.run_exchanges import run_exchanges
 from ...movement.world import device_of, my_coordinate
 from ...spec import TensorSpec
 from ...spec.tracer import callbacks
-from ..master_weights import masters_of
+from ..sharded.master_weights import masters_of
 from .job import Job, Moved, params_of
 
 _ON_MOVE = callbacks("on_move")

@@ -16,7 +16,7 @@ from ...dispatch.plans.shards import is_global
 from ...spec import Placement
 from ..installed import installed_plan
 from ..module_calls import under_way
-from ..sharded_step import in_step
+from ..sharded.step import in_step
 from ..slots import Slot
 from .job import params_of
 

@@ -13,8 +13,8 @@ from ...dispatch.plans.gradients import raw_grad
 from ...dispatch.plans.shards import is_global
 from ...spec import B, NdSbp, Placement, SbpLike, TensorSpec
 from ...spec.nested import tensors_in
-from ..master_weights import masters_of
 from ..plan import Layouts, Plan
+from ..sharded.master_weights import masters_of
 from ..slots import Slot, plain_attributes, plain_slots
 
 

@@ -19,7 +19,7 @@ from ...dispatch.plans.shards import is_global
 from ...dispatch.running.agreed import tell as tell_error
 from ...spec.tracer import Tracer
 from ...tensor.storage.step_layout import OwnedState
-from .. import sharded_step
+from ..sharded.step import around_closure, install_hooks
 from .deal import Shape, flops_of
 from .owners import Owners, give_owners, owners_of
 from .states import settle, tell
@@ -127,9 +127,7 @@ def _guarded(step: Any) -> Callable[..., Any]:
 
 def _before(optimizer: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
     enter(optimizer)
-    return sharded_step.around_closure(
-        args, kwargs, lambda: leave(optimizer), lambda: enter(optimizer)
-    )
+    return around_closure(args, kwargs, lambda: leave(optimizer), lambda: enter(optimizer))
 
 
 def _after(optimizer: Any, args: tuple, kwargs: dict) -> None:
@@ -185,7 +183,7 @@ def install_known(module: nn.Module) -> None:
 
 @functools.cache
 def _watch() -> None:
-    sharded_step.install_hooks()
+    install_hooks()
     Tracer(on_optimizer_step=_look).always()
 
 

@@ -16,7 +16,7 @@ from ...spec import Placement
 from ...tensor.storage.step_layout import OwnedState
 from .deal import Load, Shape, deal
 
-_NAME = "_owned"  # of an optimizer's attribute; `sharded_step` reads it too
+_NAME = "_owned"  # of an optimizer's attribute; `sharded/step.py` reads it too
 
 
 class Owners:

@@ -23,7 +23,7 @@ from ...movement.run import run
 from ...spec import Placement, TensorSpec
 from ...spec.nested import map_each, map_tensors, tensors_in
 from ...tensor.storage.step_layout import OwnedState, owned_spec
-from ..master_weights import ordered
+from ..sharded.master_weights import ordered
 from .owners import is_mine, owners_of
 
 

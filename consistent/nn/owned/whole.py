@@ -36,7 +36,7 @@ from ...movement.several import Route
 from ...movement.world import device_of, my_coordinate
 from ...spec import Placement, TensorSpec
 from ...tensor.storage.step_layout import OwnedState, owned_spec
-from ..master_weights import masters_of
+from ..sharded.master_weights import masters_of
 from .owners import is_mine
 
 _Base: Any = torch.Tensor

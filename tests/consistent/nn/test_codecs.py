@@ -13,7 +13,7 @@ import consistent
 from consistent import B, P, Placement, S, data_parallel, zero1, zero3
 from consistent.autograd import coded_sums
 from consistent.nn import Layouts, Plan
-from consistent.nn.gathered import GatheredTogether
+from consistent.nn.sharded.gathered import GatheredTogether
 from mirrored.codecs import CODECS
 from mirrored.transports.counting import counting
 from tests.consistent.compiled.steps import beside
@@ -207,7 +207,7 @@ def coder(model: Any) -> Any:
         return found
     (hook,) = (h.__self__ for h in model._forward_pre_hooks.values()
                if isinstance(getattr(h, "__self__", None), GatheredTogether))  # fmt: skip
-    return hook.slots[0].coder
+    return hook.parameters[0].coder
 
 
 @pytest.mark.parametrize("make", [zero3, data_parallel])

@@ -13,7 +13,7 @@ from torch import nn
 
 import consistent
 from consistent import Placement, S
-from consistent.nn import gather_ahead
+from consistent.nn.sharded import prefetch
 from mirrored.transports.counting import Counting
 from mirrored.transports.default import current, use
 from tests.ranks import on_ranks
@@ -288,8 +288,8 @@ def test_graphs_of_before_are_refused_or_refuse(rank: int, kind: str, plan: str)
 def test_graphs_of_before_gather_nothing_ahead(rank: int, frozen: bool) -> None:
     """Ranks of before would ask those of now. Where all is frozen, backward uses the values that
     the graph has."""
-    asked = gather_ahead.has_spare_cores
-    gather_ahead.has_spare_cores = lambda ranks: True  # type: ignore[assignment]
+    asked = prefetch.has_spare_cores
+    prefetch.has_spare_cores = lambda ranks: True  # type: ignore[assignment]
     x = X.clone().requires_grad_()
     (wanted,) = torch.autograd.grad(made_plain()(x).square().sum(), x)
     try:
@@ -310,7 +310,7 @@ def test_graphs_of_before_gather_nothing_ahead(rank: int, frozen: bool) -> None:
             model(x).square().sum().backward()
             assert torch.allclose(x.grad, wanted)  # type: ignore[arg-type]
     finally:
-        gather_ahead.has_spare_cores = asked
+        prefetch.has_spare_cores = asked
 
 
 @on_ranks(3)

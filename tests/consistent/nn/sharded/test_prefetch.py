@@ -12,11 +12,11 @@ from torch import nn
 
 import consistent
 from consistent import Placement, S
-from consistent.nn import gather_ahead
+from consistent.nn.sharded import prefetch
 from mirrored.transports.counting import Counting
 from mirrored.transports.default import current, replace_current
 from mirrored.transports.ordered import Ordered
-from tests.consistent.nn import test_gathered as gathered
+from tests.consistent.nn.sharded import test_gathered as gathered
 from tests.mirrored.kinds import over_gloo
 from tests.ranks import SIZES, on_ranks, pool
 from tests.twins import GRIDS, compare, randn
@@ -24,13 +24,13 @@ from tests.twins import GRIDS, compare, randn
 
 @contextmanager
 def _cores_to_spare() -> Iterator[None]:
-    before = gather_ahead.has_spare_cores
-    gather_ahead.has_spare_cores = lambda ranks: True  # type: ignore[assignment]
+    before = prefetch.has_spare_cores
+    prefetch.has_spare_cores = lambda ranks: True  # type: ignore[assignment]
     try:
         with replace_current(current()):
             yield
     finally:
-        gather_ahead.has_spare_cores = before
+        prefetch.has_spare_cores = before
 
 
 def _compare(rank: int, case: Callable[..., Any], ranks: Any, *args: Any) -> None:

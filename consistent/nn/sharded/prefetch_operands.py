@@ -7,7 +7,7 @@ messages                          gather 1 ..............  gather 2 ........
 
 This is for parameters that are used as they lie, split, where an op finds it cheaper to gather its
 weight than its input. It is known from the last call of the module what comes next, as for those
-that a module gathers (``gather_ahead.py``).
+that a module gathers (``prefetch.py``).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..autograd.backward import passes
-from ..dispatch.plans.shards import HookOff, is_global, plain
-from ..movement.several import Route
-from ..spec import TensorSpec
-from ..spec.tracer import Tracer
-from .gather_ahead import Ahead, Orders, Wanted, by_messages, find
-from .plan import Plan
+from ...autograd.backward import passes
+from ...dispatch.plans.shards import HookOff, is_global, plain
+from ...movement.several import Route
+from ...spec import TensorSpec
+from ...spec.tracer import Tracer
+from ..plan import Plan
+from .prefetch import Ahead, Orders, Wanted, by_messages, find
 
 _PLACE = "_consistent_place"
 _Key = tuple[tuple[nn.Module, str, TensorSpec], ...]  # of an op's parameters; as they are gathered

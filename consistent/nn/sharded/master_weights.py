@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..dispatch.plans.shards import attach, is_global, plain, rebox
-from ..spec import TensorSpec
-from ..tensor.making.create import distribute
-from ..tensor.storage.step_layout import loaded_state, step_spec
-from .sharded_step import install_hooks
+from ...dispatch.plans.shards import attach, is_global, plain, rebox
+from ...spec import TensorSpec
+from ...tensor.making.create import distribute
+from ...tensor.storage.step_layout import loaded_state, step_spec
+from .step import install_hooks
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 _NAME = "master"  # in the state of a parameter, where the state is saved

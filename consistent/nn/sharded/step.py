@@ -24,24 +24,24 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ..boxing.plan import plan as plan_boxing
-from ..boxing.steps import Move
-from ..dispatch import _C
-from ..dispatch.plans import gradients
-from ..dispatch.plans.shards import HookOff, attach, is_global, lay_anew, plain, rebox
-from ..movement.run import run
-from ..movement.several import run_several
-from ..movement.world import my_coordinate
-from ..spec import TensorSpec
-from ..spec.tracer import callbacks
-from ..tensor.storage import memory
-from ..tensor.storage.step_layout import (
+from ...boxing.plan import plan as plan_boxing
+from ...boxing.steps import Move
+from ...dispatch import _C
+from ...dispatch.plans import gradients
+from ...dispatch.plans.shards import HookOff, attach, is_global, lay_anew, plain, rebox
+from ...movement.run import run
+from ...movement.several import run_several
+from ...movement.world import my_coordinate
+from ...spec import TensorSpec
+from ...spec.tracer import callbacks
+from ...tensor.storage import memory
+from ...tensor.storage.step_layout import (
     forget_step_layout,
     has_step_layout,
     lay_step,
     step_spec,
 )
-from .plan import Plan
+from ..plan import Plan
 
 
 def install_step(module: nn.Module, plan: Plan) -> None:

@@ -19,7 +19,7 @@ import consistent
 from consistent import B, GlobalTensor, P, Placement, S
 from consistent.dispatch.plans.shards import plain
 from consistent.nn import Layouts, Plan
-from consistent.nn.saved_shards import SavedShards
+from consistent.nn.sharded.saved import SavedShards
 from mirrored.transports.counting import counting
 from tests.ranks import SIZES, on_ranks, pool
 from tests.twins import GRIDS, Laid, assert_same, compare, randn

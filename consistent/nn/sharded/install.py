@@ -1,0 +1,113 @@
+"""Which module gathers which parameters: a plan's ``use`` becomes hooks of modules."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ...dispatch.plans.shards import is_global
+from ...movement.coders import Coder
+from ..codecs import coder_of
+from ..module_calls import undo_on_raise
+from ..plan import Plan
+from .gathered import GatheredParameters, GatheredTogether, ShardedParameter
+from .prefetch import Orders, orders_on
+
+
+def install_use(module: nn.Module, plan: Plan) -> None:
+    """Let the modules inside ``module`` gather their parameters for as long as they run.
+
+    A parameter is gathered by the module that owns it; one that several modules own (tied) by the
+    innermost module that has them all inside, once for all of its uses.
+
+    Args:
+        module: a module whose parameters are global tensors.
+        plan: says by ``use`` in which SBPs forward and backward see each parameter. Those that are
+            used as they lie are left alone.
+    """
+    runners: dict[nn.Module, list[ShardedParameter]] = {}
+    for places in _places(module, plan):
+        runner = _runner(module, [name for name, _ in places])
+        runners.setdefault(runner, []).extend(each for _, each in places)
+    if not runners:
+        return
+    parameters = [each for found in runners.values() for each in found]
+    together = GatheredTogether(tuple(parameters))
+    if small := _gathered_bytes(parameters) <= plan.keep_bytes:
+        module.register_forward_pre_hook(together.before_forward)
+    orders = _orders(module, parameters[0])
+    for runner, found in runners.items():
+        _install(runner, found, orders)
+    if small:
+        module.register_forward_hook(together.after_forward)
+        undo_on_raise(module)
+
+
+def coders_of(module: nn.Module) -> list[Coder]:
+    """The codecs by which parameters are sent that ``module`` gathers when it is called."""
+    hooks = [getattr(hook, "__self__", None) for hook in module._forward_pre_hooks.values()]
+    gathered = [hook for hook in hooks if isinstance(hook, GatheredParameters)]
+    coders = [each.coder for hook in gathered for each in hook.parameters]
+    return list(dict.fromkeys(coder for coder in coders if coder is not None))
+
+
+def _orders(module: nn.Module, parameter: ShardedParameter) -> Orders | None:
+    orders = orders_on(parameter.value.placement)
+    if orders is not None:
+        module.register_forward_pre_hook(orders.begin_forward)
+    return orders
+
+
+def _gathered_bytes(parameters: list[ShardedParameter]) -> int:
+    """Bytes of the largest shards that are gathered, as every rank counts them."""
+    found: dict[int, int] = {}
+    for each in parameters:
+        param = each.value
+        found[id(param)] = param._spec.with_sbp(each.use).largest_nbytes
+    return sum(found.values())
+
+
+def _places(module: nn.Module, plan: Plan) -> list[list[tuple[str, ShardedParameter]]]:
+    """The named places of each parameter that is used in another layout than it lies in."""
+    found: dict[int, list[tuple[str, ShardedParameter]]] = {}
+    for name, param in module.named_parameters(remove_duplicate=False):
+        layouts = plan.layouts(name)
+        if is_global(param) and layouts is not None and layouts.use != param._spec.sbp:  # type: ignore[attr-defined]
+            path, _, key = name.rpartition(".")
+            places = found.setdefault(id(param), [])
+            coder = places[0][1].coder if places else coder_of(param, layouts)
+            owner = module.get_submodule(path)
+            places.append((name, ShardedParameter(owner, key, layouts.use, coder)))
+    return list(found.values())
+
+
+def _runner(module: nn.Module, names: list[str]) -> nn.Module:
+    """The innermost module that has all of ``names`` inside, and a forward that calls them."""
+    paths = [name.split(".")[:-1] for name in names]
+    shared = []
+    for level in zip(*paths, strict=False):
+        if len(set(level)) > 1:
+            break
+        shared.append(level[0])
+    while shared:
+        found, around = (module.get_submodule(".".join(p)) for p in (shared, shared[:-1]))
+        # Torch's attention reads its projection's weight without calling the projection.
+        if _has_forward(found) and not isinstance(around, nn.MultiheadAttention):
+            return found
+        shared.pop()
+    return module
+
+
+def _has_forward(module: nn.Module) -> bool:
+    return type(module).forward is not nn.Module.forward
+
+
+def _install(runner: nn.Module, parameters: list[ShardedParameter], orders: Orders | None) -> None:
+    for hook in runner._forward_pre_hooks.values():
+        found = getattr(hook, "__self__", None)
+        if type(found) is GatheredParameters:
+            found.parameters = tuple(dict.fromkeys([*found.parameters, *parameters]))
+            return
+    gathered = GatheredParameters(tuple(parameters), orders)
+    runner.register_forward_pre_hook(gathered.before_forward)
+    runner.register_forward_hook(gathered.after_forward)
+    undo_on_raise(runner)
