@@ -99,7 +99,7 @@ class GatheredParameters:
         return list(found.values())
 
     def parts(self) -> list[Wanted]:
-        """The same parameters, as they are sent for."""
+        """What is sent for when these parameters are prefetched."""
         return [(plain(x).detach(), x._spec, dst, coder) for x, dst, coder in self.wanted()]
 
     def after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
